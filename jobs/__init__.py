@@ -1,0 +1,7 @@
+"""What an author needs to declare a pipeline. Importing it loads no pyspark."""
+
+from jobs.aggregates import Count, Max, Min, Sum
+from jobs.pipeline import Pipeline, State
+from jobs.sources import Files, Source
+
+__all__ = ["Count", "Files", "Max", "Min", "Pipeline", "Source", "State", "Sum"]

@@ -1,0 +1,76 @@
+"""Aggregates: what a batch computes per key, and how the store merges that partial into the state.
+
+Each one is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same
+value (CONTRACT I16). Sums over floating point are not, so there are none: their result depends on the order of the rows.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from state_store.declaration import ColumnType, Merge
+
+
+class Aggregate(Protocol):
+    """One value per key."""
+
+    @property
+    def column(self) -> str | None:
+        """The input column, None for none."""
+
+    @property
+    def type(self) -> str:
+        """The Postgres type of the kept value."""
+
+    @property
+    def merge(self) -> Merge:
+        """How a partial joins the kept value."""
+
+    @property
+    def function(self) -> str:
+        """The name of the Spark function that computes the partial."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """Count the rows, or with a column the rows where it is not NULL. Kept as bigint."""
+
+    column: str | None = None
+    type: str = "bigint"
+    merge: Merge = "sum"
+    function: str = "count"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale)."""
+
+    column: str
+    type: str = "bigint"
+    merge: Merge = "sum"
+    function: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.type not in ("integer", "bigint") and ColumnType(self.type).precision_and_scale is None:
+            raise ValueError(
+                f"Sum({self.column!r}) cannot be kept as {self.type}: use bigint or numeric(precision,scale)."
+            )
+
+
+@dataclass(frozen=True)
+class Min:
+    """Keep the smallest value; NULL until there is one."""
+
+    column: str
+    type: str = "bigint"
+    merge: Merge = "min"
+    function: str = "min"
+
+
+@dataclass(frozen=True)
+class Max:
+    """Keep the largest value; NULL until there is one."""
+
+    column: str
+    type: str = "bigint"
+    merge: Merge = "max"
+    function: str = "max"

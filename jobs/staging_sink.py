@@ -1,0 +1,124 @@
+"""The staging sink: what Spark's executors do with the partials of one state.
+
+Each task streams its Arrow batches into one COPY and answers with one row: which partition, which task attempt, how many
+rows, what digest. The driver sees only these answers, at most one per partition; memory on both sides is one Arrow batch.
+Refusals (a NULL key, a lost connection) are answers too, so that the driver raises them with their own class.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+from pyspark import TaskContext
+
+from state_store.declaration import StateSpec
+from state_store.engine import translate
+from state_store.errors import BadKey, Overflow, TidegateError
+from state_store.staging import copy_partition
+
+# An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
+MAX_KEY_BYTES = 2000
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+ANSWER = "partition int, task_attempt long, rows long, digest long, refusal string, reason string"
+_ANSWER_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("task_attempt", pa.int64()),
+        ("rows", pa.int64()),
+        ("digest", pa.int64()),
+        ("refusal", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+_CSV = csv.WriteOptions(include_header=False)
+Sink = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def staging_sink(conninfo: dict[str, Any], table: str, state: StateSpec) -> Sink:
+    """Return the function for `DataFrame.mapInArrow` that stages one state's partials and yields answers."""
+    columns = [*(column.name for column in state.columns), "task_attempt"]
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        reader = PartialsReader(batches, state, task.taskAttemptId())
+        rows = digest = 0
+        refusal: TidegateError | None = None
+        if not reader.is_empty:
+            try:
+                rows, digest = copy_partition(conninfo, table, columns, reader, task.taskAttemptId())
+            except TidegateError as error:
+                refusal = error
+            except psycopg2.Error as error:
+                refusal = translate(error, f"staging state {state.name}")
+            if refusal is None and rows != reader.rows:
+                refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {table}.")
+        code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
+        answer = [task.partitionId(), task.taskAttemptId(), rows, digest, code, reason]
+        yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER_SCHEMA.names, answer, strict=True))], _ANSWER_SCHEMA)
+
+    return stage
+
+
+class PartialsReader:
+    """Arrow batches as the CSV that COPY reads: NULL is empty, every text is quoted."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], state: StateSpec, task_attempt: int) -> None:
+        self._batches = (batch for batch in batches if batch.num_rows)
+        self._state = state
+        self._task_attempt = task_attempt
+        self._next = next(self._batches, None)
+        self._block = io.BytesIO()
+        self.rows = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether the partition has no rows at all."""
+        return self._next is None
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes of CSV; nothing at the end.
+
+        Raises: BadKey, Overflow for what Postgres could not store.
+        """
+        while not (content := self._block.read(size)):
+            if self._next is None:
+                return b""
+            self._block = self._encode(self._next)
+            self._next = next(self._batches, None)
+        return content
+
+    def _encode(self, batch: pa.RecordBatch) -> io.BytesIO:
+        self._check(batch)
+        self.rows += batch.num_rows
+        task_attempts = pa.repeat(pa.scalar(self._task_attempt, pa.int64()), batch.num_rows)
+        block = io.BytesIO()
+        csv.write_csv(batch.append_column("task_attempt", task_attempts), block, _CSV)
+        block.seek(0)
+        return block
+
+    def _check(self, batch: pa.RecordBatch) -> None:
+        """Refuse what cannot be a key or a value, and say which: nothing is dropped or cut."""
+        for key in self._state.keys:
+            if not key.nullable and batch.column(key.name).null_count:
+                raise BadKey(
+                    f"State {self._state.name}: key column {key.name} is NULL in {batch.column(key.name).null_count} group(s). "
+                    "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
+                )
+        texts = [c for c in self._state.columns if pa.types.is_string(batch.schema.field(c.name).type)]
+        for column in texts:
+            values = batch.column(column.name)
+            if pc.any(pc.match_substring(values, "\0")).as_py():
+                raise BadKey(
+                    f"State {self._state.name}: a text in column {column.name} holds a NUL character. Remove it."
+                )
+            longest = pc.max(pc.binary_length(values)).as_py() or 0
+            limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._state.keys else (MAX_VALUE_BYTES, Overflow)
+            if longest > limit:
+                raise kind(
+                    f"State {self._state.name}: a text in column {column.name} takes {longest} bytes, the limit is {limit}. Shorten it."
+                )

@@ -1,0 +1,6 @@
+"""state_store: whether it counts."""
+
+from state_store.settings import Settings
+from state_store.store import StateStore
+
+__all__ = ["Settings", "StateStore"]

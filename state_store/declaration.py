@@ -1,0 +1,143 @@
+"""What a pipeline promises about its tables, in the store's own words: no Spark, no Airflow, comparable and hashable.
+
+`jobs.Pipeline` is what authors write; it hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
+database, written into every attempt and compared under the cursor's lock at commit (CONTRACT I16): partials computed by
+one declaration never meet state that belongs to another.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
+# One version for all combiners: raise it when the meaning of a stored value changes.
+COMBINER_VERSION = 1
+
+Merge = Literal["sum", "min", "max"]
+_SIMPLE_TYPES: dict[str, Any] = {
+    "text": sa.Text(collation="C"),
+    "boolean": sa.Boolean(),
+    "integer": sa.Integer(),
+    "bigint": sa.BigInteger(),
+    "date": sa.Date(),
+    "timestamptz": sa.TIMESTAMP(timezone=True),
+}
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """A column's Postgres type: one of text, boolean, integer, bigint, date, timestamptz, numeric(precision,scale).
+
+    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality (CONTRACT 3.7).
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name in _SIMPLE_TYPES:
+            return
+        numeric = NUMERIC.fullmatch(self.name)
+        if not numeric or not (1 <= int(numeric[1]) <= 38 and int(numeric[2]) <= int(numeric[1])):  # 38: Spark's limit
+            known = ", ".join([*_SIMPLE_TYPES, "numeric(precision,scale) with precision up to 38"])
+            raise ValueError(f"{self.name!r} is not a column type. Choose one of: {known}.")
+
+    @property
+    def precision_and_scale(self) -> tuple[int, int] | None:
+        """Return a numeric type's precision and scale, None for any other."""
+        numeric = NUMERIC.fullmatch(self.name)
+        return (int(numeric[1]), int(numeric[2])) if numeric else None
+
+    @property
+    def sqlalchemy(self) -> Any:
+        """Return the SQLAlchemy type."""
+        if numeric := self.precision_and_scale:
+            return sa.Numeric(*numeric)
+        return _SIMPLE_TYPES[self.name]
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A column of the state's key; `nullable` keeps rows without the key as a group of their own."""
+
+    name: str
+    type: ColumnType
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class ValueColumn:
+    """A value kept per key, and how a batch's partial is merged into it."""
+
+    name: str
+    type: ColumnType
+    merge: Merge
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A state table: one row per key with its values and the txid that wrote it last."""
+
+    name: str
+    keys: tuple[KeyColumn, ...]
+    values: tuple[ValueColumn, ...]
+    kind: Literal["transactional"] = "transactional"
+
+    def __post_init__(self) -> None:
+        check_name("state", self.name)
+        if not self.keys or not self.values:
+            raise ValueError(f"State {self.name} needs at least one key column and one aggregate.")
+        names = [column.name for column in (*self.keys, *self.values)]
+        for name in names:
+            check_name(f"column of state {self.name}", name)
+            if name in ("txid", "task_attempt"):
+                raise ValueError(f"State {self.name} cannot have a column named {name}: Tidegate keeps its own there.")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"State {self.name} has two columns named {twice[0]}.")
+
+    @property
+    def columns(self) -> tuple[KeyColumn | ValueColumn, ...]:
+        """Return keys, then values, in the order in which they are staged and stored."""
+        return (*self.keys, *self.values)
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """What the store knows of a pipeline."""
+
+    name: str
+    source_kind: Literal["transactional"]
+    source_identity: str
+    states: tuple[StateSpec, ...]
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("pipeline", self.name)
+        if not self.states:
+            raise ValueError(f"Pipeline {self.name} declares no state.")
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """Return everything that decides what a stored value means, as plain data."""
+        return {"combiners": COMBINER_VERSION, **asdict(self)}
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the declaration in hex."""
+        return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()
+
+    def state(self, name: str) -> StateSpec | None:
+        """Return the state of this name, or None."""
+        return next((state for state in self.states if state.name == name), None)
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that could not be a plain Postgres identifier with room for a txid and an attempt behind it."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be the name of a {what}: use lower case letters, digits and _, a letter first, at most 40."
+        )

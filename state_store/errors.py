@@ -1,0 +1,161 @@
+"""What can go wrong, cut by what the reader can do about it.
+
+    TidegateError                 carries pipeline, txid and attempt as attributes
+      RetryableError              trying again is right; at worst the retry finds the work already done
+        CommitOutOfOrder          an earlier txid has not committed yet
+        AttemptNotSealed          the newest attempt is still processing, somewhere else
+        StagingLost               the sealed rows are gone or damaged: process the batch again
+        StoreUnavailable          no connection, a lock or statement timeout, a deadlock
+        SparkUnavailable          the Spark server is away
+      AttemptFenced               a newer attempt owns the batch; this one stops and its work never counts
+      PermanentError              a person has to look; trying again cannot help
+        UsageError                the request itself is wrong (exit code 2)
+          UnknownPipeline
+          UnknownBatch
+          RangeRefused            a txid range that is upside down or would leave a gap
+        SettingsInvalid           a setting cannot be used
+        AccessRefused             Postgres refuses the user, the password or the database
+        SchemaOutOfDate           the database is not at the revision this code was written for
+        DeclarationInvalid        what the transform returns does not fit the declared states
+        DeclarationChanged        the pipeline's declaration no longer matches what was registered
+        SourceUnreadable          a file or folder is missing, not readable, or not what it claims to be
+        SourceChanged             a transactional source would replay other rows than it planned
+        MalformedRecord           a record that cannot be read as declared
+        BadKey                    a key that cannot be stored: NULL, NUL character, too long
+        Overflow                  a value outside its column's range
+        MetadataCorrupt           the saved source metadata does not match its digest
+        GuardMismatch             a state row is ahead of the ledger: somebody else wrote the table
+        HoleDetected              the cursor is behind what the ledger already committed, or in a restored database
+
+A class exists where somebody catches it or an operator acts differently on it. ``AttemptFenced`` is neither retryable nor
+permanent: the work goes on, elsewhere.
+"""
+
+from typing import Any
+
+
+class TidegateError(Exception):
+    """The root of all errors that Tidegate raises on purpose."""
+
+    def __init__(
+        self, message: str, *, pipeline: str | None = None, txid: int | None = None, attempt: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.pipeline = pipeline
+        self.txid = txid
+        self.attempt = attempt
+
+    @property
+    def code(self) -> str:
+        """The error's name as programs see it: ``SourceChanged`` is ``SOURCE_CHANGED``."""
+        name = type(self).__name__
+        return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive pickling, because errors cross process borders (Airflow, Spark)."""
+        identity = {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.attempt}
+        return _rebuild, (type(self), str(self), identity)
+
+
+def _rebuild(cls: type[TidegateError], message: str, identity: dict[str, Any]) -> TidegateError:
+    return cls(message, **identity)
+
+
+class RetryableError(TidegateError):
+    """Trying again is right; at worst the retry finds the work already done."""
+
+
+class CommitOutOfOrder(RetryableError):
+    """An earlier txid has not committed yet."""
+
+
+class AttemptNotSealed(RetryableError):
+    """The newest attempt has not sealed its staging."""
+
+
+class StagingLost(RetryableError):
+    """Sealed rows are gone or damaged; the batch has to be processed again."""
+
+
+class StoreUnavailable(RetryableError):
+    """Postgres did not answer, or gave up on a lock or a statement."""
+
+
+class SparkUnavailable(RetryableError):
+    """The Spark server did not answer, or lost the work."""
+
+
+class AttemptFenced(TidegateError):
+    """A newer attempt owns the batch; this one stops and its work never counts (CONTRACT I4, I5)."""
+
+
+class PermanentError(TidegateError):
+    """A person has to look; trying again cannot help."""
+
+
+class UsageError(PermanentError):
+    """The request itself is wrong."""
+
+
+class UnknownPipeline(UsageError):
+    """No pipeline has this name."""
+
+
+class UnknownBatch(UsageError):
+    """The pipeline has no batch with this txid."""
+
+
+class RangeRefused(UsageError):
+    """A txid range that is upside down or would leave a gap."""
+
+
+class SettingsInvalid(PermanentError):
+    """A setting cannot be used."""
+
+
+class AccessRefused(PermanentError):
+    """Postgres refuses the user, the password or the database."""
+
+
+class SchemaOutOfDate(PermanentError):
+    """The database is not at the revision this code was written for."""
+
+
+class DeclarationInvalid(PermanentError):
+    """What the transform returns does not fit the declared states."""
+
+
+class DeclarationChanged(PermanentError):
+    """The pipeline's declaration no longer matches what was registered (CONTRACT I16)."""
+
+
+class SourceUnreadable(PermanentError):
+    """A file or folder is missing, not readable, or not what it claims to be."""
+
+
+class SourceChanged(PermanentError):
+    """A transactional source would replay other rows than it planned (CONTRACT I11)."""
+
+
+class MalformedRecord(PermanentError):
+    """A record that cannot be read as declared."""
+
+
+class BadKey(PermanentError):
+    """A key that cannot be stored."""
+
+
+class Overflow(PermanentError):
+    """A value outside its column's range."""
+
+
+class MetadataCorrupt(PermanentError):
+    """The saved source metadata does not match its digest (CONTRACT I6, I19)."""
+
+
+class GuardMismatch(PermanentError):
+    """A state row is ahead of the ledger (CONTRACT I14)."""
+
+
+class HoleDetected(PermanentError):
+    """The cursor is behind what the ledger already committed (CONTRACT I9)."""

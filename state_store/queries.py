@@ -1,0 +1,164 @@
+"""Read only: state by key, the ledger by txid, and whose turn it is."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import tables
+from state_store.batches import SourceMetadata, load_metadata
+from state_store.declaration import StateSpec
+
+_batches = sa.table(
+    "batches",
+    *(sa.column(name) for name in ("pipeline", "txid", "phase", "attempt", "source_rows", "key_count", "opened_at")),
+    *(sa.column(name) for name in ("started_at", "sealed_at", "committed_at", "owner", "waits_for")),
+    schema=tables.LEDGER,
+)
+_lag = sa.table(
+    "lag",
+    *(sa.column(name) for name in ("pipeline", "committed", "opened", "pending", "committed_at", "waits_for")),
+    schema=tables.LEDGER,
+)
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed or committed."""
+
+    pipeline: str
+    txid: int
+    phase: str
+    attempt: int
+    source_rows: int | None
+    key_count: int | None
+    opened_at: datetime
+    started_at: datetime | None
+    sealed_at: datetime | None
+    committed_at: datetime | None
+    owner: str | None
+    waits_for: str | None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a pipeline is: last committed and last opened txid, and what it waits for."""
+
+    pipeline: str
+    committed: int
+    opened: int
+    pending: int
+    committed_at: datetime | None
+    waits_for: str | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whether a txid may commit now; `halted` tells why it will not in this run."""
+
+    opens: bool
+    halted: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchHistory:
+    """All of one batch: frozen metadata, attempts, what they sealed, the commit."""
+
+    status: BatchStatus
+    source_metadata: SourceMetadata
+    source_digest: str
+    attempts: Sequence[Mapping[str, Any]]
+    seals: Sequence[Mapping[str, Any]]
+
+
+def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
+    """Return how far each pipeline is, in the order of their names."""
+    statement = sa.select(*_lag.c).order_by(_lag.c.pipeline)
+    if pipelines is not None:
+        statement = statement.where(_lag.c.pipeline.in_(list(pipelines)))
+    return [Lag(*row) for row in connection.execute(statement)]
+
+
+def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:
+    """Return ledger rows in txid order: the given txids, or the newest `limit`."""
+    statement = sa.select(*_batches.c).where(_batches.c.pipeline == pipeline)
+    if txids is not None:
+        statement = statement.where(_batches.c.txid.in_(list(txids)))
+    rows = connection.execute(statement.order_by(_batches.c.txid.desc()).limit(limit)).all()
+    return [BatchStatus(*row) for row in reversed(rows)]
+
+
+def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHistory:
+    """Return everything the ledger knows of one batch.
+
+    Raises: UnknownBatch, MetadataCorrupt.
+    """
+    metadata = load_metadata(connection, pipeline, txid)
+    (status,) = batch_statuses(connection, pipeline, [txid], 1)
+    b, a, s = tables.batch.c, tables.attempt.c, tables.seal.c
+    digest = connection.scalar(sa.select(b.source_digest).where(b.pipeline == pipeline, b.txid == txid))
+    attempts = sa.select(
+        a.attempt, a.owner, a.started_at, a.sealed_at, a.failed_at, a.error, a.source_rows, a.dropped_at, a.fingerprint
+    )
+    seals = sa.select(s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest)
+    return BatchHistory(
+        status,
+        metadata,
+        bytes(digest or b"").hex(),
+        connection.execute(attempts.where(a.pipeline == pipeline, a.txid == txid).order_by(a.attempt)).mappings().all(),
+        connection.execute(
+            seals.where(s.pipeline == pipeline, s.txid == txid).order_by(s.attempt, s.state, s.partition)
+        )
+        .mappings()
+        .all(),
+    )
+
+
+def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
+    """Tell for each (pipeline, txid) whether it may commit now; one statement for all of them.
+
+    A turn opens when every earlier txid has committed and this one's processing has ended somehow. It is halted when the
+    batch itself, or an earlier one, waits for a person. A hint for schedulers: the commit checks again under the lock.
+    """
+    if not waiting:
+        return {}
+    b, c, a = tables.batch.c, tables.cursor.c, tables.attempt.c
+    asked = sa.values(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger), name="asked").data(
+        list(waiting)
+    )
+    halted = (
+        sa.select(sa.func.concat("txid ", b.txid, " is halted: ", b.halted_reason))
+        .where(b.pipeline == asked.c.pipeline, b.txid > c.txid, b.txid <= asked.c.txid, b.halted_at.is_not(None))
+        .order_by(b.txid)
+        .limit(1)
+        .scalar_subquery()
+    )
+    ended = (
+        sa.exists()
+        .where(b.pipeline == asked.c.pipeline, b.txid == asked.c.txid)
+        .where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+        .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
+    )
+    opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, ended))
+    statement = sa.select(asked.c.pipeline, asked.c.txid, opens, halted).join(
+        tables.cursor, c.pipeline == asked.c.pipeline
+    )
+    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3]) for row in connection.execute(statement)}
+
+
+def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[Mapping[str, Any]]:
+    """Yield a state's rows in key order, keys and values and txid, without holding them all."""
+    table = tables.state_table_of(state)
+    statement = sa.select(table).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
+    yield from connection.execution_options(yield_per=10_000).execute(statement).mappings()
+
+
+def state_row(connection: Connection, state: StateSpec, key: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return the row of one key, or None."""
+    table = tables.state_table_of(state)
+    columns = [table.c[column.name] for column in state.keys]
+    same = (c == sa.cast(sa.literal(value, sa.Text), c.type) for c, value in zip(columns, key, strict=True))
+    return connection.execute(sa.select(table).where(*same)).mappings().one_or_none()

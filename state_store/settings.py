@@ -1,0 +1,152 @@
+"""Settings: read once at the edge (the command line, a task's body) and passed down.
+
+Each setting has one name and is looked for in this order; the first place that has it wins:
+
+1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER``, ``PGPASSFILE``
+2. ``tidegate.toml`` in the project folder
+3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
+4. the default
+
+Passwords are no settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
+are named by the file that holds them. So a settings table can be shown to anybody.
+"""
+
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+
+from state_store.errors import SettingsInvalid
+
+STACK_FOLDER = ".tidegate"
+
+
+def _setting(default: Any, help_text: str, *, env: str | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "env": env})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that may differ from one installation to the next."""
+
+    home: Path = _setting(Path(), "project folder: relative source folders start here")
+    pg_host: str = _setting("127.0.0.1", "Postgres server that holds ledger and state", env="PGHOST")
+    pg_port: int = _setting(5432, "its port", env="PGPORT")
+    pg_database: str = _setting("tidegate", "its database", env="PGDATABASE")
+    pg_user: str = _setting("tidegate", "role that plans, processes and commits", env="PGUSER")
+    pg_passfile: Path | None = _setting(None, "libpq password file", env="PGPASSFILE")
+    pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
+    pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
+    spark_remote: str = _setting(
+        "sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process"
+    )
+    spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
+    airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
+    airflow_user: str = _setting("admin", "its user")
+    airflow_password_file: Path | None = _setting(None, "file with that user's password")
+    lock_timeout_seconds: int = _setting(10, "longest wait for the cursor's row lock")
+    commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
+    attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")
+    staging_connections: int = _setting(8, "most partitions, so most connections, that stage one batch at once")
+    staging_retention_hours: int = _setting(24, "how long staged rows of a committed batch are kept")
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] = os.environ) -> "Settings":
+        """Read the settings; see `sources` for where each came from.
+
+        Raises: SettingsInvalid names the setting, the place and the value.
+        """
+        return cls.sources(environ)[0]
+
+    @classmethod
+    def sources(cls, environ: Mapping[str, str] = os.environ) -> tuple["Settings", dict[str, str]]:
+        """Read the settings and tell for each name which place it came from."""
+        home = Path(environ.get("TIDEGATE_HOME") or _project_folder()).resolve()
+        toml_file, stack_file = home / "tidegate.toml", home / STACK_FOLDER / "stack.json"
+        places: list[tuple[str, dict[str, Any]]] = [
+            (str(toml_file), _read(toml_file, tomllib.loads)),
+            (str(stack_file), _read(stack_file, json.loads).get("settings", {})),
+        ]
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(places[0][1]) - known):
+            raise SettingsInvalid(
+                f"{toml_file} has no setting {', '.join(unknown)}. Known settings: {', '.join(sorted(known))}."
+            )
+
+        values: dict[str, Any] = {"home": home}
+        origins = {"home": "environment TIDEGATE_HOME" if environ.get("TIDEGATE_HOME") else "the folder you are in"}
+        for f in dataclasses.fields(cls):
+            if f.name == "home":
+                continue
+            variable = f.metadata["env"] or f"TIDEGATE_{f.name.upper()}"
+            found = [(f"environment {variable}", environ[variable])] if environ.get(variable) else []
+            found += [(place, content[f.name]) for place, content in places if f.name in content]
+            if found:
+                origins[f.name], raw = found[0]
+                values[f.name] = _convert(f.name, f.type, raw, origins[f.name], home)
+            else:
+                origins[f.name] = "default"
+        return cls(**values), origins
+
+    @classmethod
+    def environment_names(cls) -> dict[str, str]:
+        """Return the environment variable of each setting."""
+        return {f.name: f.metadata["env"] or f"TIDEGATE_{f.name.upper()}" for f in dataclasses.fields(cls)}
+
+    @property
+    def stack_folder(self) -> Path:
+        """Where the embedded stack keeps its data, logs and secrets."""
+        return self.home / STACK_FOLDER
+
+    def database_url(self, *, user: str | None = None, database: str | None = None) -> URL:
+        """Return the SQLAlchemy address of the database: the one place that names the driver, and never a password."""
+        query = {"passfile": str(self.pg_passfile)} if self.pg_passfile else {}
+        return URL.create(
+            "postgresql+psycopg2",
+            username=user or self.pg_user,
+            host=self.pg_host,
+            port=self.pg_port,
+            database=database or self.pg_database,
+            query=query,
+        )
+
+
+def _project_folder() -> Path:
+    """The nearest folder upwards that has a tidegate.toml or a running stack, else the current one."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "tidegate.toml").is_file() or (folder / STACK_FOLDER).is_dir():
+            return folder
+    return here
+
+
+def _read(file: Path, parse: Any) -> dict[str, Any]:
+    try:
+        content = parse(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"{file} cannot be read: {error}. Mend or remove it.") from error
+    if not isinstance(content, dict):
+        raise SettingsInvalid(f"{file} must hold a table of settings. Mend or remove it.")
+    return content
+
+
+def _convert(name: str, kind: Any, raw: Any, origin: str, home: Path) -> Any:
+    if kind is int:
+        try:
+            number = int(raw)
+        except (TypeError, ValueError):
+            number = 0
+        if number < 1:
+            raise SettingsInvalid(f"{name} must be a whole number of at least 1, but {origin} says {raw!r}.")
+        return number
+    if kind is str:
+        return str(raw)
+    return home / Path(str(raw)).expanduser()

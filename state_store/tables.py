@@ -1,0 +1,197 @@
+"""All tables as SQLAlchemy Core metadata. Migrations lead to it and `alembic check` proves that they do.
+
+Schema ``tidegate`` holds the ledger, ``state`` one typed table per declared state, ``staging`` one table per state and
+attempt that lives until its batch has committed and the retention is over.
+
+Facts are rows with timestamps; a batch's phase is derived from them (view ``tidegate.batches``), never stored.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, ForeignKeyConstraint, Integer, Table, Text
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+
+from state_store.declaration import PipelineSpec, StateSpec
+
+NAMING = {
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(referred_table_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+}
+LEDGER, STATE, STAGING = "tidegate", "state", "staging"
+# Room for new row versions on the page keeps updates HOT (CONTRACT section 5: 100% HOT at 70, and a quarter faster);
+# hot counters need vacuum long before the default fifth of the table is dead.
+STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
+
+ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
+
+
+def _now(name: str, comment: str) -> Column[Any]:
+    return Column(name, sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now(), comment=comment)
+
+
+def _when(name: str, comment: str) -> Column[Any]:
+    return Column(name, sa.TIMESTAMP(timezone=True), comment=comment)
+
+
+pipeline = Table(
+    "pipeline",
+    ledger,
+    Column("pipeline", Text, primary_key=True, comment="its name, as declared in jobs/pipelines"),
+    Column("source_kind", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False, comment="SHA-256 of the declaration; attempts and commits compare it"),
+    Column("declaration", JSONB, nullable=False, comment="the declaration itself, for people"),
+    _now("registered_at", "when this declaration was registered"),
+    CheckConstraint("source_kind IN ('transactional')", name="source_kind"),
+    comment="The registered pipelines.",
+)
+
+state_table = Table(
+    "state_table",
+    ledger,
+    Column("state", Text, primary_key=True, comment="name of the table in schema state"),
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False, comment="its only writer"),
+    comment="Which pipeline owns which state table: one writer each.",
+)
+
+cursor = Table(
+    "cursor",
+    ledger,
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), primary_key=True),
+    Column("txid", BigInteger, nullable=False, comment="last committed txid"),
+    Column("attempt", Integer, comment="its attempt; NULL before the first commit"),
+    Column("source_digest", BYTEA, comment="SHA-256 of its source metadata"),
+    Column("epoch", Text, nullable=False, comment="which database incarnation: system identifier and timeline"),
+    CheckConstraint("txid >= 0", name="txid"),
+    comment="One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.",
+)
+
+batch = Table(
+    "batch",
+    ledger,
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("source_metadata", BYTEA, nullable=False, comment="what is needed to read exactly this batch; never edited"),
+    Column("source_digest", BYTEA, nullable=False, comment="its SHA-256"),
+    Column("opened_by", Text, nullable=False, comment="the run that planned it"),
+    _now("opened_at", "when its metadata was frozen"),
+    Column("attempt", Integer, nullable=False, server_default="0", comment="newest attempt: the fence"),
+    _when("halted_at", "since when nobody retries it by itself"),
+    Column("halted_reason", Text, comment="why, in one line"),
+    CheckConstraint("txid >= 1", name="txid"),
+    CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
+    comment="One row per txid with its frozen source metadata.",
+)
+
+attempt = Table(
+    "attempt",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False, comment="numbered by the store, from 1"),
+    Column("owner", Text, nullable=False, comment="who runs it, for people"),
+    Column("fingerprint", Text, nullable=False, comment="declaration that computes the partials"),
+    _now("started_at", "when it took the fence"),
+    _when("sealed_at", "when its staging was complete"),
+    _when("failed_at", "when it gave up"),
+    Column("error", Text, comment="why it gave up: code and message"),
+    Column("source_rows", BigInteger, comment="rows that the source emitted"),
+    _when("dropped_at", "when its staging was dropped"),
+    ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    CheckConstraint("sealed_at IS NULL OR failed_at IS NULL", name="one_end"),
+    CheckConstraint("(failed_at IS NULL) = (error IS NULL)", name="error"),
+    comment="One row per try at a batch.",
+)
+
+seal = Table(
+    "seal",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("state", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False, comment="Spark partition"),
+    Column("task_attempt", BigInteger, nullable=False, comment="the one Spark task attempt whose rows count"),
+    Column("rows", BigInteger, nullable=False, comment="rows it staged"),
+    Column("digest", BigInteger, nullable=False, comment="XOR of the rows' 64-bit hashes, in any order"),
+    ForeignKeyConstraint(["pipeline", "txid", "attempt"], [attempt.c.pipeline, attempt.c.txid, attempt.c.attempt]),
+    CheckConstraint("rows > 0", name="rows"),
+    comment="What a sealed attempt staged: one task attempt per partition. Partitions without rows have no row.",
+)
+
+commit = Table(
+    "commit",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("source_digest", BYTEA, nullable=False),
+    Column("owner", Text, nullable=False, comment="who committed it, for people"),
+    Column("key_count", BigInteger, nullable=False, comment="state rows it wrote, over all states"),
+    _now("committed_at", "when its transaction began"),
+    ForeignKeyConstraint(["pipeline", "txid", "attempt"], [attempt.c.pipeline, attempt.c.txid, attempt.c.attempt]),
+    comment="One row per committed txid, written in the commit's own transaction.",
+)
+
+run_batch = Table(
+    "run_batch",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True, comment="the Airflow run, or the command line's own name"),
+    Column("position", Integer, primary_key=True, autoincrement=False, comment="from 0: Airflow's map index"),
+    Column("txid", BigInteger, nullable=False),
+    ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    comment="Which txids a run covers: a plan that is tried again finds its own answer.",
+)
+
+
+def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
+    """Return the metadata of the state tables that these pipelines declare."""
+    metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
+    for spec in specs:
+        for state in spec.states:
+            state_table_of(state, metadata)
+    return metadata
+
+
+def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
+    """Return a state's table: key columns, value columns, txid.
+
+    Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
+    NULLs too. No other index: an index on a value or on txid would end HOT updates.
+    """
+    keys = [Column(k.name, k.type.sqlalchemy, nullable=k.nullable) for k in state.keys]
+    nullable = any(key.nullable for key in state.keys)
+    unique: sa.Constraint
+    if nullable:
+        unique = sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True)
+    else:
+        unique = sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}")
+    return Table(
+        state.name,
+        sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata,
+        *keys,
+        *(Column(v.name, v.type.sqlalchemy, nullable=v.merge != "sum") for v in state.values),
+        Column("txid", BigInteger, nullable=False, autoincrement=False),
+        unique,
+        CheckConstraint("txid >= 1", name="txid"),
+        postgresql_with=STATE_STORAGE,
+    )
+
+
+def staging_table_of(state: StateSpec, txid: int, attempt_number: int) -> Table:
+    """Return the staging table of one attempt: the state's columns and the Spark task attempt that wrote the row.
+
+    A table of its own per attempt fences the data plane: a late writer of an older attempt cannot reach it (CONTRACT I5).
+    Logged, because a crash of any backend empties UNLOGGED tables without an error (CONTRACT section 5).
+    """
+    return Table(
+        f"{state.name}_{txid}_{attempt_number}",
+        sa.MetaData(schema=STAGING),
+        *(Column(c.name, c.type.sqlalchemy) for c in state.columns),
+        Column("task_attempt", BigInteger, nullable=False),
+        postgresql_with={"autovacuum_enabled": False},
+    )
