@@ -51,9 +51,7 @@ class Sum:
 
     def __post_init__(self) -> None:
         if self.type not in ("integer", "bigint") and ColumnType(self.type).precision_and_scale is None:
-            raise ValueError(
-                f"Sum({self.column!r}) cannot be kept as {self.type}: use bigint or numeric(precision,scale)."
-            )
+            raise ValueError(f"Sum({self.column!r}) cannot be kept as {self.type}: use bigint or numeric(precision,scale).")
 
 
 @dataclass(frozen=True)

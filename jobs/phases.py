@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jobs.pipeline import Pipeline
 from jobs.process import stage_batch
+from jobs.ranges import check_range
 from jobs.registry import find_pipeline
 from jobs.spark import spark_session
 from state_store import StateStore
@@ -19,7 +20,6 @@ from state_store.commits import Commit
 from state_store.errors import (
     AttemptFenced,
     PermanentError,
-    RangeRefused,
     RetryableError,
     StagingLost,
     TidegateError,
@@ -67,38 +67,13 @@ def plan_batches(
     """
     pipeline = find_pipeline(pipeline_name)
     with StateStore.connect(settings) as store:
-        check_range(store, pipeline_name, from_txid, to_txid, max_batches)
+        check_range(pipeline_name, store.committed(pipeline_name), from_txid, to_txid, max_batches)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
             logger.info("%s: another run planned at the same moment; looking again", pipeline_name)
         if dropped := store.drop_old_staging(pipeline.spec):
             logger.info("%s: dropped the staging of %d old attempts", pipeline_name, dropped)
         return txids
-
-
-def check_range(
-    store: StateStore, pipeline: str, from_txid: int | None, to_txid: int | None, max_batches: int | None = None
-) -> None:
-    """Refuse a range that is upside down, or that would leave uncommitted txids before it.
-
-    Raises: RangeRefused, naming the gap; SchemaOutOfDate if the pipeline is not registered.
-    """
-    for name, value in (("from_txid", from_txid), ("to_txid", to_txid), ("max_batches", max_batches)):
-        if value is not None and value < 1:
-            raise RangeRefused(f"{name} is {value}; it must be at least 1.", pipeline=pipeline)
-    if from_txid is not None and to_txid is not None and from_txid > to_txid:
-        raise RangeRefused(
-            f"The range is upside down: from_txid {from_txid} is above to_txid {to_txid}.", pipeline=pipeline
-        )
-    committed = store.committed(pipeline)
-    if from_txid is not None and from_txid > committed + 1:
-        gap = f"txid {committed + 1}" if from_txid == committed + 2 else f"txids {committed + 1} to {from_txid - 1}"
-        raise RangeRefused(
-            f"{pipeline} cannot start at txid {from_txid}: {gap} would be left out, and commits go in order. "
-            f"Start at {committed + 1}.",
-            pipeline=pipeline,
-            txid=from_txid,
-        )
 
 
 def process_batch(settings: Settings, pipeline_name: str, txid: int, *, owner: str, restage: bool = False) -> Processed:

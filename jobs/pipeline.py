@@ -57,9 +57,7 @@ class Pipeline:
         if self.window < 1:
             raise ValueError(f"Pipeline {self.name} has a window of {self.window}; it must be at least 1.")
         if self.source.kind != "transactional":
-            raise ValueError(
-                f"Pipeline {self.name}: a {self.source.kind} source does not give exactly-once with these states."
-            )
+            raise ValueError(f"Pipeline {self.name}: a {self.source.kind} source does not give exactly-once with these states.")
         _ = self.spec
 
     @cached_property

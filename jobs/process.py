@@ -109,9 +109,7 @@ def _column(rows: DataFrame, state: StateSpec, name: str, declared: ColumnType |
     if numeric := declared.precision_and_scale:
         precision, scale = numeric
         fits = isinstance(found, _INTEGRAL) or (
-            isinstance(found, T.DecimalType)
-            and found.scale <= scale
-            and found.precision - found.scale <= precision - scale
+            isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale
         )
     if not fits:
         raise errors.DeclarationInvalid(
@@ -127,16 +125,9 @@ def _spark_type(declared: ColumnType) -> str:
 
 def _conninfo(settings: Settings) -> dict[str, Any]:
     """Return where executors connect to; the password is theirs to find, unless they are this very process."""
-    conninfo: dict[str, Any] = {
-        "host": settings.pg_host,
-        "port": settings.pg_port,
-        "dbname": settings.pg_database,
-        "user": settings.pg_stager,
-        "application_name": "tidegate staging",
-        "connect_timeout": 10,
-    }
-    if LOCAL.fullmatch(settings.spark_remote) and settings.pg_passfile:
-        conninfo["passfile"] = str(settings.pg_passfile)
+    conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
+    if not LOCAL.fullmatch(settings.spark_remote):
+        conninfo.pop("passfile", None)
     return conninfo
 
 

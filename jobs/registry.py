@@ -31,9 +31,7 @@ def find_pipeline(name: str) -> Pipeline:
             known = pipeline_names()
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]}? " if close else ""
-            raise UnknownPipeline(
-                f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name
-            )
+            raise UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
         point = next(iter(points))
         place, found = point.value, point.load()
     pipeline = getattr(found, "PIPELINE", found)

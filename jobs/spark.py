@@ -57,9 +57,7 @@ def _check_reachable(remote: str) -> None:
     """Fail at once where the client would retry for minutes."""
     address = urlsplit(remote)
     if address.scheme != "sc" or not address.hostname:
-        raise SettingsInvalid(
-            f"spark_remote must be like sc://host:15002 or local[2], not {remote!r}. See: tidegate settings"
-        )
+        raise SettingsInvalid(f"spark_remote must be like sc://host:15002 or local[2], not {remote!r}. See: tidegate settings")
     host, port = address.hostname, address.port or 15002
     try:
         socket.create_connection((host, port), REACH_TIMEOUT_SECONDS).close()
@@ -73,7 +71,5 @@ def _with_token(settings: Settings) -> str:
     try:
         token = settings.spark_token_file.read_text().strip()
     except OSError as error:
-        raise SettingsInvalid(
-            f"The Spark token file {settings.spark_token_file} cannot be read: {error.strerror}."
-        ) from error
+        raise SettingsInvalid(f"The Spark token file {settings.spark_token_file} cannot be read: {error.strerror}.") from error
     return f"{settings.spark_remote.rstrip('/')}/;token={token}"

@@ -16,9 +16,9 @@ from pyarrow import csv
 from pyspark import TaskContext
 
 from state_store.declaration import StateSpec
-from state_store.engine import translate
+from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
-from state_store.staging import copy_partition
+from state_store.partition_copy import copy_partition
 
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
@@ -113,9 +113,7 @@ class PartialsReader:
         for column in texts:
             values = batch.column(column.name)
             if pc.any(pc.match_substring(values, "\0")).as_py():
-                raise BadKey(
-                    f"State {self._state.name}: a text in column {column.name} holds a NUL character. Remove it."
-                )
+                raise BadKey(f"State {self._state.name}: a text in column {column.name} holds a NUL character. Remove it.")
             longest = pc.max(pc.binary_length(values)).as_py() or 0
             limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._state.keys else (MAX_VALUE_BYTES, Overflow)
             if longest > limit:

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from state_store import schema
 from state_store.declaration import PipelineSpec
-from state_store.engine import create_engine, translate
+from state_store.driver_errors import translate
+from state_store.engine import create_engine
 from state_store.errors import PermanentError, SchemaOutOfDate
 from state_store.settings import Settings
 

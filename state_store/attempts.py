@@ -13,8 +13,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
-from state_store.batches import SourceMetadata, decode_metadata
-from state_store.declaration import PipelineSpec
+from state_store.batches import decode_metadata
+from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import AttemptFenced, UnknownBatch
 
 
@@ -52,9 +52,7 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # t
         sa.select(tables.batch).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
     ).one_or_none()
     if row is None:
-        raise UnknownBatch(
-            f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid
-        )
+        raise UnknownBatch(f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
     return row
 
 
@@ -101,9 +99,7 @@ def check_fence(batch: sa.Row, attempt: Attempt) -> None:  # type: ignore[type-a
         )
 
 
-def write_seal(
-    connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], source_rows: int
-) -> None:
+def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], source_rows: int) -> None:
     """Write down what counts as this attempt's staging, and that it is complete."""
     rows = [
         {
@@ -122,9 +118,7 @@ def write_seal(
     if rows:
         connection.execute(insert(tables.seal).values(rows))
     connection.execute(
-        sa.update(tables.attempt)
-        .where(*_is(attempt))
-        .values(sealed_at=sa.func.clock_timestamp(), source_rows=source_rows)
+        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), source_rows=source_rows)
     )
 
 

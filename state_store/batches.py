@@ -3,19 +3,17 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import tables
+from state_store.declaration import SourceMetadata
 from state_store.errors import MetadataCorrupt, UnknownBatch
 
 METADATA_VERSION = 1
 MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
 MAX_TXID = 2**63 - 2
-SourceMetadata = dict[str, Any]
 
 
 def encode_metadata(metadata: SourceMetadata) -> bytes:
@@ -45,10 +43,7 @@ def last_opened(connection: Connection, pipeline: str) -> tuple[int, SourceMetad
     """Return the newest txid and its metadata; 0 and None before the first batch."""
     b = tables.batch.c
     row = connection.execute(
-        sa.select(b.txid, b.source_metadata, b.source_digest)
-        .where(b.pipeline == pipeline)
-        .order_by(b.txid.desc())
-        .limit(1)
+        sa.select(b.txid, b.source_metadata, b.source_digest).where(b.pipeline == pipeline).order_by(b.txid.desc()).limit(1)
     ).one_or_none()
     return (row.txid, decode_metadata(pipeline, *row)) if row else (0, None)
 
@@ -63,15 +58,11 @@ def load_metadata(connection: Connection, pipeline: str, txid: int) -> SourceMet
         sa.select(b.source_metadata, b.source_digest).where(b.pipeline == pipeline, b.txid == txid)
     ).one_or_none()
     if row is None:
-        raise UnknownBatch(
-            f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid
-        )
+        raise UnknownBatch(f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
     return decode_metadata(pipeline, txid, *row)
 
 
-def insert_batches(
-    connection: Connection, pipeline: str, after: int, metadata: Sequence[bytes], opened_by: str
-) -> bool:
+def insert_batches(connection: Connection, pipeline: str, after: int, metadata: Sequence[bytes], opened_by: str) -> bool:
     """Insert the batches that follow txid `after`; False if another planner was first with any of them.
 
     The primary key is the referee between planners: no check before the insert could be. The caller rolls back on False.
@@ -100,10 +91,7 @@ def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> None:
     """Write down which txids the run covers, and lift their halts: the run is about to try them again."""
-    rows = [
-        {"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid}
-        for position, txid in enumerate(txids)
-    ]
+    rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
     connection.execute(insert(tables.run_batch).values(rows))
     b = tables.batch.c
     connection.execute(

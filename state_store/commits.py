@@ -94,9 +94,7 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
     """Return the commit of a txid, or None if it has not committed."""
     c = tables.commit.c
     row = connection.execute(
-        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at).where(
-            c.pipeline == pipeline, c.txid == txid
-        )
+        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at).where(c.pipeline == pipeline, c.txid == txid)
     ).one_or_none()
     return Commit(*row, already_committed=True) if row else None
 
@@ -125,9 +123,7 @@ def merge_and_advance(
     _check_sealed(connection, spec, batch, attempt_timeout_seconds)
     check_declaration(connection, spec)
 
-    connection.execute(
-        sa.select(sa.func.set_config("tidegate.writer", spec.name, True))
-    )  # opens the tables to this pipeline
+    connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))  # opens the tables to this pipeline
     keys = 0
     for state in spec.states:
         sealed = staging.recount(connection, state, txid, batch.attempt)
@@ -152,9 +148,7 @@ def merge_and_advance(
         .values(txid=txid, attempt=batch.attempt, source_digest=batch.source_digest)
     )
     if advanced.rowcount != 1:
-        raise GuardMismatch(
-            f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid
-        )
+        raise GuardMismatch(f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid)
     assert committed_at is not None
     return Commit(spec.name, txid, batch.attempt, keys, committed_at, already_committed=False)
 
@@ -171,9 +165,7 @@ def committed(connection: Connection, pipeline: str) -> int:
 
 
 def _unregistered(pipeline: str) -> SchemaOutOfDate:
-    return SchemaOutOfDate(
-        f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline
-    )
+    return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)
 
 
 def _already(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:
@@ -213,13 +205,9 @@ def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, att
             **identity,
         )
     if attempt.sealed_at is None:
-        raise StagingLost(
-            f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity
-        )
+        raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
     if attempt.fingerprint != spec.fingerprint:
-        raise StagingLost(
-            f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity
-        )
+        raise StagingLost(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
@@ -231,9 +219,7 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
         )
     owned = set(connection.scalars(sa.select(s.state).where(s.pipeline == spec.name)))
     if owned != {state.name for state in spec.states}:
-        raise DeclarationChanged(
-            f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name
-        )
+        raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
 
 
 def _merge(

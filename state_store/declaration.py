@@ -11,22 +11,15 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import sqlalchemy as sa
-
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
 
+# What a source needs to read exactly one batch: plain JSON data.
+SourceMetadata = dict[str, Any]
 Merge = Literal["sum", "min", "max"]
-_SIMPLE_TYPES: dict[str, Any] = {
-    "text": sa.Text(collation="C"),
-    "boolean": sa.Boolean(),
-    "integer": sa.Integer(),
-    "bigint": sa.BigInteger(),
-    "date": sa.Date(),
-    "timestamptz": sa.TIMESTAMP(timezone=True),
-}
+_SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
 
 
 @dataclass(frozen=True)
@@ -51,13 +44,6 @@ class ColumnType:
         """Return a numeric type's precision and scale, None for any other."""
         numeric = NUMERIC.fullmatch(self.name)
         return (int(numeric[1]), int(numeric[2])) if numeric else None
-
-    @property
-    def sqlalchemy(self) -> Any:
-        """Return the SQLAlchemy type."""
-        if numeric := self.precision_and_scale:
-            return sa.Numeric(*numeric)
-        return _SIMPLE_TYPES[self.name]
 
 
 @dataclass(frozen=True)

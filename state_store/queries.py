@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import tables
-from state_store.batches import SourceMetadata, load_metadata
-from state_store.declaration import StateSpec
+from state_store.batches import load_metadata
+from state_store.declaration import SourceMetadata, StateSpec
 
 _batches = sa.table(
     "batches",
@@ -109,9 +109,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         metadata,
         bytes(digest or b"").hex(),
         connection.execute(attempts.where(a.pipeline == pipeline, a.txid == txid).order_by(a.attempt)).mappings().all(),
-        connection.execute(
-            seals.where(s.pipeline == pipeline, s.txid == txid).order_by(s.attempt, s.state, s.partition)
-        )
+        connection.execute(seals.where(s.pipeline == pipeline, s.txid == txid).order_by(s.attempt, s.state, s.partition))
         .mappings()
         .all(),
     )
@@ -126,9 +124,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     if not waiting:
         return {}
     b, c, a = tables.batch.c, tables.cursor.c, tables.attempt.c
-    asked = sa.values(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger), name="asked").data(
-        list(waiting)
-    )
+    asked = sa.values(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger), name="asked").data(list(waiting))
     halted = (
         sa.select(sa.func.concat("txid ", b.txid, " is halted: ", b.halted_reason))
         .where(b.pipeline == asked.c.pipeline, b.txid > c.txid, b.txid <= asked.c.txid, b.halted_at.is_not(None))
@@ -143,9 +139,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
         .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, ended))
-    statement = sa.select(asked.c.pipeline, asked.c.txid, opens, halted).join(
-        tables.cursor, c.pipeline == asked.c.pipeline
-    )
+    statement = sa.select(asked.c.pipeline, asked.c.txid, opens, halted).join(tables.cursor, c.pipeline == asked.c.pipeline)
     return {(row[0], row[1]): Turn(opens=row[2], halted=row[3]) for row in connection.execute(statement)}
 
 
@@ -154,11 +148,3 @@ def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> I
     table = tables.state_table_of(state)
     statement = sa.select(table).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
     yield from connection.execution_options(yield_per=10_000).execute(statement).mappings()
-
-
-def state_row(connection: Connection, state: StateSpec, key: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the row of one key, or None."""
-    table = tables.state_table_of(state)
-    columns = [table.c[column.name] for column in state.keys]
-    same = (c == sa.cast(sa.literal(value, sa.Text), c.type) for c, value in zip(columns, key, strict=True))
-    return connection.execute(sa.select(table).where(*same)).mappings().one_or_none()

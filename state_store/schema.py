@@ -36,13 +36,11 @@ def check_revision(connection: Connection) -> None:
     found = current_revision(connection)
     if found == (head := head_revision()):
         return
-    database = connection.engine.url.database
+    database = connection.scalar(sa.select(sa.func.current_database()))
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
     if found > head:
-        raise SchemaOutOfDate(
-            f"Database {database} is at revision {found}, newer than this code ({head}). Update the code."
-        )
+        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
     raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
 
 
@@ -55,9 +53,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     Raises: DeclarationChanged.
     """
     p, c, s = tables.pipeline.c, tables.cursor.c, tables.state_table.c
-    known = connection.execute(
-        sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()
-    ).one_or_none()
+    known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
     declared = [state.name for state in spec.states]
     owned = connection.execute(sa.select(s.state, s.pipeline).where(s.state.in_(declared))).all()
     for state, owner in owned:
@@ -85,9 +81,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
         "declaration": spec.declaration,
     }
     upsert = insert(tables.pipeline).values(row)
-    connection.execute(
-        upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()})
-    )
+    connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
     connection.execute(
         insert(tables.state_table).values([{"state": state.name, "pipeline": spec.name} for state in spec.states])
@@ -101,9 +95,7 @@ def accept_epoch(connection: Connection) -> Sequence[str]:
     """Let all pipelines go on in this incarnation of the database; return those that were halted by it."""
     epoch = commits.current_epoch(connection)
     c = tables.cursor.c
-    return list(
-        connection.scalars(sa.update(tables.cursor).where(c.epoch != epoch).values(epoch=epoch).returning(c.pipeline))
-    )
+    return list(connection.scalars(sa.update(tables.cursor).where(c.epoch != epoch).values(epoch=epoch).returning(c.pipeline)))
 
 
 def _as_json(spec: PipelineSpec) -> object:

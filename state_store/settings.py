@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL
-
 from state_store.errors import SettingsInvalid
 
 STACK_FOLDER = ".tidegate"
+CONNECT_TIMEOUT_SECONDS = 10
 
 
 def _setting(default: Any, help_text: str, *, env: str | None = None) -> Any:
@@ -43,9 +42,7 @@ class Settings:
     pg_passfile: Path | None = _setting(None, "libpq password file", env="PGPASSFILE")
     pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
-    spark_remote: str = _setting(
-        "sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process"
-    )
+    spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
     airflow_user: str = _setting("admin", "its user")
@@ -104,17 +101,16 @@ class Settings:
         """Where the embedded stack keeps its data, logs and secrets."""
         return self.home / STACK_FOLDER
 
-    def database_url(self, *, user: str | None = None, database: str | None = None) -> URL:
-        """Return the SQLAlchemy address of the database: the one place that names the driver, and never a password."""
-        query = {"passfile": str(self.pg_passfile)} if self.pg_passfile else {}
-        return URL.create(
-            "postgresql+psycopg2",
-            username=user or self.pg_user,
-            host=self.pg_host,
-            port=self.pg_port,
-            database=database or self.pg_database,
-            query=query,
-        )
+    def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
+        """Return libpq's connection parameters, never a password: libpq finds that itself."""
+        parameters = {
+            "host": self.pg_host,
+            "port": self.pg_port,
+            "dbname": self.pg_database,
+            "user": user or self.pg_user,
+            "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+        }
+        return {**parameters, "passfile": str(self.pg_passfile)} if self.pg_passfile else parameters
 
 
 def _project_folder() -> Path:

@@ -1,12 +1,6 @@
-"""Stage partials: one COPY per Spark task, and the recount that checks a seal against what is really there (CONTRACT I7)."""
+"""The staging that commits read: the recount that checks a seal against what is really there (CONTRACT I7)."""
 
-from collections.abc import Iterable
-from contextlib import closing
-from typing import Any, Protocol
-
-import psycopg2
 import sqlalchemy as sa
-from psycopg2 import sql
 from sqlalchemy import Connection
 
 from state_store import tables
@@ -14,37 +8,7 @@ from state_store.attempts import StagedPartition
 from state_store.declaration import StateSpec
 from state_store.errors import StagingLost
 
-COPY_BLOCK_BYTES = 1 << 20
 STAGER_GRANT = sa.DDL("GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager")
-
-
-class CsvReader(Protocol):
-    """What COPY reads from: CSV bytes in blocks, nothing unquoted but NULL is empty."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; nothing at the end."""
-
-
-def copy_partition(
-    conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int
-) -> tuple[int, int]:
-    """Copy one Spark task's rows into a staging table; return their number and digest. Runs on executors, in one transaction.
-
-    If the process dies, or the answer is lost after the commit, nothing counts: the rows carry a task attempt that no seal
-    will name. The password is not in `conninfo`: libpq finds it on the executor (PGPASSFILE).
-    """
-    target = sql.Identifier(tables.STAGING, table)
-    copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
-        target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)
-    )
-    digest = sql.SQL(
-        "SELECT count(*), coalesce(bit_xor(hash_record_extended(s, 0)), 0) FROM {} AS s WHERE task_attempt = %s"
-    ).format(target)
-    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-        cursor.copy_expert(copy, reader, COPY_BLOCK_BYTES)
-        cursor.execute(digest, [task_attempt])
-        rows, checksum = cursor.fetchone()
-    return rows, checksum
 
 
 def recount(connection: Connection, state: StateSpec, txid: int, attempt: int) -> list[StagedPartition]:
@@ -78,9 +42,7 @@ def recount(connection: Connection, state: StateSpec, txid: int, attempt: int) -
     for p in sealed:
         if found.get(p.task_attempt) != (p.rows, p.digest):
             rows = found.get(p.task_attempt, (0, 0))[0]
-            raise _lost(
-                state, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}"
-            )
+            raise _lost(state, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
     return sealed
 
 

@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from state_store import attempts, batches, commits, queries, schema, staging, tables
 from state_store.attempts import Attempt, StagedPartition
-from state_store.batches import SourceMetadata
 from state_store.commits import Commit
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.engine import create_engine, translate
-from state_store.errors import BadKey, RangeRefused, StoreUnavailable
+from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec
+from state_store.driver_errors import translate
+from state_store.engine import create_engine
+from state_store.errors import RangeRefused, StoreUnavailable
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
 
@@ -122,15 +122,11 @@ class StateStore:
         """Drop staging that is past the retention, some at a time; return of how many attempts."""
         with self._transaction("dropping old staging") as connection:
             commits.set_limits(connection, 1, self.settings.commit_timeout_seconds)
-            return attempts.drop_old_staging(
-                connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN
-            )
+            return attempts.drop_old_staging(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
 
     # process
 
-    def start_attempt(
-        self, spec: PipelineSpec, txid: int, owner: str, *, restage: bool = False
-    ) -> Attempt | Commit | None:
+    def start_attempt(self, spec: PipelineSpec, txid: int, owner: str, *, restage: bool = False) -> Attempt | Commit | None:
         """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
 
         Returns the commit if the batch has committed, None if its newest attempt is sealed already (its work is kept,
@@ -240,19 +236,6 @@ class StateStore:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
             yield from queries.state_rows(connection, state, limit)
-
-    def get(self, state: StateSpec, key: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return the row of one key, or None. Key values come as text, in the key's order; Postgres converts them.
-
-        Raises: BadKey for a value that its column's type cannot hold, or another number of values than columns.
-        """
-        columns = [column.name for column in state.keys]
-        if len(key) != len(columns):
-            raise BadKey(
-                f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(key)}."
-            )
-        with self._transaction(f"looking up {', '.join(key)} in state {state.name}") as connection:
-            return queries.state_row(connection, state, key)
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, ForeignKeyConstraint, Integer, Table, Text
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 
-from state_store.declaration import PipelineSpec, StateSpec
+from state_store.declaration import ColumnType, PipelineSpec, StateSpec
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -25,6 +25,15 @@ LEDGER, STATE, STAGING = "tidegate", "state", "staging"
 # Room for new row versions on the page keeps updates HOT (CONTRACT section 5: 100% HOT at 70, and a quarter faster);
 # hot counters need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
+
+_TYPES: dict[str, Any] = {
+    "text": sa.Text(collation="C"),
+    "boolean": sa.Boolean(),
+    "integer": sa.Integer(),
+    "bigint": sa.BigInteger(),
+    "date": sa.Date(),
+    "timestamptz": sa.TIMESTAMP(timezone=True),
+}
 
 ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
 
@@ -163,7 +172,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
     NULLs too. No other index: an index on a value or on txid would end HOT updates.
     """
-    keys = [Column(k.name, k.type.sqlalchemy, nullable=k.nullable) for k in state.keys]
+    keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.keys]
     nullable = any(key.nullable for key in state.keys)
     unique: sa.Constraint
     if nullable:
@@ -174,7 +183,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         state.name,
         sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata,
         *keys,
-        *(Column(v.name, v.type.sqlalchemy, nullable=v.merge != "sum") for v in state.values),
+        *(Column(v.name, _sql_type(v.type), nullable=v.merge != "sum") for v in state.values),
         Column("txid", BigInteger, nullable=False, autoincrement=False),
         unique,
         CheckConstraint("txid >= 1", name="txid"),
@@ -191,7 +200,12 @@ def staging_table_of(state: StateSpec, txid: int, attempt_number: int) -> Table:
     return Table(
         f"{state.name}_{txid}_{attempt_number}",
         sa.MetaData(schema=STAGING),
-        *(Column(c.name, c.type.sqlalchemy) for c in state.columns),
+        *(Column(c.name, _sql_type(c.type)) for c in state.columns),
         Column("task_attempt", BigInteger, nullable=False),
         postgresql_with={"autovacuum_enabled": False},
     )
+
+
+def _sql_type(declared: ColumnType) -> Any:
+    numeric = declared.precision_and_scale
+    return sa.Numeric(*numeric) if numeric else _TYPES[declared.name]

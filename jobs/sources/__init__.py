@@ -7,7 +7,7 @@ nothing but this metadata, so that every attempt reads the same rows.
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from jobs.sources.files import Files
-from state_store.batches import SourceMetadata
+from state_store.declaration import SourceMetadata
 from state_store.errors import TidegateError
 from state_store.settings import Settings
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from state_store.batches import SourceMetadata
+from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 from state_store.settings import Settings
 
@@ -94,9 +94,7 @@ class Files:
         """
         folder = settings.home / self.folder
         if not folder.is_dir():
-            raise SourceUnreadable(
-                f"The source folder {folder} does not exist. Create it, or mend the pipeline's Files(...)."
-            )
+            raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or mend the pipeline's Files(...).")
         if not os.access(folder, os.R_OK | os.X_OK):
             raise SourceUnreadable(f"The source folder {folder} cannot be listed: permission denied.")
         names = glob.glob(self.glob, root_dir=folder, recursive=True)  # noqa: PTH207 - pathlib's is five times slower
@@ -262,9 +260,7 @@ class FilesEmitter:
                 raise SourceUnreadable(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
             if set(found.names) != set(expected) or len(found.names) != len(expected):
                 missing, added = sorted(set(expected) - set(found.names)), sorted(set(found.names) - set(expected))
-                raise MalformedRecord(
-                    f"{path}: its columns are not those of the schema: missing {missing}, added {added}."
-                )
+                raise MalformedRecord(f"{path}: its columns are not those of the schema: missing {missing}, added {added}.")
             for column in found:
                 try:
                     kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
@@ -284,9 +280,7 @@ def _identify(folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] |
         digest = _digest(path, text=False)
         after = path.stat()
     except OSError as error:
-        raise SourceUnreadable(
-            f"{path} cannot be read: {error.strerror}. Make it readable, or move it away."
-        ) from error
+        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
     changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
     if changed or time.time() - after.st_mtime < min_age_seconds:
         return None

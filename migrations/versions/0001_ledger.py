@@ -125,9 +125,7 @@ def upgrade() -> None:
             comment="when its metadata was frozen",
         ),
         sa.Column("attempt", sa.Integer(), server_default="0", nullable=False, comment="newest attempt: the fence"),
-        sa.Column(
-            "halted_at", sa.TIMESTAMP(timezone=True), nullable=True, comment="since when nobody retries it by itself"
-        ),
+        sa.Column("halted_at", sa.TIMESTAMP(timezone=True), nullable=True, comment="since when nobody retries it by itself"),
         sa.Column("halted_reason", sa.Text(), nullable=True, comment="why, in one line"),
         sa.CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name=op.f("ck_batch_halted")),
         sa.CheckConstraint("txid >= 1", name=op.f("ck_batch_txid")),
@@ -142,9 +140,7 @@ def upgrade() -> None:
         sa.Column("txid", sa.BigInteger(), nullable=False, comment="last committed txid"),
         sa.Column("attempt", sa.Integer(), nullable=True, comment="its attempt; NULL before the first commit"),
         sa.Column("source_digest", postgresql.BYTEA(), nullable=True, comment="SHA-256 of its source metadata"),
-        sa.Column(
-            "epoch", sa.Text(), nullable=False, comment="which database incarnation: system identifier and timeline"
-        ),
+        sa.Column("epoch", sa.Text(), nullable=False, comment="which database incarnation: system identifier and timeline"),
         sa.CheckConstraint("txid >= 0", name=op.f("ck_cursor_txid")),
         sa.ForeignKeyConstraint(["pipeline"], ["tidegate.pipeline.pipeline"], name=op.f("fk_cursor_pipeline")),
         sa.PrimaryKeyConstraint("pipeline", name=op.f("pk_cursor")),
@@ -164,9 +160,7 @@ def upgrade() -> None:
         "attempt",
         sa.Column("pipeline", sa.Text(), nullable=False),
         sa.Column("txid", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column(
-            "attempt", sa.Integer(), autoincrement=False, nullable=False, comment="numbered by the store, from 1"
-        ),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False, comment="numbered by the store, from 1"),
         sa.Column("owner", sa.Text(), nullable=False, comment="who runs it, for people"),
         sa.Column("fingerprint", sa.Text(), nullable=False, comment="declaration that computes the partials"),
         sa.Column(
@@ -234,9 +228,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("partition", sa.Integer(), autoincrement=False, nullable=False, comment="Spark partition"),
-        sa.Column(
-            "task_attempt", sa.BigInteger(), nullable=False, comment="the one Spark task attempt whose rows count"
-        ),
+        sa.Column("task_attempt", sa.BigInteger(), nullable=False, comment="the one Spark task attempt whose rows count"),
         sa.Column("rows", sa.BigInteger(), nullable=False, comment="rows it staged"),
         sa.Column("digest", sa.BigInteger(), nullable=False, comment="XOR of the rows' 64-bit hashes, in any order"),
         sa.CheckConstraint("rows > 0", name=op.f("ck_seal_rows")),

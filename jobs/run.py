@@ -1,0 +1,70 @@
+"""The same engine without Airflow: plan, process and commit in one process, for notebooks, tests and benchmarks."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from jobs import phases
+from jobs.registry import find_pipeline
+from state_store.commits import Commit
+from state_store.errors import AttemptFenced
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run did: the txids it covered, in order, with their commits."""
+
+    txids: list[int]
+    commits: list[Commit]
+
+
+def run_pipeline(
+    settings: Settings,
+    pipeline_name: str,
+    *,
+    run_id: str,
+    from_txid: int | None = None,
+    to_txid: int | None = None,
+    max_batches: int | None = None,
+    progress: Progress = lambda _txid, _event: None,
+) -> RunResult:
+    """Plan, then process up to the pipeline's window of batches at once while the caller's thread commits in order.
+
+    `progress` is called with a txid and one of planned, processed, committed; from several threads. If the process dies,
+    the next run picks up what was planned; what was committed stays. The first error ends the run: later batches that are
+    already processed keep their work.
+
+    Raises: what `plan_batches`, `process_batch` and `commit_batch` raise.
+    """
+    pipeline = find_pipeline(pipeline_name)
+    txids = phases.plan_batches(
+        settings, pipeline_name, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
+    )
+    for txid in txids:
+        progress(txid, "planned")
+
+    def process(txid: int) -> None:
+        try:
+            phases.process_batch(settings, pipeline_name, txid, owner=run_id)
+        except AttemptFenced as fenced:
+            logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
+        progress(txid, "processed")
+
+    commits: list[Commit] = []
+    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline_name}-process") as pool:
+        processing = [pool.submit(process, txid) for txid in txids]
+        try:
+            for txid, processed in zip(txids, processing, strict=True):
+                processed.result()
+                commits.append(phases.commit_batch(settings, pipeline_name, txid, owner=run_id))
+                progress(txid, "committed")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return RunResult(txids, commits)

@@ -1,0 +1,70 @@
+"""What the database driver's errors mean to a caller, decided by SQLSTATE."""
+
+from state_store import errors
+
+_RETRYABLE_STATES = {
+    "40001": "a serialization failure",
+    "40P01": "a deadlock",
+    "53000": "too few resources",
+    "53100": "a full disk",
+    "53200": "too little memory",
+    "53300": "too many connections",
+    "55P03": "a lock timeout",
+    "57014": "a statement timeout",
+    "25P03": "an idle transaction that was ended",
+    "57P01": "a server that shuts down",
+    "57P02": "a server that crashed",
+    "57P03": "a server that starts up",
+}
+_ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
+_MISSING_STATES = {"42P01", "3F000", "42703"}
+_OVERFLOW_STATES = {"22003"}
+_BAD_KEY_STATES = {
+    "22021",
+    "22P02",
+    "22007",
+    "22008",
+    "54000",
+}  # NUL, not of its type, not a date, longer than an index row
+
+
+def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
+    """Return what a psycopg2 error means to the caller, decided by SQLSTATE."""
+    message = _first_line(error)
+    # A connection that is refused carries no SQLSTATE, so libpq's text has to tell why.
+    state = getattr(error, "pgcode", None) or _state_of_refusal(message)
+    if state in _ACCESS_STATES:
+        return errors.AccessRefused(
+            f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
+        )
+    if state in _MISSING_STATES:
+        return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
+    if state in _OVERFLOW_STATES:
+        return errors.Overflow(f"A value left its column's range while {doing}: {message}. Widen the column's type.")
+    if state in _BAD_KEY_STATES:
+        return errors.BadKey(f"Postgres cannot store a value while {doing}: {message}.")
+    if state in _RETRYABLE_STATES:
+        return errors.StoreUnavailable(f"Postgres gave up while {doing}: {_RETRYABLE_STATES[state]} ({message}).")
+    if state is None or state.startswith("08"):
+        return errors.StoreUnavailable(
+            f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT."
+        )
+    return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
+
+
+def _state_of_refusal(message: str) -> str | None:
+    if "password authentication failed" in message or "no password supplied" in message:
+        return "28P01"
+    if 'role "' in message and "does not exist" in message:
+        return "28000"
+    if 'database "' in message and "does not exist" in message:
+        return "3D000"
+    if "too many clients" in message or "remaining connection slots" in message:
+        return "53300"
+    if "is starting up" in message or "is shutting down" in message or "in recovery mode" in message:
+        return "57P03"
+    return None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

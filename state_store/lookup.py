@@ -1,0 +1,61 @@
+"""Point lookups: the rows of some keys. Loads psycopg2 alone, so that a command answers in the blink of an eye."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extras import execute_values
+
+from state_store.declaration import StateSpec
+from state_store.driver_errors import translate
+from state_store.errors import BadKey
+from state_store.settings import Settings
+
+STATE = "state"
+KEYS_PER_STATEMENT = 1000
+
+
+def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
+    """Return the rows of these keys from one snapshot, None where there is none.
+
+    A key is its values as text, in the order of the key's columns; Postgres converts them.
+
+    Raises: BadKey for a value that its column cannot hold, or another number of values than columns; StoreUnavailable,
+    AccessRefused, SchemaOutOfDate.
+    """
+    columns = [column.name for column in state.keys]
+    if wrong := next((key for key in keys if len(key) != len(columns)), None):
+        raise BadKey(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
+    found: list[Mapping[str, Any] | None] = [None] * len(keys)
+    try:
+        with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
+            connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+            for position, row in _rows(connection, state, keys):
+                found[position] = row
+    except psycopg2.Error as error:
+        raise translate(error, f"looking up keys in state {state.name}") from error
+    return found
+
+
+def _rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    names = [*(column.name for column in state.columns), "txid"]
+    asked = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
+    statement = sql.SQL(
+        "SELECT asked.position, {columns} FROM (VALUES %s) AS asked (position, {asked}) JOIN {table} AS s ON {same}"
+    ).format(
+        columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
+        asked=sql.SQL(", ").join(asked),
+        table=sql.Identifier(STATE, state.name),
+        # The type's name comes from the closed list in declaration.ColumnType.
+        same=sql.SQL(" AND ").join(
+            sql.SQL("{} = asked.{}::{}").format(sql.Identifier("s", key.name), name, sql.SQL(key.type.name))
+            for key, name in zip(state.keys, asked, strict=True)
+        ),
+    )
+    numbered = [(position, *key) for position, key in enumerate(keys)]
+    with connection.cursor() as cursor:
+        for start in range(0, len(numbered), KEYS_PER_STATEMENT):
+            for position, *row in execute_values(cursor, statement, numbered[start : start + KEYS_PER_STATEMENT], fetch=True):
+                yield position, dict(zip(names, row, strict=True))

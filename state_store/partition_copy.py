@@ -1,0 +1,40 @@
+"""Copy one Spark task's partials into staging. Runs on executors, so it needs nothing but psycopg2."""
+
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any, Protocol
+
+import psycopg2
+from psycopg2 import sql
+
+STAGING = "staging"
+COPY_BLOCK_BYTES = 1 << 20
+
+
+class CsvReader(Protocol):
+    """What COPY reads from: CSV bytes in blocks, nothing unquoted but NULL is empty."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes; nothing at the end."""
+
+
+def copy_partition(
+    conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int
+) -> tuple[int, int]:
+    """Copy one Spark task's rows into a staging table; return their number and digest. Runs on executors, in one transaction.
+
+    If the process dies, or the answer is lost after the commit, nothing counts: the rows carry a task attempt that no seal
+    will name. The password is not in `conninfo`: libpq finds it on the executor (PGPASSFILE).
+    """
+    target = sql.Identifier(STAGING, table)
+    copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
+        target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)
+    )
+    digest = sql.SQL(
+        "SELECT count(*), coalesce(bit_xor(hash_record_extended(s, 0)), 0) FROM {} AS s WHERE task_attempt = %s"
+    ).format(target)
+    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+        cursor.copy_expert(copy, reader, COPY_BLOCK_BYTES)
+        cursor.execute(digest, [task_attempt])
+        rows, checksum = cursor.fetchone()
+    return rows, checksum

@@ -1,0 +1,67 @@
+"""The little of Airflow's REST API that the command line needs: start a Dag run, and tell how it goes."""
+
+from typing import Any
+
+import httpx
+
+from state_store.errors import PermanentError, RetryableError, SettingsInvalid, UnknownPipeline
+from state_store.settings import Settings
+
+TIMEOUT_SECONDS = 30
+
+
+class AirflowUnavailable(RetryableError):
+    """Airflow's api-server does not answer."""
+
+
+class AirflowClient:
+    """A logged-in connection to Airflow's api-server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._http = httpx.Client(base_url=settings.airflow_url, timeout=TIMEOUT_SECONDS)
+        if settings.airflow_password_file is None:
+            raise SettingsInvalid("There is no password for Airflow: set TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up")
+        try:
+            password = settings.airflow_password_file.read_text().strip()
+        except OSError as error:
+            raise SettingsInvalid(f"{settings.airflow_password_file} cannot be read: {error.strerror}.") from error
+        answer = self._call("POST", "/auth/token", json={"username": settings.airflow_user, "password": password})
+        self._http.headers["Authorization"] = f"Bearer {answer['access_token']}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def trigger(self, pipeline: str, parameters: dict[str, int]) -> str:
+        """Start a Dag run with these parameters; return its run id.
+
+        Raises: UnknownPipeline if Airflow has no such Dag, AirflowUnavailable.
+        """
+        answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
+        return str(answer["dag_run_id"])
+
+    def run_state(self, pipeline: str, run_id: str) -> str:
+        """Return the Dag run's state: queued, running, success or failed."""
+        return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
+
+    def failed_tasks(self, pipeline: str, run_id: str) -> list[dict[str, Any]]:
+        """Return the failed task instances of a run."""
+        answer = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances", params={"state": "failed"})
+        return list(answer["task_instances"])
+
+    def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            answer = self._http.request(method, path, **arguments)
+        except httpx.TransportError as error:
+            raise AirflowUnavailable(
+                f"Airflow does not answer at {self._http.base_url}: {error}. Start it: tidegate up"
+            ) from error
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise UnknownPipeline(f"Airflow has no {path}. A new Dag file takes some seconds to appear; see: tidegate status")
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise PermanentError("Airflow refuses the user or password; see: tidegate settings")
+        if answer.is_server_error:
+            raise AirflowUnavailable(f"Airflow failed with {answer.status_code} on {path}. See the api-server's log.")
+        if answer.is_client_error:
+            raise PermanentError(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:300]}")
+        return dict(answer.json())

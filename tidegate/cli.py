@@ -1,0 +1,44 @@
+"""The command line: one verb per thing a person does.
+
+Exit codes are the error families: 0 done or already done, 1 a person has to look, 2 the request is wrong, 75 try again.
+"""
+
+import sys
+
+import typer
+
+from state_store.errors import PermanentError, TidegateError, UsageError
+from tidegate import output
+from tidegate.commands import inspection, pipelines, runs
+
+PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
+
+app = typer.Typer(
+    help="Exactly-once batch pipelines: Airflow decides when, Spark computes what, Postgres decides whether it counts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (pipelines, runs, inspection):
+    for command in module.COMMANDS:
+        app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; every error of ours is one line and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except TidegateError as error:
+        output.say(f"tidegate: {error}")
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")
+        sys.exit(INTERRUPTED)
+
+
+def exit_code(error: TidegateError) -> int:
+    """Return the exit code of an error's family."""
+    if isinstance(error, UsageError):
+        return USAGE
+    return PERMANENT if isinstance(error, PermanentError) else TRY_AGAIN

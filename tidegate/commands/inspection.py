@@ -1,0 +1,148 @@
+"""Look at the ledger and at state: status is with the stack; inspect and get are here."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.pipeline import Pipeline
+from jobs.registry import find_pipeline
+from state_store import lookup
+from state_store.declaration import StateSpec
+from state_store.errors import SourceUnreadable, UsageError
+from state_store.settings import Settings
+from tidegate import output
+from tidegate.commands import AsJson, PipelineName
+
+if TYPE_CHECKING:
+    from state_store import StateStore
+    from state_store.queries import BatchStatus
+
+ROWS_FOR_PEOPLE = 20
+NOT_FOUND = 1
+
+
+def inspect(
+    pipeline: PipelineName,
+    txid: Annotated[int | None, typer.Option(help="Show all of one batch.")] = None,
+    state: Annotated[str | None, typer.Option(help="Show the rows of this state, in the order of their keys.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"At most so many rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the ledger (one row per txid, newest last), one batch, or a state."""
+    if txid is not None and state is not None:
+        raise UsageError("Give --txid or --state, not both.")
+    from state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
+
+    declared = find_pipeline(pipeline)
+    with StateStore.connect(Settings.load()) as store:
+        if txid is not None:
+            _show_batch(store, pipeline, txid, as_json)
+        elif state is not None:
+            _show_state(store, declared, state, limit, as_json)
+        else:
+            statuses = store.batch_statuses(pipeline, limit=limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE))
+            if as_json:
+                output.print_json_rows(asdict(status) for status in statuses)
+            else:
+                _print_ledger(pipeline, statuses)
+
+
+def get(
+    pipeline: PipelineName,
+    state: Annotated[str, typer.Argument(help="The state's name.")],
+    key: Annotated[
+        list[str] | None, typer.Argument(help="The key's values in their order; several keys one after another.")
+    ] = None,
+    keys_from: Annotated[str | None, typer.Option(help="CSV file with one key a line; - reads standard input.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look up keys in a state. Exits with 1 if one of them has no row."""
+    spec = _state(find_pipeline(pipeline), state)
+    width = len(spec.keys)
+    values = key or []
+    if len(values) % width or (not values and not keys_from):
+        names = " ".join(column.name.upper() for column in spec.keys)
+        raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}")
+    keys = [tuple(values[start : start + width]) for start in range(0, len(values), width)]
+    keys += list(_keys_of_file(keys_from, width)) if keys_from else []
+    rows = lookup.get(Settings.load(), spec, keys)
+    if as_json:
+        output.print_json_rows({"key": list(k), "row": row} for k, row in zip(keys, rows, strict=True))
+    elif found := [row for row in rows if row is not None]:
+        output.print_table(None, list(found[0]), [list(row.values()) for row in found])
+    missing = [k for k, row in zip(keys, rows, strict=True) if row is None]
+    for absent in missing[:ROWS_FOR_PEOPLE]:
+        output.say(f"State {state} has no row for {' '.join(absent)}.")
+    if missing:
+        raise typer.Exit(NOT_FOUND)
+
+
+def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int | None, as_json: bool) -> None:
+    spec = _state(pipeline, name)
+    if as_json:
+        output.print_json_rows(store.state_rows(spec, limit))
+        return
+    shown = limit or ROWS_FOR_PEOPLE
+    rows = list(islice(store.state_rows(spec, shown + 1), shown + 1))
+    columns = [*(column.name for column in spec.columns), "txid"]
+    output.print_table(f"State {name}", columns, [list(row.values()) for row in rows[:shown]])
+    if len(rows) > shown:
+        output.say("There are more rows: --limit N shows more, --json all of them.")
+
+
+def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) -> None:
+    history = store.batch_history(pipeline, txid)
+    if as_json:
+        output.print_json(asdict(history))
+        return
+    status = history.status
+    output.print_table(f"{pipeline} {txid}", ["fact", "value"], [[k, v] for k, v in asdict(status).items() if v is not None])
+    output.out().print()
+    if "files" in history.source_metadata:
+        files = history.source_metadata["files"]
+        output.print_table("Files", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
+    else:
+        output.print_json(history.source_metadata)
+    output.out().print()
+    names = ["attempt", "owner", "started_at", "sealed_at", "failed_at", "source_rows", "error"]
+    output.print_table("Attempts", names, [[attempt[name] for name in names] for attempt in history.attempts])
+    output.out().print()
+    names = ["attempt", "state", "partition", "task_attempt", "rows", "digest"]
+    output.print_table("Sealed partitions", names, [[seal[name] for name in names] for seal in history.seals])
+
+
+def _print_ledger(pipeline: str, statuses: "list[BatchStatus]") -> None:
+    if not statuses:
+        output.say(f"Pipeline {pipeline} has no batches yet. Start with: tidegate trigger {pipeline} --wait")
+        return
+    shown = [f.name for f in fields(statuses[0]) if f.name not in ("pipeline", "started_at", "owner")]
+    output.print_table(f"Batches of {pipeline}", shown, [[getattr(status, name) for name in shown] for status in statuses])
+
+
+def _state(pipeline: Pipeline, name: str) -> StateSpec:
+    if spec := pipeline.spec.state(name):
+        return spec
+    raise UsageError(f"Pipeline {pipeline.name} has no state {name}. States: {', '.join(pipeline.states)}.")
+
+
+def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
+    try:
+        lines = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(f"{name} cannot be read: {error}.") from error
+    for number, values in enumerate(csv.reader(lines.splitlines()), start=1):
+        if values and len(values) != width:
+            raise UsageError(f"{name}, line {number}: {len(values)} value(s), the key has {width}.")
+        if values:
+            yield tuple(values)
+
+
+COMMANDS = (inspect, get)

@@ -1,0 +1,273 @@
+"""Make batches move: through Airflow (trigger, backfill), in this process (run), or from nothing (demo)."""
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.registry import find_pipeline
+from state_store.errors import PermanentError, RetryableError
+from state_store.settings import Settings
+from tidegate import output
+from tidegate.commands import AsJson, PipelineName
+
+if TYPE_CHECKING:
+    from state_store import StateStore
+    from tidegate.airflow_client import AirflowClient
+
+POLL_SECONDS = 0.5
+FINISHED = ("success", "failed")
+
+FromTxid = Annotated[int | None, typer.Option(min=1, help="First txid of the range.")]
+ToTxid = Annotated[int | None, typer.Option(min=1, help="Last txid of the range.")]
+MaxBatches = Annotated[int | None, typer.Option(min=1, help="At most so many batches, left-over ones first.")]
+
+
+class RunUnfinished(RetryableError):
+    """A run ended, or was no longer waited for, before all of its batches had committed."""
+
+
+@dataclass
+class Outcome:
+    """What a run covered and how far it came."""
+
+    pipeline: str
+    run_id: str
+    state: str = "queued"
+    txids: list[int] = field(default_factory=list)
+    phases: dict[int, str] = field(default_factory=dict)
+    already_committed: list[int] = field(default_factory=list)
+
+    @property
+    def committed(self) -> list[int]:
+        """Return the txids of the run that have committed."""
+        return [txid for txid in self.txids if self.phases.get(txid) == "committed"]
+
+
+def trigger(
+    pipeline: PipelineName,
+    from_txid: FromTxid = None,
+    to_txid: ToTxid = None,
+    max_batches: MaxBatches = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = False,
+    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to follow it.")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Start a Dag run of the pipeline in Airflow; with --wait, show its txids as they process and commit."""
+    given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
+    _through_airflow(pipeline, {k: v for k, v in given.items() if v is not None}, wait_seconds if wait else None, as_json)
+
+
+def backfill(
+    pipeline: PipelineName,
+    from_txid: Annotated[int, typer.Option(min=1, help="First txid of the range.")],
+    to_txid: Annotated[int, typer.Option(min=1, help="Last txid of the range.")],
+    dry_run: Annotated[bool, typer.Option(help="Only tell what would be done.")] = False,
+    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to follow the run.")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Open, process and commit, through Airflow and in order, what is not yet committed between two txids."""
+    parameters = {"from_txid": from_txid, "to_txid": to_txid}
+    if dry_run:
+        from state_store import StateStore  # noqa: PLC0415
+
+        with StateStore.connect(Settings.load()) as store:
+            committed, opened = _position(store, pipeline, parameters)
+        open_now = [t for t in range(from_txid, to_txid + 1) if committed < t <= opened]
+        plan = {
+            "already_committed": [t for t in range(from_txid, min(to_txid, committed) + 1)],
+            "opened_before": open_now,
+            "to_open": [t for t in range(max(from_txid, opened + 1), to_txid + 1)],
+        }
+        if as_json:
+            output.print_json(plan)
+        else:
+            output.print_table(f"Backfill of {pipeline}", ["txids", "which"], [[k, _ranges(v)] for k, v in plan.items()])
+        return
+    outcome = _through_airflow(pipeline, parameters, wait_seconds, as_json)
+    done = {*outcome.already_committed, *outcome.committed}
+    if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
+        raise RunUnfinished(f"The source of {pipeline} has no data yet for txids {_ranges(missing)}. Run it again when it has.")
+
+
+def run(
+    pipeline: PipelineName,
+    from_txid: FromTxid = None,
+    to_txid: ToTxid = None,
+    max_batches: MaxBatches = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the engine logs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan, process and commit in this process, without Airflow; the same steps, the same promise."""
+    from jobs.run import run_pipeline  # noqa: PLC0415 - loads pyspark, which no other verb needs
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    find_pipeline(pipeline)
+    settings = Settings.load()
+    outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
+    with _progress(outcome, quiet=as_json) as refresh:
+
+        def on_progress(txid: int, event: str) -> None:
+            if event == "planned":
+                outcome.txids.append(txid)
+            outcome.phases[txid] = event
+            refresh()
+
+        run_pipeline(
+            settings,
+            pipeline,
+            run_id=outcome.run_id,
+            from_txid=from_txid,
+            to_txid=to_txid,
+            max_batches=max_batches,
+            progress=on_progress,
+        )
+    outcome.state = "success"
+    _report(outcome, as_json)
+
+
+def _through_airflow(pipeline: str, parameters: dict[str, int], wait_seconds: int | None, as_json: bool) -> Outcome:
+    from state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
+    from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
+
+    find_pipeline(pipeline)
+    settings = Settings.load()
+    with contextlib.closing(StateStore.connect(settings)) as store:
+        committed, _ = _position(store, pipeline, parameters)
+        with contextlib.closing(AirflowClient(settings)) as airflow:
+            outcome = Outcome(pipeline, airflow.trigger(pipeline, parameters))
+            first, last = parameters.get("from_txid"), parameters.get("to_txid")
+            if first is not None:
+                outcome.already_committed = list(range(first, min(committed, last or committed) + 1))
+            if wait_seconds is None:
+                _report(outcome, as_json)
+                return outcome
+            if not as_json:
+                output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
+            _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
+            failed = airflow.failed_tasks(pipeline, outcome.run_id) if outcome.state == "failed" else []
+        _report(outcome, as_json)
+        if outcome.state == "failed":
+            raise _failure(store, outcome, [str(task["task_id"]) for task in failed])
+    return outcome
+
+
+def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) -> tuple[int, int]:
+    """Return last committed and last opened txid, after refusing a range that the run would refuse."""
+    from jobs.ranges import check_range  # noqa: PLC0415
+
+    committed, opened = store.committed(pipeline), store.last_opened(pipeline)[0]
+    check_range(pipeline, committed, parameters.get("from_txid"), parameters.get("to_txid"))
+    return committed, opened
+
+
+def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wait_seconds: int, *, quiet: bool) -> None:
+    """Watch the run until it ends: Airflow tells when, the ledger tells how far."""
+    deadline = time.monotonic() + wait_seconds
+    with _progress(outcome, quiet=quiet) as refresh:
+        while True:
+            outcome.state = airflow.run_state(outcome.pipeline, outcome.run_id)
+            outcome.txids = store.run_txids(outcome.pipeline, outcome.run_id)
+            statuses = store.batch_statuses(outcome.pipeline, outcome.txids, len(outcome.txids) or 1)
+            outcome.phases = {status.txid: status.phase for status in statuses}
+            refresh()
+            if outcome.state in FINISHED:
+                return
+            if time.monotonic() > deadline:
+                raise RunUnfinished(
+                    f"Dag run {outcome.run_id} is still {outcome.state} after {wait_seconds} s; it goes on without you. "
+                    f"See: tidegate inspect {outcome.pipeline}"
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> PermanentError:
+    (lag,) = store.lag([outcome.pipeline])
+    tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
+    return PermanentError(
+        f"Dag run {outcome.run_id} failed in {tasks or 'no task that Airflow names'}. "
+        f"{outcome.pipeline} waits for {lag.waits_for or 'nothing'}. See: tidegate inspect {outcome.pipeline}"
+    )
+
+
+@contextlib.contextmanager
+def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[object]:
+    """Show two bars on a terminal, a line per change elsewhere; yield the function that redraws them."""
+    console = output.talk()
+    if quiet:
+        yield lambda: None
+        return
+    if not console.is_terminal:
+        last = ""
+
+        def print_change() -> None:
+            nonlocal last
+            if (line := _summary(outcome)) != last:
+                output.say(line)
+                last = line
+
+        yield print_change
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        processed, committed = (bars.add_task(name, total=None, note="") for name in ("processed", "committed"))
+
+        def redraw() -> None:
+            done = outcome.committed
+            ready = [t for t in outcome.txids if outcome.phases.get(t) in ("processed", "committed")]
+            busy = [t for t in outcome.txids if outcome.phases.get(t) == "processing"]
+            total = len(outcome.txids) or None
+            bars.update(processed, completed=len(ready), total=total, note=f"now {_ranges(busy)}" if busy else "")
+            bars.update(committed, completed=len(done), total=total, note=f"last txid {done[-1]}" if done else "")
+
+        yield redraw
+
+
+def _summary(outcome: Outcome) -> str:
+    if not outcome.txids:
+        return f"{outcome.pipeline}: {outcome.state}"
+    counts = Counter(outcome.phases.get(txid, "planned") for txid in outcome.txids)
+    order = ("planned", "processing", "processed", "committed", "failed", "halted")
+    return f"{outcome.pipeline}: " + ", ".join(f"{counts[phase]} {phase}" for phase in order if counts[phase])
+
+
+def _report(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        output.print_json({**asdict(outcome), "committed": outcome.committed})
+        return
+    if outcome.already_committed:
+        output.say(f"Already committed: txids {_ranges(outcome.already_committed)}.")
+    if outcome.state not in FINISHED:
+        output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
+    elif not outcome.txids and outcome.state == "success":
+        output.say("Skipped: nothing new at the source, no txid spent.")
+    elif outcome.committed:
+        output.say(f"Committed: txids {_ranges(outcome.committed)}.")
+
+
+def _ranges(txids: list[int]) -> str:
+    """Return txids as people write them: 1-3, 7."""
+    parts: list[list[int]] = []
+    for txid in txids:
+        if parts and txid == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], txid]
+        else:
+            parts.append([txid])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+COMMANDS = (trigger, backfill, run)
