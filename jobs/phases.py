@@ -50,7 +50,7 @@ class Processed:
 
 def plan_batches(
     settings: Settings,
-    pipeline_name: str,
+    pipeline: Pipeline | str,
     *,
     run_id: str,
     from_txid: int | None = None,
@@ -65,37 +65,37 @@ def plan_batches(
 
     Raises: RangeRefused if the range is upside down or would leave a gap; the source's errors; UnknownPipeline.
     """
-    pipeline = find_pipeline(pipeline_name)
+    pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store:
-        check_range(pipeline_name, store.committed(pipeline_name), from_txid, to_txid, max_batches)
+        check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
-            logger.info("%s: another run planned at the same moment; looking again", pipeline_name)
+            logger.info("%s: another run planned at the same moment; looking again", pipeline.name)
         if dropped := store.drop_old_staging(pipeline.spec):
-            logger.info("%s: dropped the staging of %d old attempts", pipeline_name, dropped)
+            logger.info("%s: dropped the staging of %d old attempts", pipeline.name, dropped)
         return txids
 
 
-def process_batch(settings: Settings, pipeline_name: str, txid: int, *, owner: str, restage: bool = False) -> Processed:
+def process_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, restage: bool = False) -> Processed:
     """Process a batch under a new attempt, unless its newest attempt is sealed or it has committed.
 
     A permanent error is written into the ledger, so that later txids of the run stop waiting for this one.
 
     Raises: AttemptFenced if a newer attempt took over meanwhile; what `stage_batch` raises.
     """
-    pipeline = find_pipeline(pipeline_name)
-    with StateStore.connect(settings) as store, _halting(store, pipeline_name, txid):
+    pipeline = find_pipeline(pipeline)
+    with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
         attempt = store.start_attempt(pipeline.spec, txid, owner, restage=restage)
         if attempt is None:
-            return Processed(pipeline_name, txid, None, "processed already")
+            return Processed(pipeline.name, txid, None, "processed already")
         if isinstance(attempt, Commit):
-            return Processed(pipeline_name, txid, attempt.attempt, "committed already")
-        with _recording_failure(store, attempt), spark_session(settings) as spark:
+            return Processed(pipeline.name, txid, attempt.attempt, "committed already")
+        with _recording_failure(store, attempt), spark_session(settings, pipeline.name) as spark:
             stage_batch(store, pipeline, attempt, spark)
-        return Processed(pipeline_name, txid, attempt.number, "processed")
+        return Processed(pipeline.name, txid, attempt.number, "processed")
 
 
-def commit_batch(settings: Settings, pipeline_name: str, txid: int, *, owner: str) -> Commit:
+def commit_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> Commit:
     """Commit a batch, then those that directly follow and are ready; report if it had committed before.
 
     Staging that is missing, damaged or failed is made again from the saved metadata: a failure in either phase repeats
@@ -103,8 +103,8 @@ def commit_batch(settings: Settings, pipeline_name: str, txid: int, *, owner: st
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
     """
-    pipeline = find_pipeline(pipeline_name)
-    with StateStore.connect(settings) as store, _halting(store, pipeline_name, txid):
+    pipeline = find_pipeline(pipeline)
+    with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
         for tries_left in reversed(range(RESTAGE_TRIES)):
             try:
                 done = store.commit_batch(pipeline.spec, txid, owner)
@@ -113,15 +113,15 @@ def commit_batch(settings: Settings, pipeline_name: str, txid: int, *, owner: st
                 if not tries_left:
                     raise
                 logger.warning("%s", lost)
-                process_batch(settings, pipeline_name, txid, owner=owner, restage=True)
+                process_batch(settings, pipeline, txid, owner=owner, restage=True)
         _drain(store, pipeline, done, owner)
         return done
 
 
-def report_exhausted(settings: Settings, pipeline_name: str, txid: int, reason: str) -> None:
+def report_exhausted(settings: Settings, pipeline: str, txid: int, reason: str) -> None:
     """Write into the ledger that nobody retries this batch by itself any more; a later run lifts it again."""
     with StateStore.connect(settings) as store:
-        store.halt_batch(pipeline_name, txid, reason)
+        store.halt_batch(pipeline, txid, reason)
 
 
 def _plan_once(

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jobs import phases
+from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store.commits import Commit
 from state_store.errors import AttemptFenced
@@ -26,7 +27,7 @@ class RunResult:
 
 def run_pipeline(
     settings: Settings,
-    pipeline_name: str,
+    pipeline: Pipeline | str,
     *,
     run_id: str,
     from_txid: int | None = None,
@@ -42,27 +43,27 @@ def run_pipeline(
 
     Raises: what `plan_batches`, `process_batch` and `commit_batch` raise.
     """
-    pipeline = find_pipeline(pipeline_name)
+    pipeline = find_pipeline(pipeline)
     txids = phases.plan_batches(
-        settings, pipeline_name, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
+        settings, pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
     )
     for txid in txids:
         progress(txid, "planned")
 
     def process(txid: int) -> None:
         try:
-            phases.process_batch(settings, pipeline_name, txid, owner=run_id)
+            phases.process_batch(settings, pipeline, txid, owner=run_id)
         except AttemptFenced as fenced:
             logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
         progress(txid, "processed")
 
     commits: list[Commit] = []
-    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline_name}-process") as pool:
+    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool:
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for txid, processed in zip(txids, processing, strict=True):
                 processed.result()
-                commits.append(phases.commit_batch(settings, pipeline_name, txid, owner=run_id))
+                commits.append(phases.commit_batch(settings, pipeline, txid, owner=run_id))
                 progress(txid, "committed")
         except BaseException:
             pool.shutdown(cancel_futures=True)

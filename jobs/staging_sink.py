@@ -51,10 +51,8 @@ def staging_sink(conninfo: dict[str, Any], table: str, state: StateSpec) -> Sink
         if not reader.is_empty:
             try:
                 rows, digest = copy_partition(conninfo, table, columns, reader, task.taskAttemptId())
-            except TidegateError as error:
-                refusal = error
             except psycopg2.Error as error:
-                refusal = translate(error, f"staging state {state.name}")
+                refusal = reader.refusal or translate(error, f"staging state {state.name}")
             if refusal is None and rows != reader.rows:
                 refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {table}.")
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
@@ -74,6 +72,8 @@ class PartialsReader:
         self._next = next(self._batches, None)
         self._block = io.BytesIO()
         self.rows = 0
+        # COPY turns whatever read() raises into an error of its own, so the real reason is kept here.
+        self.refusal: TidegateError | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -88,7 +88,11 @@ class PartialsReader:
         while not (content := self._block.read(size)):
             if self._next is None:
                 return b""
-            self._block = self._encode(self._next)
+            try:
+                self._block = self._encode(self._next)
+            except TidegateError as error:
+                self.refusal = error
+                raise
             self._next = next(self._batches, None)
         return content
 

@@ -33,7 +33,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec], *, accept_epoch: 
 
     Raises: SchemaOutOfDate if a declared state has no migration, DeclarationChanged, AccessRefused, StoreUnavailable.
     """
-    with _connected(settings) as connection:
+    with connected(settings) as connection:
         _check_roles(connection)
         config = _config(connection, specs)
         command.upgrade(config, "head")
@@ -52,7 +52,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec], *, accept_epoch: 
 
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
     """Write the migration that leads from the migrations so far to the declared states; None if nothing is missing."""
-    with _connected(settings) as connection:
+    with connected(settings) as connection:
         config = _config(connection, specs)
         command.upgrade(config, "head")
         try:
@@ -68,7 +68,7 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
 
 def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None:
     """Go to one revision, up or down; for tests and for emergencies."""
-    with _connected(settings) as connection:
+    with connected(settings) as connection:
         config = _config(connection, specs)
         upwards = target > (schema.current_revision(connection) or "")
         (command.upgrade if upwards else command.downgrade)(config, "base" if target == "0000" else target)
@@ -92,7 +92,8 @@ def _check_roles(connection: Connection) -> None:
 
 
 @contextmanager
-def _connected(settings: Settings) -> Iterator[Connection]:
+def connected(settings: Settings) -> Iterator[Connection]:
+    """Open one transaction as the owner of the tables, with a bounded wait for locks."""
     engine = create_engine(settings, user=settings.pg_owner)
     try:
         with engine.begin() as connection:

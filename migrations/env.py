@@ -10,16 +10,17 @@ from sqlalchemy.schema import CreateSchema
 from state_store import tables
 from state_store.schema import VERSION_TABLE
 
-# Postgres refuses a writer that is not the owner of the table, and people only read (CONTRACT I15).
-SINGLE_WRITER = (
-    "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.{table} "
-    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
-)
 
-
-def _ours(name, type_, parent_names):  # noqa: ANN001, ANN202
+def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
     """Look only at our two schemas: staging tables come and go, and other schemas are other people's."""
     return type_ != "schema" or name in (tables.LEDGER, tables.STATE)
+
+
+def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
+    """Leave Alembic's own table alone, and state tables whose pipeline is no longer declared: they hold data."""
+    if type_ != "table":
+        return True
+    return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == tables.STATE)
 
 
 def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -27,7 +28,7 @@ def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
-            script.upgrade_ops.ops.append(ops.ExecuteSQLOp(SINGLE_WRITER.format(table=operation.table_name)))
+            script.upgrade_ops.ops.append(ops.ExecuteSQLOp(tables.SINGLE_WRITER.format(table=f"{tables.STATE}.{operation.table_name}")))
 
 
 connection = context.config.attributes["connection"]
@@ -39,7 +40,7 @@ context.configure(
     version_table_schema=tables.LEDGER,
     include_schemas=True,
     include_name=_ours,
-    include_object=lambda _object, name, type_, _reflected, _compare_to: (type_, name) != ("table", VERSION_TABLE),
+    include_object=_managed,
     process_revision_directives=_guard_new_states,
     transactional_ddl=True,
 )

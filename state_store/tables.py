@@ -26,6 +26,11 @@ LEDGER, STATE, STAGING = "tidegate", "state", "staging"
 # hot counters need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
 
+# The database itself refuses a second writer of a state table (CONTRACT I15); see tidegate.single_writer in migration 0001.
+SINGLE_WRITER = (
+    "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
+    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
+)
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
     "boolean": sa.Boolean(),
@@ -179,7 +184,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         unique = sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True)
     else:
         unique = sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}")
-    return Table(
+    table = Table(
         state.name,
         sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata,
         *keys,
@@ -189,6 +194,8 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         CheckConstraint("txid >= 1", name="txid"),
         postgresql_with=STATE_STORAGE,
     )
+    sa.event.listen(table, "after_create", sa.DDL(SINGLE_WRITER.format(table="%(fullname)s")))
+    return table
 
 
 def staging_table_of(state: StateSpec, txid: int, attempt_number: int) -> Table:

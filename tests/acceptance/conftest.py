@@ -1,0 +1,112 @@
+"""A small pipeline over real files, its oracle, and a process that dies wherever a test wants it to."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
+
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
+from state_store import Settings, StateStore
+
+SALES = Pipeline(
+    name="sales",
+    source=Files("sales", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=2),
+    states={
+        "per_shop": State(
+            key={"shop": "text"},
+            aggregates={"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")},
+        )
+    },
+)
+
+
+class Crash(BaseException):
+    """The process dies here. No Exception, so that no handler can soften it."""
+
+
+@dataclass
+class FaultPlan:
+    """Counts the points at which a process can die, and dies at the chosen one."""
+
+    at: int | None = None
+    points: list[str] = field(default_factory=list)
+
+    def reach(self, name: str) -> None:
+        """Pass one more point, or die."""
+        self.points.append(name)
+        if len(self.points) == self.at:
+            raise Crash(name)
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Watch every statement, and the moments just before and just after every COMMIT."""
+
+        def before_statement(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            self.reach(" ".join(statement.split())[:60])
+
+        real_commit = PGDialect_psycopg2.do_commit
+
+        def do_commit(dialect: object, connection: object) -> None:
+            self.reach("before COMMIT")
+            real_commit(dialect, connection)
+            self.reach("after COMMIT")
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", before_statement)
+        try:
+            with patch.object(PGDialect_psycopg2, "do_commit", do_commit):
+                yield
+        finally:
+            sa.event.remove(sa.Engine, "before_cursor_execute", before_statement)
+
+
+def write_sales(home: Path, *names: str) -> None:
+    """Write sales files whose content follows from their names, with shared and with new keys in each."""
+    folder = home / "sales"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        number = int(name)
+        shops = ("north", "south", f"new {number}", "S\u00e3o Paulo")
+        rows = [f"{shop},{number * 10 + position}\n" for position, shop in enumerate(shops)]
+        (folder / f"{name}.csv").write_text("shop,cents\n" + "".join(rows), encoding="utf-8")
+
+
+def clean_state(home: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Compute the state from the raw files, with nothing but Python."""
+    sold: Counter[str] = Counter()
+    cents: dict[str, list[int]] = {}
+    for file in (home / "sales").glob("*.csv"):
+        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
+            shop, value = line.split(",")
+            sold[shop] += 1
+            cents.setdefault(shop, []).append(int(value))
+    return {shop: (sold[shop], sum(v), min(v), max(v)) for shop, v in cents.items()}
+
+
+def stored_state(settings: Settings, pipeline: Pipeline = SALES) -> dict[str, tuple[int, int, int, int]]:
+    """Read the state from Postgres."""
+    with StateStore.connect(settings) as store:
+        rows = store.state_rows(pipeline.spec.states[0])
+        return {row["shop"]: (row["sold"], row["cents"], row["least"], row["most"]) for row in rows}
+
+
+def run_once(settings: Settings, run_id: str, pipeline: Pipeline = SALES) -> list[int]:
+    """Plan, process and commit everything there is, one step after another."""
+    txids = phases.plan_batches(settings, pipeline, run_id=run_id)
+    for txid in txids:
+        phases.process_batch(settings, pipeline, txid, owner=run_id)
+        phases.commit_batch(settings, pipeline, txid, owner=run_id)
+    return txids
+
+
+@pytest.fixture
+def sales(settings: Settings, register: Callable[..., None]) -> Pipeline:
+    """The sales pipeline, registered, with a folder of four files."""
+    register(SALES)
+    write_sales(settings.home, "01", "02", "03", "04")
+    return SALES

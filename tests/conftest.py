@@ -1,0 +1,121 @@
+"""Real neighbours for the tests: one embedded Postgres and one Spark Connect server per session, a database per test."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+import migrations
+from jobs import Pipeline
+from state_store import Settings, StateStore, schema, tables
+
+for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
+    del os.environ[_name]  # tests must not reach a database of the person who runs them
+
+TEMPLATE = "tidegate_template"
+_numbers = count(1)
+
+
+class Server:
+    """The test session's Postgres server, as its administrator sees it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
+        """Run one statement outside any transaction."""
+        connection = psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": "postgres"})
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def create_database(self, template: str | None = None) -> str:
+        """Create a database that the owner role owns; return its name."""
+        name = f"tidegate_test_{next(_numbers)}"
+        statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
+        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, whoever is connected."""
+        self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
+    from tidegate import services
+
+    home = tmp_path_factory.mktemp("stack")
+    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
+    settings = Settings.load(environ)
+    services.up(settings, without_airflow=True)
+    try:
+        yield Settings.load(environ)
+    finally:
+        services.down(settings)
+
+
+@pytest.fixture(scope="session")
+def server(stack: Settings) -> Server:
+    """The Postgres server of the session."""
+    return Server(stack)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database without pipelines, from which each test gets its own copy."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
+
+
+@pytest.fixture
+def settings(server: Server, template: str, tmp_path: Path) -> Iterator[Settings]:
+    """Settings with a database and a project folder of the test's own."""
+    name = server.create_database(template)
+    yield replace(server.settings, pg_database=name, home=tmp_path)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def register(settings: Settings) -> Callable[..., None]:
+    """A function that creates the state tables of pipelines, as their migrations would, and registers them."""
+
+    def register_pipelines(*pipelines: Pipeline) -> None:
+        specs = tuple(pipeline.spec for pipeline in pipelines)
+        with migrations.connected(settings) as connection:
+            tables.state_tables(specs).create_all(connection)
+            for spec in specs:
+                schema.register(connection, spec)
+
+    return register_pipelines
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[StateStore]:
+    """A store on the test's database, as the worker role."""
+    with StateStore.connect(settings) as connected:
+        yield connected
+
+
+@pytest.fixture
+def as_owner(settings: Settings) -> Callable[[sa.Executable], sa.CursorResult]:
+    """A function that runs one statement as the owner of the tables, for what an administrator could do by hand."""
+
+    def execute(statement: sa.Executable) -> sa.CursorResult:
+        with migrations.connected(settings) as connection:
+            return connection.execute(statement)
+
+    return execute
