@@ -9,7 +9,7 @@ import typer
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
-from tidegate.commands import inspection, pipelines, runs
+from tidegate.commands import inspection, pipelines, runs, stack
 
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (pipelines, runs, inspection):
+for module in (stack, pipelines, runs, inspection):
     for command in module.COMMANDS:
         app.command()(command)
 

@@ -1,0 +1,89 @@
+"""The embedded stack: up, down, status."""
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from state_store.errors import TidegateError
+from state_store.settings import Settings
+from tidegate import output
+from tidegate.commands import AsJson
+
+STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
+
+
+def up(
+    without_airflow: Annotated[bool, typer.Option("--without-airflow", help="Start Postgres and Spark only.")] = False,
+    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to wait for all components.")] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Start Postgres, Spark and Airflow on this machine, and wait until they are well. Safe to repeat."""
+    from tidegate import stack  # noqa: PLC0415 - verbs that do not need it start faster
+
+    settings, started = Settings.load(), time.monotonic()
+    shown: set[str] = set()
+
+    def watch(statuses: list[stack.ComponentStatus]) -> None:
+        for status in statuses:
+            if status.state == "up" and status.name not in shown and not as_json:
+                output.say(f"{status.name} is up ({time.monotonic() - started:.0f} s)")
+                shown.add(status.name)
+
+    statuses = stack.up(settings, without_airflow=without_airflow, wait_seconds=wait_seconds, watch=watch)
+    if as_json:
+        output.print_json([asdict(status) for status in statuses])
+        return
+    _print_components(statuses)
+    settings = Settings.load()
+    if not without_airflow:
+        output.say(f"Airflow: {settings.airflow_url}, user {settings.airflow_user}, password in {settings.airflow_password_file}")
+
+
+def down(as_json: AsJson = False) -> None:
+    """Stop the stack; data stays in .tidegate. Safe to repeat."""
+    from tidegate import stack  # noqa: PLC0415
+
+    ended = stack.down(Settings.load())
+    if as_json:
+        output.print_json({"ended_processes": ended})
+    else:
+        output.say(f"Stopped: {ended} processes ended." if ended else "Nothing was running.")
+
+
+def status(as_json: AsJson = False) -> None:
+    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits."""
+    from state_store import StateStore  # noqa: PLC0415
+    from tidegate import stack  # noqa: PLC0415
+
+    settings = Settings.load()
+    components = stack.status(settings)
+    lags, trouble = [], None
+    try:
+        with StateStore.connect(settings) as store:
+            lags = store.lag()
+    except TidegateError as error:
+        trouble = error
+    if as_json:
+        output.print_json({"pipelines": [asdict(lag) for lag in lags], "components": [asdict(c) for c in components]})
+    else:
+        columns = ["pipeline", "committed", "opened", "pending", "committed_at", "waits_for"]
+        if trouble is None:
+            output.print_table("Pipelines", columns, [[getattr(lag, name) for name in columns] for lag in lags])
+            output.out().print()
+        if components:
+            _print_components(components)
+        else:
+            output.say("No embedded stack was started here.")
+    if trouble is not None:
+        raise trouble
+
+
+def _print_components(components: list) -> None:  # type: ignore[type-arg]
+    columns = ["component", "state", "address", "pid", "restarts", "log"]
+    rows = [[c.name, STATES[c.state] + (f": {c.reason}" if c.reason else ""), c.address, c.pid, c.restarts, c.log] for c in components]
+    output.print_table("Stack", columns, rows)
+
+
+COMMANDS = (up, down, status)

@@ -1,0 +1,102 @@
+"""The embedded Spark Connect server, from the pyspark package: loopback, with a token."""
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from state_store.errors import PermanentError
+from tidegate.stack.component import Component, listens
+from tidegate.stack.postgres import write_secret
+
+SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+JAVA_VERSIONS = range(17, 22)
+MAX_DRIVER_MEMORY = 4 * 1024**3
+
+
+class EmbeddedSpark:
+    """The files and settings of one Spark Connect server."""
+
+    def __init__(self, stack_folder: Path, port: int, stager_passfile: Path) -> None:
+        self.port = port
+        self.folder = stack_folder / "spark"
+        self.token_file = stack_folder / "secrets" / "spark_token"
+        self._properties = stack_folder / "secrets" / "spark.conf"
+        self._stager_passfile = stager_passfile
+        self._home = stack_folder.parent
+
+    def initialize(self) -> None:
+        """Write the token and the server's properties, readable by their owner only.
+
+        Raises: PermanentError without a Java that Spark runs on.
+        """
+        check_java()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.token_file.exists():
+            write_secret(self.token_file, secrets.token_urlsafe(32))
+        memory = min(psutil.virtual_memory().total // 6, MAX_DRIVER_MEMORY) // 1024**2
+        properties = {
+            "spark.master": "local[*]",
+            "spark.app.name": "tidegate",
+            "spark.driver.memory": f"{memory}m",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.local.dir": str(self.folder / "tmp"),
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            "spark.sql.catalogImplementation": "in-memory",
+            "spark.sql.ansi.enabled": "true",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.connect.authenticate.token": self.token_file.read_text(),
+            # Sessions are shared by all batches of a pipeline: they must outlive the night (jobs.spark).
+            "spark.connect.session.manager.defaultSessionTimeout": "30d",
+        }
+        write_secret(self._properties, "".join(f"{name} {value}\n" for name, value in properties.items()))
+
+    def component(self) -> Component:
+        """Return how to start the server."""
+        package = find_spec("pyspark")
+        if package is None or not package.submodule_search_locations:
+            raise PermanentError("Spark is not installed. Run: make setup")
+        home = Path(package.submodule_search_locations[0])
+        command = [home / "bin" / "spark-submit", "--properties-file", self._properties, "--class", SERVER_CLASS]
+        environment = {
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,  # executors need this environment's packages
+            "PGPASSFILE": str(self._stager_passfile),
+            "TIDEGATE_HOME": str(self._home),
+        }
+        return Component(
+            "spark",
+            [*map(str, command), "spark-internal"],
+            lambda: listens(self.port),
+            environment=environment,
+            folder=self.folder,
+            deadline_seconds=120,
+        )
+
+
+def check_java() -> None:
+    """Refuse to go on without a Java that Spark 4.3 runs on.
+
+    Raises: PermanentError that says what to install.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    advice = "Install Java 17 or 21 (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)."
+    if java is None:
+        raise PermanentError(f"Java is missing{f' in JAVA_HOME={home}' if home else ''}. {advice}")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if version is None or int(version[1]) not in JAVA_VERSIONS:
+        raise PermanentError(f"{java} is Java {version[1] if version else 'of an unknown version'}, which Spark cannot use. {advice}")
