@@ -9,11 +9,14 @@ from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from state_store.errors import SettingsInvalid, SparkUnavailable
 from state_store.settings import Settings
 
 REACH_TIMEOUT_SECONDS = 5
+# Some 45 s in all: a server that restarts is waited for; for longer absences the whole batch is tried again.
+SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
 MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
 LOCAL = re.compile(r"local\[(\d+|\*)\]")
 PINNED = {
@@ -38,7 +41,7 @@ def spark_session(settings: Settings, pipeline: str) -> Iterator[SparkSession]:
         yield _configured(_local(settings), settings)
         return
     _check_reachable(settings.spark_remote)
-    session = _join(settings, f"{settings.pg_host}:{settings.pg_port}/{settings.pg_database}/{pipeline}")
+    session = _join(settings, pipeline)
     try:
         yield session
     finally:
@@ -52,6 +55,7 @@ def _join(settings: Settings, name: str) -> SparkSession:
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
         address = f"{settings.spark_remote.rstrip('/')}/;user_id=tidegate;session_id={session_id}{_token(settings)}"
         session = SparkSession.builder.remote(address).create()
+        session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
         try:
             return _configured(session, settings)
         except PySparkException as error:

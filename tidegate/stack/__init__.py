@@ -95,7 +95,7 @@ def _wanted(layout: Layout, *, without_airflow: bool) -> list[Component]:
 
 def _status_of(layout: Layout, component: Component, supervised: dict | None) -> ComponentStatus:  # type: ignore[type-arg]
     known = (supervised or {"components": {}})["components"].get(component.name, {})
-    address = {"postgres": f"127.0.0.1:{layout.ports['postgres']}", "spark": f"sc://127.0.0.1:{layout.ports['spark']}"}
+    address = {"postgres": f"127.0.0.1:{layout.ports['postgres']}", "spark": f"sc://localhost:{layout.ports['spark']}"}
     reason = known.get("gave_up")
     state = "gave up" if reason else "stopped" if supervised is None else "starting"
     if state == "starting" and known.get("pid") and (reason := component.check()) is None:

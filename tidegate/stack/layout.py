@@ -60,7 +60,8 @@ class Layout:
             "pg_host": "127.0.0.1",
             "pg_port": self.ports["postgres"],
             "pg_passfile": str(self.postgres.passfile),
-            "spark_remote": f"sc://127.0.0.1:{self.ports['spark']}",
+            # Spark's client sends a token without TLS to this very name only, not to 127.0.0.1.
+            "spark_remote": f"sc://localhost:{self.ports['spark']}",
             "spark_token_file": str(self.spark.token_file),
             "airflow_url": self.airflow.url,
             "airflow_user": USER,

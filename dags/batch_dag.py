@@ -1,0 +1,279 @@
+"""One Dag per pipeline, from one factory.
+
+    plan -> batch, once per txid: [ process -> await_turn -> commit ]
+
+plan freezes the batches of this run and hands on their txids, nothing else. process tasks run side by side, as many as
+the window allows. await_turn costs no worker: it lives in the triggerer (`dags.turn_trigger`) until every earlier txid
+has committed. commit is one Postgres transaction. If one txid fails, the others are processed all the same, and those
+before it commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over.
+
+Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
+twice at once; at worst they find the work done.
+
+Importing this module loads no pyspark: `jobs.phases`, which does, is imported when a task runs.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from typing import Any
+
+from airflow.sdk import DAG, BaseSensorOperator, ExceptionRetryPolicy, Param, RetryRule, task, task_group
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
+from airflow.triggers.base import StartTriggerArgs
+
+from jobs.registry import pipeline_names
+from state_store import Settings, StateStore
+from state_store.errors import AttemptFenced, TidegateError, UnknownPipeline, UsageError
+
+logger = logging.getLogger(__name__)
+
+# The one place where our errors become Airflow's decisions. Whatever is not permanent is tried again after 5 to 10 s, then
+# twice as long each time: some five minutes in all, which a restart of Postgres or Spark takes.
+TASK_DEFAULTS: dict[str, Any] = {
+    "weight_rule": "absolute",  # the default adds up what comes after, so that processing would go before commits
+    "retries": 5,
+    "retry_delay": timedelta(seconds=5),
+    "retry_exponential_backoff": 2,
+    "max_retry_delay": timedelta(minutes=2),
+    "retry_policy": ExceptionRetryPolicy(
+        [
+            RetryRule(
+                exception="state_store.errors.PermanentError",
+                action=RetryAction.FAIL,
+                reason="A person has to look; trying again cannot help.",
+            )
+        ]
+    ),
+}
+# Commits go before processing (1) in the queue; otherwise nothing commits until everything is processed.
+COMMIT_PRIORITY = 10
+TXID_NAME = "txid {{ task.op_kwargs['txid'] }}"
+
+PARAMS = {
+    "from_txid": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        title="From txid",
+        description="First txid of a backfill. Txids before it must have committed. Empty: start with what is left over.",
+    ),
+    "to_txid": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        title="To txid",
+        description="Last txid of a backfill. Empty: as far as the source goes.",
+    ),
+    "max_batches": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        title="Most batches",
+        description="At most this many batches in this run. Empty: all there are, up to 1000.",
+    ),
+}
+
+DAG_DOC = """\
+Runs pipeline **{name}**: each batch of new data gets a txid, is processed by Spark, and commits into Postgres in txid order,
+exactly once.
+
+**Run it**: trigger it, here or with `tidegate trigger {name} --wait`. Batches that an earlier run left over come first, then
+whatever is new at the source. With nothing to do, all tasks are skipped.
+
+**Backfill**: give *From txid* and *To txid*, or `tidegate backfill {name} --from-txid A --to-txid B`. What has committed is
+left alone.
+
+**If a task is red**: its log says in one line what is wrong. Mend it and trigger the Dag again. Nothing has to be cleared,
+and clearing any task, or running it twice, is harmless.
+
+**Look inside**: `tidegate inspect {name}`.
+"""
+PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
+PROCESS_DOC = "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It does not count yet."
+AWAIT_DOC = "Waits in the triggerer, without a worker, until every earlier txid has committed."
+COMMIT_DOC = "Merges the staged result into the state tables, in one transaction, in txid order. Repeating it changes nothing."
+
+
+def batch_dag(
+    pipeline_name: str,
+    *,
+    schedule: Any = None,
+    window: int = 4,
+    turn_timeout: timedelta = timedelta(hours=6),
+    default_args: Mapping[str, Any] | None = None,
+    tags: tuple[str, ...] = (),
+    **dag_arguments: Any,
+) -> DAG:
+    """Return the Dag that runs one pipeline; the pipeline itself is not imported.
+
+    `window` is how many batches are processed at once, over all runs; plan warns if the pipeline declares another one.
+    `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own. More than one active run is
+    safe, but both would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
+
+    Raises: UnknownPipeline with the names there are.
+    """
+    _check_exists(pipeline_name)
+    arguments: dict[str, Any] = {
+        "description": f"Exactly-once batches of {pipeline_name}, committed in txid order",
+        "doc_md": DAG_DOC.format(name=pipeline_name),
+        "start_date": datetime(2024, 1, 1, tzinfo=UTC),  # a schedule without one never runs
+        "catchup": False,  # what is missing, the ledger knows, not the calendar
+        "max_active_runs": 1,
+        **dag_arguments,
+    }
+    arguments["params"] = {**PARAMS, **arguments.get("params", {})}
+    with DAG(
+        pipeline_name,
+        schedule=schedule,
+        default_args=TASK_DEFAULTS | dict(default_args or {}),
+        tags=["tidegate", *tags],
+        **arguments,
+    ) as dag:
+        planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, window)
+
+        def batch(txid: int) -> None:
+            processed = task(
+                task_id="process",
+                doc_md=PROCESS_DOC,
+                max_active_tis_per_dag=window,
+                map_index_template=TXID_NAME,
+                on_failure_callback=report_failure,
+            )(process)(pipeline_name, txid=txid)
+            turn = AwaitTurn(
+                task_id="await_turn",
+                doc_md=AWAIT_DOC,
+                pipeline_name=pipeline_name,
+                timeout=turn_timeout,
+                priority_weight=COMMIT_PRIORITY,
+            )
+            committed = task(
+                task_id="commit",
+                doc_md=COMMIT_DOC,
+                priority_weight=COMMIT_PRIORITY,
+                map_index_template=TXID_NAME,
+                on_failure_callback=report_failure,
+            )(commit)(pipeline_name, txid=txid)
+            processed >> turn >> committed
+
+        task_group(group_id="batch", tooltip="Everything that happens to one txid")(batch).expand(txid=planned)
+    return dag
+
+
+def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
+    """Return the txids that this run covers; with none, the whole run is skipped."""
+    from jobs import phases  # noqa: PLC0415 - brings pyspark
+    from jobs.registry import find_pipeline  # noqa: PLC0415
+
+    if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
+        raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
+    if (declared := find_pipeline(pipeline_name).window) != window:
+        logger.warning("The pipeline declares window=%d, its Dag processes %d batches at once.", declared, window)
+    txids = phases.plan_batches(Settings.load(), pipeline_name, run_id=run_id, **{name: params[name] for name in PARAMS})
+    if not txids:
+        raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
+    logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
+    return txids
+
+
+def process(pipeline_name: str, txid: int, ti: Any) -> None:
+    """Process one batch; if another attempt has taken it over, leave it to that one."""
+    from jobs import phases  # noqa: PLC0415 - brings pyspark
+
+    logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", pipeline_name, txid, txid)
+    try:
+        logger.info("%s", phases.process_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti)))
+    except AttemptFenced as fenced:
+        logger.warning("%s", fenced)
+
+
+def commit(pipeline_name: str, txid: int, ti: Any) -> None:
+    """Commit one batch, or find that it has committed."""
+    from jobs import phases  # noqa: PLC0415 - brings pyspark
+
+    logger.info("%s", phases.commit_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti)))
+
+
+def report_failure(context: Mapping[str, Any]) -> None:
+    """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
+
+    Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
+    It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
+    """
+    from jobs import phases  # noqa: PLC0415 - brings pyspark
+
+    settings, ti, error = Settings.load(), context["ti"], context.get("exception")
+    if isinstance(error, TidegateError):
+        reason = f"{error.code}: {error}"
+    elif error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        reason = f"{ti.task_id} was killed in try {ti.try_number}."
+    with StateStore.connect(settings) as store:
+        txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
+    phases.report_exhausted(settings, ti.dag_id, txid, reason)
+
+
+class AwaitTurn(BaseSensorOperator):  # type: ignore[misc]
+    """Waits until the batch may commit, in the triggerer from beginning to end.
+
+    The triggerer renders `run_id` and `map_index`; Airflow 3.3 does so inside a mapped task group, where a directly mapped
+    operator could not. The timeout is kept by the scheduler, so it ends the wait even if no triggerer is left.
+    """
+
+    template_fields = ("run_id", "map_index")
+    start_from_trigger = True
+
+    def __init__(self, *, pipeline_name: str, timeout: timedelta, **arguments: Any) -> None:
+        # A wait that failed is over: trying it again would wait for the same thing.
+        super().__init__(timeout=timeout, **{**arguments, "retries": 0, "retry_policy": None})
+        self.pipeline_name = pipeline_name
+        self.run_id = "{{ run_id }}"
+        self.map_index = "{{ ti.map_index }}"
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls="dags.turn_trigger.TurnTrigger",
+            trigger_kwargs={"pipeline_name": pipeline_name, "run_id": self.run_id, "map_index": self.map_index},
+            next_method="execute_complete",
+            timeout=timeout,
+        )
+
+    def execute(self, context: Any) -> None:  # noqa: ARG002
+        """Defer at once, where a worker was started after all (`airflow tasks test`)."""
+        from dags.turn_trigger import TurnTrigger  # noqa: PLC0415 - the triggerer's business otherwise
+
+        self.defer(
+            trigger=TurnTrigger(self.pipeline_name, self.run_id, self.map_index),
+            timeout=timedelta(seconds=self.timeout),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Any, event: Any = None) -> None:
+        """Do nothing: the trigger ends the task by itself."""
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Fail, saying why: Airflow starts a worker for this task only to end a wait that took too long."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except AirflowSensorTimeout as timeout:
+            raise AirflowSensorTimeout(
+                f"The turn did not come within {timedelta(seconds=self.timeout)}: an earlier txid has not committed. Look with "
+                f"tidegate inspect {self.pipeline_name}, then trigger the Dag again: it starts with what is left over."
+            ) from timeout
+
+
+def _check_exists(pipeline_name: str) -> None:
+    """Refuse a name without a pipeline, importing none. Every task parses its Dag, so the usual case is the quick one."""
+    if pipeline_name.isidentifier() and find_spec(f"jobs.pipelines.{pipeline_name}"):
+        return
+    if pipeline_name not in (known := pipeline_names()):
+        raise UnknownPipeline(
+            f"There is no pipeline {pipeline_name}: no jobs/pipelines/{pipeline_name}.py and no entry point of that name in "
+            f"group tidegate.pipelines. Pipelines: {', '.join(known) or 'none'}.",
+            pipeline=pipeline_name,
+        )
+
+
+def _owner(ti: Any) -> str:
+    return f"Airflow {ti.run_id}, {ti.task_id}, try {ti.try_number}"

@@ -1,0 +1,56 @@
+"""Airflow in the test process, with a home of its own; and batches in a real ledger, without Spark."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+with pytest.MonkeyPatch.context() as _environment:
+    # Airflow reads its settings on import, and would write them into the home folder of whoever runs the tests.
+    _environment.setenv("AIRFLOW_HOME", tempfile.mkdtemp(prefix="tidegate-airflow-"))
+    _environment.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+    import airflow.settings  # noqa: F401
+
+from jobs import Count, Files, Pipeline, State
+from state_store import StateStore
+from state_store.attempts import Attempt
+from state_store.batches import encode_metadata
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DAGS = REPOSITORY / "dags"
+CLICKS = Pipeline(
+    name="clicks",
+    source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string"}),
+    states={"per_page": State(key={"page": "text"}, aggregates={"clicks": Count()})},
+)
+
+
+class Batches:
+    """Moves batches of pipeline clicks through the real ledger: batches without rows need no Spark."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+
+    def plan(self, run_id: str, count: int) -> list[int]:
+        """Open `count` batches and give them to a run."""
+        after, _ = self.store.last_opened(CLICKS.name)
+        metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
+        return self.store.open_batches(CLICKS.spec, run_id, [], after, metadata)
+
+    def seal(self, txid: int) -> None:
+        """Process a batch."""
+        attempt = self.store.start_attempt(CLICKS.spec, txid, "test")
+        assert isinstance(attempt, Attempt)
+        self.store.seal(attempt, [], 0)
+
+    def commit(self, txid: int) -> None:
+        """Commit a processed batch."""
+        self.store.commit_batch(CLICKS.spec, txid, "test")
+
+
+@pytest.fixture
+def batches(store: StateStore, register: Callable[..., None]) -> Batches:
+    """Register pipeline clicks, without a batch yet."""
+    register(CLICKS)
+    return Batches(store)

@@ -1,0 +1,197 @@
+"""Every Dag parses quickly, has the promised shape, and turns our errors into the right decision."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowSensorTimeout, ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+from dags import batch_dag
+from jobs.registry import pipeline_names
+from state_store import Settings, errors
+from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
+
+ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
+
+
+@pytest.fixture(scope="module")
+def dag_bag() -> DagBag:
+    """Find all of our Dags as Airflow finds them."""
+    return DagBag(DAGS)
+
+
+@pytest.fixture(scope="module")
+def flights(dag_bag: DagBag) -> DAG:
+    """Return the example Dag."""
+    return dag_bag.dags["flights"]
+
+
+def test_each_dag_file_holds_exactly_one_dag(dag_bag: DagBag) -> None:
+    """Airflow skips files silently, so every file that is not on the ignore list must have been parsed into one Dag."""
+    ignored = (DAGS / ".airflowignore").read_text().split("\n")
+    files = {str(file) for file in DAGS.glob("*.py") if file.name not in ignored}
+
+    assert dag_bag.import_errors == {}
+    assert sorted(dag.fileloc for dag in dag_bag.dags.values()) == sorted(files)
+
+
+def test_each_pipeline_has_a_dag_of_its_name(dag_bag: DagBag) -> None:
+    """Whoever knows a pipeline's name knows its Dag's."""
+    assert sorted(dag_bag.dags) == pipeline_names()
+
+
+def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> None:
+    """A Dag file is parsed again and again, and by every task; it must cost next to nothing."""
+    program = (
+        "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
+        "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'jobs.pipelines.')))]))"
+    )
+    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(DAGS)], capture_output=True, text=True, check=True, env=environ, cwd=tmp_path
+    )
+
+    assert json.loads(found.stdout.splitlines()[-1]) == [len(pipeline_names()), []]
+
+
+@pytest.mark.parametrize("name", ["flihgts", "", "jobs.pipelines.flights", "../flights"])
+def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str) -> None:
+    """A misspelt name must not become a Dag that fails at night."""
+    with pytest.raises(errors.UnknownPipeline, match=r"Pipelines: .*flights"):
+        batch_dag.batch_dag(name)
+
+
+def test_a_batch_is_processed_then_waits_then_commits(flights: DAG) -> None:
+    """The shape is plan -> process -> await_turn -> commit, the last three once per txid."""
+    chain = ["plan", "batch.process", "batch.await_turn", "batch.commit"]
+
+    assert [flights.get_task(task_id).downstream_task_ids for task_id in chain] == [
+        {"batch.process", "batch.commit"},  # both take their txid from plan's list
+        {"batch.await_turn"},
+        {"batch.commit"},
+        set(),
+    ]
+    assert all(flights.get_task(task_id).get_closest_mapped_task_group() for task_id in chain[1:])
+
+
+def test_commits_go_before_processing_in_airflows_queue(flights: DAG) -> None:
+    """Otherwise nothing would commit until everything is processed."""
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
+    weights = {task.task_id: task.weight_rule.get_weight(SimpleNamespace(task=task)) for task in serialized.tasks}
+
+    assert weights["batch.commit"] == weights["batch.await_turn"] > weights["batch.process"]
+
+
+def test_the_wait_starts_in_the_triggerer_and_ends_by_itself(flights: DAG) -> None:
+    """What Airflow's scheduler and triggerer read from the serialized Dag: no worker, a trigger, a deadline, one try."""
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
+    wait = serialized.get_task("batch.await_turn")
+
+    assert wait.start_from_trigger is True
+    assert wait.start_trigger_args.trigger_cls == "dags.turn_trigger.TurnTrigger"
+    assert wait.start_trigger_args.timeout == timedelta(hours=6)
+    assert set(wait.template_fields) == {"run_id", "map_index"}
+    assert wait.retries == 0
+
+
+def test_a_wait_that_took_too_long_says_what_to_do(flights: DAG) -> None:
+    """Airflow itself would only say: Trigger timeout."""
+    wait = flights.get_task("batch.await_turn")
+
+    with pytest.raises(AirflowSensorTimeout, match=r"did not come within 6:00:00: .* tidegate inspect flights"):
+        wait.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
+
+
+def test_the_window_bounds_spark_work_and_nothing_else() -> None:
+    """Commits and waits must not queue behind processing."""
+    dag = batch_dag.batch_dag("flights", window=7)
+
+    limits = {task.task_id: task.max_active_tis_per_dag for task in dag.tasks}
+    assert limits == {"plan": None, "batch.process": 7, "batch.await_turn": None, "batch.commit": None}
+
+
+def test_an_author_may_set_any_argument_of_a_dag() -> None:
+    """The factory adds to what is given and takes nothing away."""
+    dag = batch_dag.batch_dag(
+        "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args={"retries": 1, "owner": "ops"}
+    )
+
+    assert dag.tags == {"tidegate", "nightly"}
+    assert dag.max_active_runs == 2
+    assert [(t.retries, t.owner) for t in dag.tasks if t.task_id != "batch.await_turn"] == [(1, "ops")] * 3
+    assert dag.start_date is not None
+    assert dag.catchup is False
+
+
+@pytest.mark.parametrize("name", ["from_txid", "to_txid", "max_batches"])
+def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, name: str) -> None:
+    """Airflow refuses the rest before a run exists; the form explains each."""
+    parameter = flights.params.get_param(name)
+
+    assert parameter.resolve() is None
+    assert parameter.resolve(7) == 7
+    assert parameter.schema["title"]
+    assert parameter.description
+    for wrong in (0, -1, "3", 1.5, True):
+        with pytest.raises(ParamValidationError):
+            parameter.resolve(wrong)
+
+
+def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
+    """Airflow accepts any name, and a run without its max_batches would take everything."""
+    with pytest.raises(errors.UsageError, match=r"max_batch is unknown\. There are: from_txid, max_batches, to_txid"):
+        batch_dag.plan("flights", 4, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
+def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, error: type[errors.TidegateError]) -> None:
+    """The one mapping from our error families to Airflow's decisions."""
+    decision = flights.get_task("batch.process").retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5)
+
+    expected = RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT
+    assert decision.action == expected
+
+
+def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) -> None:
+    """A broken connection that nobody foresaw deserves another try."""
+    for task_id in ("plan", "batch.process", "batch.commit"):
+        task = flights.get_task(task_id)
+        assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.DEFAULT
+        assert (task.retries, task.retry_delay, task.retry_exponential_backoff, task.max_retry_delay) == (
+            5,
+            timedelta(seconds=5),
+            2,
+            timedelta(minutes=2),
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.StoreUnavailable("Postgres is away."), "STORE_UNAVAILABLE: Postgres is away."),
+        (OSError("gone"), "OSError: gone"),
+        (None, "batch.process was killed in try 6."),
+    ],
+)
+def test_a_task_that_gives_up_tells_the_ledger(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
+) -> None:
+    """Later txids, in this run and others, are told why they wait in vain."""
+    monkeypatch.setattr(Settings, "load", lambda: settings)
+    batches.plan("run", 3)
+    task = SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=1, task_id="batch.process", try_number=6)
+
+    batch_dag.report_failure({"ti": task, "exception": error})
+
+    assert batches.store.turns([("clicks", 3)])["clicks", 3].halted == f"txid 2 is halted: {reason}"

@@ -1,0 +1,264 @@
+"""Waiting triggers learn from a real ledger when their turn has come, through one poller, whatever happens meanwhile."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from airflow.sdk.module_loading import import_string
+from airflow.triggers.base import TaskFailedEvent, TaskSuccessEvent
+from psycopg2 import sql
+
+from dags import turn_trigger
+from dags.turn_trigger import Place, TurnPoller, TurnTrigger
+from state_store import Settings, StateStore
+from tests.conftest import Server
+from tests.dags.conftest import CLICKS, Batches
+
+PATIENCE_SECONDS = 20
+END_CONNECTIONS = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s")
+
+
+@pytest.fixture
+def connects(settings: Settings) -> list[StateStore]:
+    """Collect the connections that the poller opens."""
+    return []
+
+
+@pytest.fixture
+def poller(settings: Settings, connects: list[StateStore]) -> TurnPoller:
+    """Return a poller over the test's database, in a run where no task has failed."""
+    return TurnPoller(_connect(settings, connects), lambda _pipeline, _run_id: [])
+
+
+def _connect(settings: Settings, connects: list[StateStore]) -> Callable[[], StateStore]:
+    def connect() -> StateStore:
+        connects.append(StateStore.connect(settings))
+        return connects[-1]
+
+    return connect
+
+
+def _places(indexes: Iterable[int]) -> list[Place]:
+    return [Place(CLICKS.name, "run", index) for index in indexes]
+
+
+def _run(body: Callable[[], Any]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(body(), PATIENCE_SECONDS)
+
+    return asyncio.run(bounded())
+
+
+def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
+    """A batch that was processed early waits until every earlier one has committed."""
+    batches.plan("run", 3)
+
+    async def body() -> None:
+        waits = [asyncio.create_task(poller.wait(place)) for place in _places(range(3))]
+        await asyncio.to_thread(batches.seal, 2)
+        await asyncio.to_thread(batches.seal, 3)
+        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        assert not any(wait.done() for wait in waits)
+
+        for txid, wait in enumerate(waits, start=1):
+            if txid == 1:
+                await asyncio.to_thread(batches.seal, 1)
+            found, turn = await wait
+            assert (found, turn.opens) == (txid, True)
+            assert not any(later.done() for later in waits[txid:])
+            await asyncio.to_thread(batches.commit, txid)
+
+    _run(body)
+
+
+def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
+    """Nobody waits for a batch that waits for a person; those before it are not disturbed."""
+    batches.plan("run", 3)
+    batches.seal(1)
+    batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
+
+    async def body() -> list[Any]:
+        return await asyncio.gather(*(poller.wait(place) for place in _places([0, 2])))
+
+    (first, opened), (third, halted) = _run(body)
+    assert (first, opened.opens, opened.halted) == (1, True, None)
+    assert (third, halted.halted) == (3, "txid 2 is halted: SOURCE_CHANGED: a.csv")
+
+
+def test_a_hundred_waiting_triggers_share_one_connection(
+    batches: Batches, poller: TurnPoller, connects: list[StateStore]
+) -> None:
+    """The triggerer may hold thousands of waits; Postgres must not notice."""
+    batches.plan("run", 100)
+    for txid in range(1, 101):
+        batches.seal(txid)
+        batches.commit(txid)
+
+    async def body() -> list[Any]:
+        return await asyncio.gather(*(poller.wait(place) for place in _places(range(100))))
+
+    assert [txid for txid, _ in _run(body)] == list(range(1, 101))
+    assert len(connects) == 1
+
+
+def test_the_poller_rests_while_nobody_waits_and_starts_again(
+    batches: Batches, poller: TurnPoller, connects: list[StateStore]
+) -> None:
+    """An idle triggerer asks Postgres nothing."""
+    batches.plan("run", 1)
+    batches.seal(1)
+
+    async def body() -> None:
+        for _ in range(2):
+            await poller.wait(*_places([0]))
+            while any(task.get_name() == "turn poller" for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.01)
+
+    _run(body)
+    assert len(connects) == 2
+
+
+def test_a_trigger_that_airflow_drops_does_not_disturb_the_others(batches: Batches, poller: TurnPoller) -> None:
+    """Nor does one that runs twice."""
+    batches.plan("run", 2)
+
+    async def body() -> list[Any]:
+        dropped, once, twice = (asyncio.create_task(poller.wait(place)) for place in _places([1, 0, 0]))
+        await asyncio.sleep(turn_trigger.POLL_SECONDS)
+        dropped.cancel()
+        await asyncio.to_thread(batches.seal, 1)
+        return await asyncio.gather(once, twice)
+
+    assert [txid for txid, _ in _run(body)] == [1, 1]
+
+
+def test_waits_outlive_an_unreachable_postgres(
+    batches: Batches, settings: Settings, connects: list[StateStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and asked again; a wait never fails because of it."""
+    batches.plan("run", 1)
+    batches.seal(1)
+    refused = iter([replace(settings, pg_port=1), replace(settings, pg_port=1)])
+
+    def connect() -> StateStore:
+        return _connect(next(refused, settings), connects)()
+
+    poller = TurnPoller(connect, lambda _pipeline, _run_id: [])
+
+    async def body() -> Any:
+        return await poller.wait(*_places([0]))
+
+    with caplog.at_level(logging.WARNING, logger="dags.turn_trigger"):
+        txid, turn = _run(body)
+
+    assert (txid, turn.opens) == (1, True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "asking again in 1 s" in caplog.text
+
+
+def test_a_connection_that_breaks_is_replaced(
+    batches: Batches, server: Server, poller: TurnPoller, connects: list[StateStore]
+) -> None:
+    """A restart of Postgres in the middle of a wait costs a warning at most."""
+    batches.plan("run", 1)
+
+    async def body() -> Any:
+        wait = asyncio.create_task(poller.wait(*_places([0])))
+        while not connects:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.execute, END_CONNECTIONS, [batches.store.settings.pg_database])
+        await asyncio.to_thread(batches.seal, 1)
+        return await wait
+
+    assert _run(body)[1].opens
+
+
+def test_a_task_that_failed_without_a_word_ends_the_later_waits(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
+    batches.plan("run", 3)
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, _run_id: [1])
+
+    async def body() -> Any:
+        before = asyncio.create_task(poller.wait(*_places([0])))
+        _, turn = await poller.wait(*_places([2]))
+        assert not before.done()
+        return turn
+
+    assert _run(body).halted == "a task of txid 2 has failed for good in this run"
+
+
+def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has the last word: another run may have done the work."""
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    batches.plan("run", 2)
+    batches.seal(1)
+    batches.commit(1)
+    looked: list[str] = []
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [0])
+
+    async def body() -> Any:
+        wait = asyncio.create_task(poller.wait(*_places([1])))
+        while len(looked) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(batches.seal, 2)
+        return await wait
+
+    assert _run(body)[1].opens
+
+
+def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, poller: TurnPoller) -> None:
+    """A ledger that was rebuilt must not leave anybody waiting for hours."""
+    batches.plan("another run", 1)
+
+    async def body() -> Any:
+        return await poller.wait(*_places([0]))
+
+    assert _run(body)[1].halted == "the ledger knows no such batch of this run"
+
+
+def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
+    """A bug in the poller is loud."""
+
+    def connect() -> StateStore:
+        raise ZeroDivisionError
+
+    async def body() -> Any:
+        return await TurnPoller(connect, lambda _pipeline, _run_id: []).wait(*_places([0]))
+
+    with pytest.raises(ZeroDivisionError):
+        _run(body)
+
+
+@pytest.mark.parametrize(("halted", "event"), [(False, TaskSuccessEvent), (True, TaskFailedEvent)])
+def test_the_trigger_ends_its_task_without_a_worker(
+    batches: Batches,
+    poller: TurnPoller,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    halted: bool,
+    event: type,
+) -> None:
+    """Airflow re-creates the trigger from what it serialized, with a map index that Jinja rendered to text."""
+    monkeypatch.setattr(turn_trigger, "_poller", poller)
+    batches.plan("run", 1)
+    batches.seal(1)
+    if halted:
+        batches.store.halt_batch(CLICKS.name, 1, "GUARD_MISMATCH: txid 9 is ahead.")
+    path, arguments = TurnTrigger(CLICKS.name, "run", "0").serialize()
+    trigger = import_string(path)(**arguments)
+
+    async def body() -> list[Any]:
+        return [found async for found in trigger.run()]
+
+    assert [type(found) for found in _run(body)] == [event]
+    expected = "txid 1 is halted: GUARD_MISMATCH: txid 9 is ahead" if halted else "every earlier txid has committed"
+    assert expected in capfd.readouterr().out  # Airflow's own logger writes there
