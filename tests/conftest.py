@@ -14,6 +14,7 @@ from psycopg2 import sql
 import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
+from tidegate import stack as embedded
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach a database of the person who runs them
@@ -54,16 +55,14 @@ class Server:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
-    from tidegate import services
-
     home = tmp_path_factory.mktemp("stack")
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     settings = Settings.load(environ)
-    services.up(settings, without_airflow=True)
+    embedded.up(settings, without_airflow=True)
     try:
         yield Settings.load(environ)
     finally:
-        services.down(settings)
+        embedded.down(settings)
 
 
 @pytest.fixture(scope="session")

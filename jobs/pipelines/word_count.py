@@ -5,7 +5,7 @@ from jobs import Count, Files, Pipeline, State
 
 def words(lines):  # noqa: ANN001, ANN201 - a DataFrame in and out; naming the type would import pyspark
     """Split lines into lower-case words: runs of letters, apostrophes inside."""
-    return lines.selectExpr(r"explode(regexp_extract_all(lower(value), r'(\p{L}+(?:\'\p{L}+)*)', 1)) AS word")
+    return lines.selectExpr(r"""explode(regexp_extract_all(lower(value), r"(\p{L}+(?:'\p{L}+)*)", 1)) AS word""")
 
 
 PIPELINE = Pipeline(

@@ -4,11 +4,13 @@ import base64
 import json
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 
@@ -68,7 +70,7 @@ class EmbeddedAirflow:
         self._secrets = stack_folder / "secrets"
         self._stack_folder = stack_folder
         self._passfile = passfile
-        self._database = f"airflow@127.0.0.1:{postgres_port}/airflow?passfile={passfile}"
+        self._database = f"airflow@127.0.0.1:{postgres_port}/airflow?passfile={quote(str(passfile))}"
 
     def initialize(self) -> None:
         """Write password and keys, unless they exist."""
@@ -92,12 +94,12 @@ class EmbeddedAirflow:
             "AIRFLOW__CORE__DAGS_FOLDER": str(PROJECT / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._secrets / "airflow_passwords.json"),
-            "AIRFLOW__CORE__FERNET_KEY_CMD": f"cat {self._secrets / 'fernet_key'}",
+            "AIRFLOW__CORE__FERNET_KEY_CMD": _print_file(self._secrets / "fernet_key"),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self._ports["airflow"]),
             "AIRFLOW__API__BASE_URL": self.url,
-            "AIRFLOW__API__SECRET_KEY_CMD": f"cat {self._secrets / 'api_secret_key'}",
-            "AIRFLOW__API_AUTH__JWT_SECRET_CMD": f"cat {self._secrets / 'jwt_secret'}",
+            "AIRFLOW__API__SECRET_KEY_CMD": _print_file(self._secrets / "api_secret_key"),
+            "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _print_file(self._secrets / "jwt_secret"),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self._ports["airflow_worker_logs"]),
@@ -158,3 +160,8 @@ class EmbeddedAirflow:
             return None if status == "healthy" else f"Airflow's health page says that the {process} is {status}"
 
         return check
+
+
+def _print_file(file: Path) -> str:
+    """Return the command by which Airflow reads a secret."""
+    return f"cat {shlex.quote(str(file))}"
