@@ -122,5 +122,6 @@ class PartialsReader:
             limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._state.keys else (MAX_VALUE_BYTES, Overflow)
             if longest > limit:
                 raise kind(
-                    f"State {self._state.name}: a text in column {column.name} takes {longest} bytes, the limit is {limit}. Shorten it."
+                    f"State {self._state.name}: a text in column {column.name} takes {longest} bytes, "
+                    f"the limit is {limit}. Shorten it."
                 )

@@ -87,7 +87,8 @@ def _check_roles(connection: Connection) -> None:
     existing = set(connection.scalars(sa.select(sa.column("rolname")).select_from(sa.table("pg_roles"))))
     if missing := [role for role in ROLES if role not in existing]:
         raise PermanentError(
-            f"The Postgres server has no role {', '.join(missing)}. Create it as an administrator: CREATE ROLE {missing[0]} LOGIN"
+            f"The Postgres server has no role {', '.join(missing)}. "
+            f"Create it as an administrator: CREATE ROLE {missing[0]} LOGIN"
         )
 
 

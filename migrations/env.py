@@ -28,7 +28,9 @@ def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
-            script.upgrade_ops.ops.append(ops.ExecuteSQLOp(tables.SINGLE_WRITER.format(table=f"{tables.STATE}.{operation.table_name}")))
+            script.upgrade_ops.ops.append(
+                ops.ExecuteSQLOp(tables.SINGLE_WRITER.format(table=f"{tables.STATE}.{operation.table_name}"))
+            )
 
 
 connection = context.config.attributes["connection"]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert

@@ -4,9 +4,10 @@ Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the
 rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (CONTRACT I10).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -73,8 +74,10 @@ def lock_cursor(connection: Connection, pipeline: str) -> sa.Row:  # type: ignor
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
     if cursor.epoch != (epoch := current_epoch(connection)):
         raise HoleDetected(
-            f"{pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in {cursor.epoch}): "
-            f"commits after txid {cursor.txid} may be lost. Check what depends on them, then run: tidegate migrate --accept-epoch",
+            f"{pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was "
+            f"made in {cursor.epoch}): "
+            f"commits after txid {cursor.txid} may be lost. Check what depends on them, then "
+            "run: tidegate migrate --accept-epoch",
             pipeline=pipeline,
             txid=cursor.txid,
         )
@@ -83,7 +86,7 @@ def lock_cursor(connection: Connection, pipeline: str) -> sa.Row:  # type: ignor
 
 def current_epoch(connection: Connection) -> str:
     """Return which incarnation of the database answers: system identifier and timeline change by restore and promotion."""
-    system = sa.select(sa.column("system_identifier")).select_from(
+    system: sa.Select[tuple[int]] = sa.select(sa.column("system_identifier")).select_from(
         sa.func.pg_control_system().table_valued("system_identifier")
     )
     timeline = sa.func.left(sa.func.pg_walfile_name(sa.func.pg_current_wal_insert_lsn()), 8)
@@ -158,7 +161,7 @@ def committed(connection: Connection, pipeline: str) -> int:
 
     Raises: SchemaOutOfDate if the pipeline is not registered.
     """
-    txid = connection.scalar(sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline))
+    txid: int | None = connection.scalar(sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline))
     if txid is None:
         raise _unregistered(pipeline)
     return txid
@@ -211,6 +214,10 @@ def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, att
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
+    """Refuse a declaration other than the registered one (CONTRACT I16).
+
+    Raises: DeclarationChanged.
+    """
     p, s = tables.pipeline.c, tables.state_table.c
     registered = connection.scalar(sa.select(p.fingerprint).where(p.pipeline == spec.name))
     if registered != spec.fingerprint:
@@ -248,7 +255,7 @@ def _merge(
     )
     upsert = insert(target).from_select([*names, "txid"], rows)
     new = upsert.excluded
-    merged = {
+    merged: dict[str, Callable[[str], sa.ColumnElement[Any]]] = {
         "sum": lambda name: target.c[name] + new[name],
         "min": lambda name: sa.func.least(target.c[name], new[name]),
         "max": lambda name: sa.func.greatest(target.c[name], new[name]),
@@ -262,7 +269,8 @@ def _merge(
     if written != expected:
         raise GuardMismatch(
             f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of at "
-            f"least {txid} already: somebody else wrote them. Nothing was committed; restore the table, or find its other writer.",
+            f"least {txid} already: somebody else wrote them. Nothing was committed; "
+            "restore the table, or find its other writer.",
             pipeline=spec.name,
             txid=txid,
             attempt=attempt,

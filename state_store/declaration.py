@@ -77,7 +77,7 @@ class StateSpec:
         check_name("state", self.name)
         if not self.keys or not self.values:
             raise ValueError(f"State {self.name} needs at least one key column and one aggregate.")
-        names = [column.name for column in (*self.keys, *self.values)]
+        names = [column.name for column in self.columns]
         for name in names:
             check_name(f"column of state {self.name}", name)
             if name in ("txid", "task_attempt"):

@@ -1,6 +1,6 @@
 """Read only: state by key, the ledger by txid, and whose turn it is."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -70,8 +70,8 @@ class BatchHistory:
     status: BatchStatus
     source_metadata: SourceMetadata
     source_digest: str
-    attempts: Sequence[Mapping[str, Any]]
-    seals: Sequence[Mapping[str, Any]]
+    attempts: Sequence[dict[str, Any]]
+    seals: Sequence[dict[str, Any]]
 
 
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
@@ -100,18 +100,24 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
     (status,) = batch_statuses(connection, pipeline, [txid], 1)
     b, a, s = tables.batch.c, tables.attempt.c, tables.seal.c
     digest = connection.scalar(sa.select(b.source_digest).where(b.pipeline == pipeline, b.txid == txid))
-    attempts = sa.select(
-        a.attempt, a.owner, a.started_at, a.sealed_at, a.failed_at, a.error, a.source_rows, a.dropped_at, a.fingerprint
+    attempts = (
+        sa.select(
+            a.attempt, a.owner, a.started_at, a.sealed_at, a.failed_at, a.error, a.source_rows, a.dropped_at, a.fingerprint
+        )
+        .where(a.pipeline == pipeline, a.txid == txid)
+        .order_by(a.attempt)
     )
-    seals = sa.select(s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest)
+    seals = (
+        sa.select(s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest)
+        .where(s.pipeline == pipeline, s.txid == txid)
+        .order_by(s.attempt, s.state, s.partition)
+    )
     return BatchHistory(
         status,
         metadata,
         bytes(digest or b"").hex(),
-        connection.execute(attempts.where(a.pipeline == pipeline, a.txid == txid).order_by(a.attempt)).mappings().all(),
-        connection.execute(seals.where(s.pipeline == pipeline, s.txid == txid).order_by(s.attempt, s.state, s.partition))
-        .mappings()
-        .all(),
+        list(_dicts(connection.execute(attempts))),
+        list(_dicts(connection.execute(seals))),
     )
 
 
@@ -143,8 +149,12 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     return {(row[0], row[1]): Turn(opens=row[2], halted=row[3]) for row in connection.execute(statement)}
 
 
-def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[Mapping[str, Any]]:
+def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield a state's rows in key order, keys and values and txid, without holding them all."""
     table = tables.state_table_of(state)
     statement = sa.select(table).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
-    yield from connection.execution_options(yield_per=10_000).execute(statement).mappings()
+    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
+def _dicts(rows: sa.Result[Any]) -> Iterator[dict[str, Any]]:
+    return (dict(row) for row in rows.mappings())

@@ -59,7 +59,8 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     for state, owner in owned:
         if owner != spec.name:
             raise DeclarationChanged(
-                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. Rename one of them.",
+                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. "
+                "Rename one of them.",
                 pipeline=spec.name,
             )
     if known and known.fingerprint == spec.fingerprint:

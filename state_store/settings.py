@@ -2,7 +2,8 @@
 
 Each setting has one name and is looked for in this order; the first place that has it wins:
 
-1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER``, ``PGPASSFILE``
+1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER`` and
+   ``PGPASSFILE``
 2. ``tidegate.toml`` in the project folder
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
@@ -114,7 +115,7 @@ class Settings:
 
 
 def _project_folder() -> Path:
-    """The nearest folder upwards that has a tidegate.toml or a running stack, else the current one."""
+    """Return the nearest folder upwards that has a tidegate.toml or a running stack, else the current one."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "tidegate.toml").is_file() or (folder / STACK_FOLDER).is_dir():

@@ -8,7 +8,7 @@ from state_store.attempts import StagedPartition
 from state_store.declaration import StateSpec
 from state_store.errors import StagingLost
 
-STAGER_GRANT = sa.DDL("GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager")
+STAGER_GRANT = sa.DDL("GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager")  # type: ignore[no-untyped-call]
 
 
 def recount(connection: Connection, state: StateSpec, txid: int, attempt: int) -> list[StagedPartition]:

@@ -5,7 +5,7 @@ Only this module opens and ends transactions, and only it turns driver errors in
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -232,7 +232,7 @@ class StateStore:
         with self._transaction("reading a batch") as connection:
             return queries.batch_history(connection, pipeline, txid)
 
-    def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
+    def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
             yield from queries.state_rows(connection, state, limit)

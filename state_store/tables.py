@@ -194,7 +194,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         CheckConstraint("txid >= 1", name="txid"),
         postgresql_with=STATE_STORAGE,
     )
-    sa.event.listen(table, "after_create", sa.DDL(SINGLE_WRITER.format(table="%(fullname)s")))
+    sa.event.listen(table, "after_create", sa.DDL(SINGLE_WRITER.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
     return table
 
 

@@ -7,7 +7,6 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from rich.console import Console
 

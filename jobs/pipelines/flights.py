@@ -1,9 +1,14 @@
 """Flights from New York in 2013, one CSV file per day: delays per carrier and day."""
 
+from typing import TYPE_CHECKING
+
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-def with_day(flights):  # noqa: ANN001, ANN201 - a DataFrame in and out; naming the type would import pyspark
+
+def with_day(flights: "DataFrame") -> "DataFrame":
     """Add the flight's date, and a column that is NULL unless the flight was cancelled."""
     return flights.selectExpr(
         "*", "make_date(year, month, day) AS date", "CASE WHEN dep_time IS NULL THEN 1 END AS was_cancelled"

@@ -1,9 +1,14 @@
 """How often each word occurs in a folder of plain-text files."""
 
+from typing import TYPE_CHECKING
+
 from jobs import Count, Files, Pipeline, State
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-def words(lines):  # noqa: ANN001, ANN201 - a DataFrame in and out; naming the type would import pyspark
+
+def words(lines: "DataFrame") -> "DataFrame":
     """Split lines into lower-case words: runs of letters, apostrophes inside."""
     return lines.selectExpr(r"""explode(regexp_extract_all(lower(value), r"(\p{L}+(?:'\p{L}+)*)", 1)) AS word""")
 

@@ -114,7 +114,10 @@ class FilesCoordinator:
         self._names = names
 
     def initialize_transaction(
-        self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
+        self,
+        txid: int,  # noqa: ARG002 - files are numbered by their order alone
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
     ) -> SourceMetadata | None:
         """Return the next files behind those of the previous batch, with their digests; None if there are none.
 
@@ -150,7 +153,8 @@ class FilesCoordinator:
         if (late := len(early) - planned) > 0:
             newest = sorted(early, key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
             raise SourceChanged(
-                f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; by their "
+                f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; by "
+                "their "
                 f"times: {', '.join(newest[:3])}. Rename them so that they sort behind it."
             )
 
@@ -212,7 +216,7 @@ class FilesEmitter:
         return None
 
     def _path_of(self, uri: str) -> Path:
-        named = [self._folder / file["name"] for file in self._files]
+        named: list[Path] = [self._folder / file["name"] for file in self._files]
         return next((path for path in named if uri.endswith(path.as_uri().removeprefix("file://"))), named[0])
 
     def _check_content(self, file: dict[str, Any], *, encoding: bool = True) -> None:
@@ -227,7 +231,8 @@ class FilesEmitter:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if digest != file["sha256"]:
             raise SourceChanged(
-                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now). Put the planned content back."
+                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now). "
+                "Put the planned content back."
             )
 
     def _check_headers(self) -> None:
@@ -241,7 +246,8 @@ class FilesEmitter:
                 header = next(csv.reader(content, delimiter=separator), None)
             if header != expected:
                 raise MalformedRecord(
-                    f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, the schema says {','.join(expected)}."
+                    f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, "
+                    f"the schema says {','.join(expected)}."
                 )
 
     def _check_parquet_schemas(self, rows: "DataFrame") -> None:
@@ -268,7 +274,8 @@ class FilesEmitter:
                     kind = None
                 if kind != expected[column.name] or (pa.types.is_timestamp(column.type) and column.type.unit == "ns"):
                     raise MalformedRecord(
-                        f"{path}: column {column.name} is {column.type}, the schema says {expected[column.name].simpleString()}."
+                        f"{path}: column {column.name} is {column.type}, "
+                        f"the schema says {expected[column.name].simpleString()}."
                     )
 
 

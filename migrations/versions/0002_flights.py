@@ -29,7 +29,8 @@ def upgrade() -> None:
         },
     )
     op.execute(
-        "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.daily FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
+        "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.daily "
+        "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
     )
 
 

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from state_store import Settings, StateStore
 from tests.acceptance.conftest import SALES, Crash, FaultPlan, clean_state, run_once, stored_state, write_sales
 from tests.conftest import Server
@@ -43,5 +41,10 @@ def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
 
     assert at == len(faults.points) + 1
     assert {"before COMMIT", "after COMMIT"} < set(seen)
-    for step in ("INSERT INTO tidegate.batch", "INSERT INTO tidegate.seal", "INSERT INTO state.per_shop", "UPDATE tidegate.cursor"):
+    for step in (
+        "INSERT INTO tidegate.batch",
+        "INSERT INTO tidegate.seal",
+        "INSERT INTO state.per_shop",
+        "UPDATE tidegate.cursor",
+    ):
         assert any(step in point for point in seen), f"no crash was injected at {step}"

@@ -1,7 +1,7 @@
 """Pipelines, settings and migrations."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from tidegate.commands import AsJson
 
 def pipelines(as_json: AsJson = False) -> None:
     """List the declared pipelines: source, states, and what they guarantee."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "pipeline": p.name,
             "source": f"{p.source.kind} {type(p.source).__name__}",

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -81,9 +81,9 @@ def backfill(
             committed, opened = _position(store, pipeline, parameters)
         open_now = [t for t in range(from_txid, to_txid + 1) if committed < t <= opened]
         plan = {
-            "already_committed": [t for t in range(from_txid, min(to_txid, committed) + 1)],
+            "already_committed": list(range(from_txid, min(to_txid, committed) + 1)),
             "opened_before": open_now,
-            "to_open": [t for t in range(max(from_txid, opened + 1), to_txid + 1)],
+            "to_open": list(range(max(from_txid, opened + 1), to_txid + 1)),
         }
         if as_json:
             output.print_json(plan)
@@ -197,7 +197,7 @@ def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> 
 
 
 @contextlib.contextmanager
-def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[object]:
+def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[Callable[[], None]]:
     """Show two bars on a terminal, a line per change elsewhere; yield the function that redraws them."""
     console = output.talk()
     if quiet:

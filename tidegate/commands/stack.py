@@ -38,7 +38,9 @@ def up(
     _print_components(statuses)
     settings = Settings.load()
     if not without_airflow:
-        output.say(f"Airflow: {settings.airflow_url}, user {settings.airflow_user}, password in {settings.airflow_password_file}")
+        output.say(
+            f"Airflow: {settings.airflow_url}, user {settings.airflow_user}, password in {settings.airflow_password_file}"
+        )
 
 
 def down(as_json: AsJson = False) -> None:
@@ -82,7 +84,10 @@ def status(as_json: AsJson = False) -> None:
 
 def _print_components(components: list) -> None:  # type: ignore[type-arg]
     columns = ["component", "state", "address", "pid", "restarts", "log"]
-    rows = [[c.name, STATES[c.state] + (f": {c.reason}" if c.reason else ""), c.address, c.pid, c.restarts, c.log] for c in components]
+    rows = [
+        [c.name, STATES[c.state] + (f": {c.reason}" if c.reason else ""), c.address, c.pid, c.restarts, c.log]
+        for c in components
+    ]
     output.print_table("Stack", columns, rows)
 
 

@@ -146,9 +146,17 @@ def _start_supervisor(home: Path, without_airflow: bool) -> None:
     folder = home / ".tidegate"
     log = log_file(folder, "supervisor")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tidegate.stack.supervisor", str(home), *(["--without-airflow"] if without_airflow else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "tidegate.stack.supervisor",
+        str(home),
+        *(["--without-airflow"] if without_airflow else []),
+    ]
     process = components.start(Component("supervisor", command, lambda: None), folder)
-    if not components.wait_until(lambda: process.poll() is not None or _supervisor_status(folder) is not None, SUPERVISOR_SECONDS):
+    if not components.wait_until(
+        lambda: process.poll() is not None or _supervisor_status(folder) is not None, SUPERVISOR_SECONDS
+    ):
         raise StackUnavailable(f"The supervisor did not start. {_tail(log)}")
     if process.poll() is not None:
         raise PermanentError(f"The supervisor ended at once. {_tail(log)}")
@@ -184,5 +192,3 @@ def _tail(log: Path) -> str:
     except OSError:
         return f"It wrote no log ({log})."
     return f"Its log {log} ends with: {' | '.join(lines[-LOG_LINES_SHOWN:])}"
-
-

@@ -117,9 +117,14 @@ class EmbeddedAirflow:
         if marker.exists() and marker.read_text() == version("apache-airflow"):
             return
         log = log_file(self._stack_folder, "airflow-migrate")
-        environment = {**os.environ, **self.environment(), STACK_VARIABLE: str(self._stack_folder), COMPONENT_VARIABLE: "airflow-migrate"}
+        environment = {
+            **os.environ,
+            **self.environment(),
+            STACK_VARIABLE: str(self._stack_folder),
+            COMPONENT_VARIABLE: "airflow-migrate",
+        }
         with log.open("ab") as output:
-            done = subprocess.run(  # noqa: S603 - our own command, no shell
+            done = subprocess.run(
                 [sys.executable, "-m", "airflow", "db", "migrate"],
                 env=environment,
                 stdout=output,

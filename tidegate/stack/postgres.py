@@ -128,9 +128,10 @@ class EmbeddedPostgres:
             return str(error).strip().splitlines()[0]
         return None
 
-    def _connect(self, user: str, database: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        where = {"host": "127.0.0.1", "port": self.port, "user": user, "dbname": database}
-        return psycopg2.connect(**where, passfile=str(self.passfile), connect_timeout=3)
+    def _connect(self, user: str, database: str) -> psycopg2.extensions.connection:
+        return psycopg2.connect(
+            host="127.0.0.1", port=self.port, user=user, dbname=database, passfile=str(self.passfile), connect_timeout=3
+        )
 
     def _passwords(self) -> dict[str, str]:
         rows = (line.split(":") for line in self.passfile.read_text().splitlines())

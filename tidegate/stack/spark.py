@@ -99,4 +99,6 @@ def check_java() -> None:
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if version is None or int(version[1]) not in JAVA_VERSIONS:
-        raise PermanentError(f"{java} is Java {version[1] if version else 'of an unknown version'}, which Spark cannot use. {advice}")
+        raise PermanentError(
+            f"{java} is Java {version[1] if version else 'of an unknown version'}, which Spark cannot use. {advice}"
+        )

@@ -4,6 +4,7 @@ Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow]`` by `tide
 ``.tidegate/run/stack.status``, one JSON document; `tidegate status` and `up` read it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from state_store.errors import PermanentError, TidegateError
 from tidegate.stack import component as components
@@ -138,7 +141,11 @@ class Supervisor:
             "without_airflow": self._without_airflow,
             "failure": self._failure,
             "components": {
-                s.component.name: {"pid": s.process.pid if s.process else None, "restarts": max(s.restarts, 0), "gave_up": s.gave_up}
+                s.component.name: {
+                    "pid": s.process.pid if s.process else None,
+                    "restarts": max(s.restarts, 0),
+                    "gave_up": s.gave_up,
+                }
                 for s in self._supervised
             },
         }
@@ -151,10 +158,10 @@ class Supervisor:
         self._stopping.set()
 
 
-def _rest_of_session(session: int) -> list[components.psutil.Process]:
+def _rest_of_session(session: int) -> list[psutil.Process]:
     found = []
-    for process in components.psutil.process_iter():
-        with components.contextlib.suppress(components.psutil.Error, OSError):
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
             if os.getsid(process.pid) == session and process.pid != session:
                 found.append(process)
     return found

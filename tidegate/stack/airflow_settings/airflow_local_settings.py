@@ -14,4 +14,4 @@ if sys.argv[1:2] in (["scheduler"], ["dag-processor"]):
 if sys.argv[1:2] == ["scheduler"]:
     import pyspark.sql.connect.session
 
-    import jobs.phases  # noqa: F401
+    import jobs.phases
