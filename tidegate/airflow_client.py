@@ -1,5 +1,6 @@
 """The little of Airflow's REST API that the command line needs: start a Dag run, and tell how it goes."""
 
+import time
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ from state_store.errors import PermanentError, RetryableError, SettingsInvalid, 
 from state_store.settings import Settings
 
 TIMEOUT_SECONDS = 30
+DAG_APPEARS_SECONDS = 30
 
 
 class AirflowUnavailable(RetryableError):
@@ -35,8 +37,13 @@ class AirflowClient:
     def trigger(self, pipeline: str, parameters: dict[str, int]) -> str:
         """Start a Dag run with these parameters; return its run id.
 
-        Raises: UnknownPipeline if Airflow has no such Dag, AirflowUnavailable.
+        Raises: UnknownPipeline if Airflow has no such Dag, PermanentError if its file is broken or the Dag is paused,
+        AirflowUnavailable.
         """
+        if self._dag(pipeline)["is_paused"]:
+            raise PermanentError(
+                f"Dag {pipeline} is paused, so a run would never start. Unpause it: {self._http.base_url}/dags/{pipeline}"
+            )
         answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
         return str(answer["dag_run_id"])
 
@@ -49,6 +56,23 @@ class AirflowClient:
         answer = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances", params={"state": "failed"})
         return list(answer["task_instances"])
 
+    def _dag(self, pipeline: str) -> dict[str, Any]:
+        """Return the Dag, after waiting a while for one whose file Airflow has not read yet."""
+        deadline = time.monotonic() + DAG_APPEARS_SECONDS
+        while True:
+            try:
+                return self._call("GET", f"/api/v2/dags/{pipeline}")
+            except UnknownPipeline:
+                broken = self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})[
+                    "import_errors"
+                ]
+                if broken:
+                    reason = broken[0]["stack_trace"].strip().splitlines()[-1]
+                    raise PermanentError(f"Airflow cannot read {broken[0]['filename']}: {reason}") from None
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(1)
+
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **arguments)
@@ -57,7 +81,7 @@ class AirflowClient:
                 f"Airflow does not answer at {self._http.base_url}: {error}. Start it: tidegate up"
             ) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise UnknownPipeline(f"Airflow has no {path}. A new Dag file takes some seconds to appear; see: tidegate status")
+            raise UnknownPipeline(f"Airflow has no {path}. Is there a file for it in dags/? See also: tidegate status")
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise PermanentError("Airflow refuses the user or password; see: tidegate settings")
         if answer.is_server_error:

@@ -44,7 +44,11 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    out().print(table, markup=False) if rows else out().print(f"{title or 'Result'}: nothing yet.", markup=False)
+    console = out()
+    with console.capture() as rendered:
+        console.print(table if rows else f"{title or 'Result'}: nothing yet.", markup=False)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
+    sys.stdout.flush()  # keeps the order with what is said on stderr
 
 
 def print_json(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Make batches move: through Airflow (trigger, backfill), in this process (run), or from nothing (demo)."""
+"""Make batches move: through Airflow (trigger, backfill) or in this process (run)."""
 
 import contextlib
 import logging

@@ -1,0 +1,40 @@
+# Everything installs into .venv; nothing outside this folder is changed.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check down lock
+
+help: ## Show these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/installed ## Install the locked dependencies and the tidegate command into .venv
+
+demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, show what came out
+	@$(BIN)/tidegate demo
+
+test: setup ## Run all tests
+	@$(BIN)/pytest
+
+check: setup ## Lint, types, formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+down: ## Stop the stack; its data stays in .tidegate
+	@if [ -x $(BIN)/tidegate ]; then $(BIN)/tidegate down; else echo "Nothing is installed, so nothing runs."; fi
+
+lock: setup ## Pin anew what requirements.in and requirements-dev.in ask for
+	@for name in requirements requirements-dev; do \
+	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header $$name.in -o $$name.txt || exit 1; \
+	done
+
+# Files are compiled to bytecode once, here: without it, every one of Airflow's many processes would do so on its own.
+.venv/installed: requirements.txt requirements-dev.txt pyproject.toml
+	@PYTHON="$(PYTHON)" sh .ci/prerequisites
+	@echo "Installing into .venv, which takes a minute or two ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements-dev.txt)
+	@$(BIN)/uv pip install --quiet --compile-bytecode -r requirements.txt -r requirements-dev.txt
+	@$(BIN)/uv pip install --quiet --no-deps --config-settings editable_mode=compat --editable .
+	@touch $@

@@ -1,0 +1,44 @@
+"""See all of it at once: sample data, the stack, both example pipelines through Airflow, and what came out."""
+
+import shutil
+
+from jobs.registry import all_pipelines
+from state_store.settings import Settings
+from tidegate import output, sample_data
+from tidegate.commands import inspection, runs, stack
+
+NEXT_STEPS = """\
+Look further, with this stack up:
+{activate}  tidegate get flights daily UA 2013-01-01    one key of a state
+  tidegate inspect flights --txid 3           everything about one batch
+  tidegate trigger flights --wait             nothing new, so nothing is spent
+  tidegate status                             how pipelines and stack are
+Airflow shows the same runs at {url} (user {user}, password in {password_file}).
+End it: make down"""
+
+
+def demo() -> None:
+    """Cut the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
+    settings = Settings.load()
+    for folder, count in sample_data.prepare(settings.home).items():
+        output.say(f"{settings.home / folder}: {count} files")
+    stack.up()
+    for declared in all_pipelines():
+        runs.trigger(declared.name, wait=True)
+    for pipeline, state in (("word_count", "word_count"), ("flights", "daily")):
+        inspection.inspect(pipeline, state=state, limit=10)
+    inspection.inspect("flights", limit=10)
+    settings = Settings.load()
+    output.say(
+        NEXT_STEPS.format(
+            activate=""
+            if shutil.which("tidegate")
+            else "  . .venv/bin/activate                       once, so that tidegate is found\n",
+            url=settings.airflow_url,
+            user=settings.airflow_user,
+            password_file=settings.airflow_password_file,
+        )
+    )
+
+
+COMMANDS = (demo,)
