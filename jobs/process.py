@@ -50,7 +50,8 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     """
     emitter = pipeline.source.emitter(attempt.source_metadata, store.settings)
     with _spark_errors(emitter, attempt):
-        counted = Observation("source")
+        # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
+        counted = Observation(f"source of {attempt}")
         rows = emitter.emit_batch(spark).observe(counted, F.count(F.lit(1)).alias("rows"))
         if pipeline.transform:
             rows = pipeline.transform(rows)

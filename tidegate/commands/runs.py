@@ -241,8 +241,9 @@ def _summary(outcome: Outcome) -> str:
     if not outcome.txids:
         return f"{outcome.pipeline}: {outcome.state}"
     counts = Counter(outcome.phases.get(txid, "planned") for txid in outcome.txids)
-    order = ("planned", "processing", "processed", "committed", "failed", "halted")
-    return f"{outcome.pipeline}: " + ", ".join(f"{counts[phase]} {phase}" for phase in order if counts[phase])
+    shown = {"failed": "to be tried again"}
+    order = ("planned", "failed", "processing", "processed", "committed", "halted")
+    return f"{outcome.pipeline}: " + ", ".join(f"{counts[p]} {shown.get(p, p)}" for p in order if counts[p])
 
 
 def _report(outcome: Outcome, as_json: bool) -> None:

@@ -62,7 +62,8 @@ def up(
     folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     with _only_one(folder):
         status = _supervisor_status(folder)
-        if status is None or (status["without_airflow"] and not without_airflow) or status["failure"]:
+        gave_up = status and any(known["gave_up"] for known in status["components"].values())
+        if status is None or (status["without_airflow"] and not without_airflow) or status["failure"] or gave_up:
             _stop(folder)
             Layout.choose(settings.home)
             _start_supervisor(settings.home, without_airflow)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from state_store.errors import PermanentError
-from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, Component, log_file
+from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
 from tidegate.stack.postgres import write_secret
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -155,6 +155,10 @@ class EmbeddedAirflow:
         part = {"api-server": "metadatabase", "dag-processor": "dag_processor"}.get(process, process)
 
         def check() -> str | None:
+            if process == "api-server" and (
+                missing := listens(self._stack_folder, "airflow-api-server", self._ports["airflow"])
+            ):
+                return missing
             try:
                 answer = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5)
             except httpx.TransportError:

@@ -169,13 +169,16 @@ def free_port(usual: int) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
-def listens(port: int) -> str | None:
-    """Check that something accepts connections on a loopback port."""
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return f"nothing accepts connections on 127.0.0.1:{port}"
-    return None
+def listens(stack_folder: Path, name: str, port: int) -> str | None:
+    """Check that this component, and nobody else who was faster, listens on a loopback port."""
+    identity = RunFolder(stack_folder).read(name)
+    with contextlib.suppress(psutil.Error):
+        if identity and (leader := identity.process()):
+            for process in (leader, *leader.children(recursive=True)):
+                listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                if any(connection.laddr.port == port for connection in listening):
+                    return None
+    return f"it does not listen on 127.0.0.1:{port}"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:

@@ -25,11 +25,11 @@ class EmbeddedSpark:
 
     def __init__(self, stack_folder: Path, port: int, stager_passfile: Path) -> None:
         self.port = port
+        self._stack_folder = stack_folder
         self.folder = stack_folder / "spark"
         self.token_file = stack_folder / "secrets" / "spark_token"
         self._properties = stack_folder / "secrets" / "spark.conf"
         self._stager_passfile = stager_passfile
-        self._home = stack_folder.parent
 
     def initialize(self) -> None:
         """Write the token and the server's properties, readable by their owner only.
@@ -74,12 +74,12 @@ class EmbeddedSpark:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,  # executors need this environment's packages
             "PGPASSFILE": str(self._stager_passfile),
-            "TIDEGATE_HOME": str(self._home),
+            "TIDEGATE_HOME": str(self._stack_folder.parent),
         }
         return Component(
             "spark",
             [*map(str, command), "spark-internal"],
-            lambda: listens(self.port),
+            lambda: listens(self._stack_folder, "spark", self.port),
             environment=environment,
             folder=self.folder,
             deadline_seconds=120,
