@@ -51,10 +51,10 @@ class AirflowClient:
         """Return the Dag run's state: queued, running, success or failed."""
         return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
 
-    def failed_tasks(self, pipeline: str, run_id: str) -> list[dict[str, Any]]:
-        """Return the failed task instances of a run."""
-        answer = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances", params={"state": "failed"})
-        return list(answer["task_instances"])
+    def task_instances(self, pipeline: str, run_id: str, state: str | None = None) -> list[dict[str, Any]]:
+        """Return the task instances of a run, all or those in one state; at most 100."""
+        path = f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances"
+        return list(self._call("GET", path, params={"limit": 100, **({"state": state} if state else {})})["task_instances"])
 
     def _dag(self, pipeline: str) -> dict[str, Any]:
         """Return the Dag, after waiting a while for one whose file Airflow has not read yet."""

@@ -151,7 +151,7 @@ def _through_airflow(pipeline: str, parameters: dict[str, int], wait_seconds: in
             if not as_json:
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
-            failed = airflow.failed_tasks(pipeline, outcome.run_id) if outcome.state == "failed" else []
+            failed = airflow.task_instances(pipeline, outcome.run_id, "failed") if outcome.state == "failed" else []
         _report(outcome, as_json)
         if outcome.state == "failed":
             raise _failure(store, outcome, [str(task["task_id"]) for task in failed])

@@ -35,6 +35,7 @@ def airflow_settings() -> dict[str, str]:
         "AIRFLOW__CORE__PARALLELISM": "16",
         "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "64",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAG_DISCOVERY_SAFE_MODE": "False",  # it skips, in silence, Dag files without the word "airflow"
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",  # a paused Dag leaves a triggered run queued for ever
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
         "AIRFLOW__API__WORKERS": "1",

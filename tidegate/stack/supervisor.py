@@ -61,10 +61,14 @@ class Supervised:
         self.process = components.start(self.component, self._stack_folder)
         self.restarts += 1
 
-    def stop(self) -> None:
-        """End the component and everything in its session."""
+    def ask_to_stop(self) -> None:
+        """Tell the component to end, without waiting for it."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(self.component.stop_signal)
+
+    def stop(self) -> None:
+        """Wait for the end of the component and everything in its session, which is certain to come."""
+        if self.process and self.process.poll() is None:
             try:
                 self.process.wait(GRACE_SECONDS)
             except subprocess.TimeoutExpired:
@@ -102,8 +106,13 @@ class Supervisor:
                         raise error
                 self._report()
                 self._stopping.wait(POLL_SECONDS)
-            for supervised in reversed(self._supervised):
-                supervised.stop()
+            # Postgres last: the others still write into it. All others at once, because some take their time.
+            postgres, others = self._supervised[:1], self._supervised[1:]
+            for together in (others, postgres):
+                for supervised in together:
+                    supervised.ask_to_stop()
+                for supervised in together:
+                    supervised.stop()
         (folder / "run" / "stack.status").unlink(missing_ok=True)
         RunFolder(folder).forget("supervisor")
 

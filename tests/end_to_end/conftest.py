@@ -1,0 +1,163 @@
+"""A whole stack of the tests' own: real Airflow, Spark and Postgres, driven by the command line as a person would."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import psycopg2
+import pytest
+from psycopg2 import sql
+
+from state_store import Settings
+from tidegate import sample_data
+from tidegate import stack as embedded
+from tidegate.airflow_client import AirflowClient
+
+DAGS = Path(__file__).resolve().parent / "dags"
+COMMAND = Path(sys.executable).with_name("tidegate")
+PATIENCE_SECONDS = 120
+FILES_PER_BATCH = 15
+FLIGHTS_FROM_RAW_FILES = """
+    SELECT carrier, make_date(year, month, day) AS date, count(*) AS flights,
+           count(*) FILTER (WHERE dep_time IS NULL) AS cancelled, coalesce(sum(dep_delay), 0)::BIGINT AS delay_sum,
+           min(dep_delay) AS delay_min, max(dep_delay) AS delay_max, sum(distance)::BIGINT AS distance
+    FROM read_csv(?, header = true, nullstr = '', types = {'carrier': 'VARCHAR', 'dep_time': 'INT', 'dep_delay': 'INT'})
+    GROUP BY ALL ORDER BY carrier, date
+"""
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Return the condition's first true value."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_SECONDS} s"
+        time.sleep(0.1)
+    return found
+
+
+@dataclass
+class Project:
+    """A project folder with sample files, and its stack."""
+
+    home: Path
+    reservoir: Path
+    settings: Settings
+
+    def tidegate(self, *arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run the command line in the project folder."""
+        done = subprocess.run([COMMAND, *arguments], cwd=self.home, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == exit_code, f"tidegate {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
+        return done
+
+    def json(self, *arguments: str, exit_code: int = 0) -> Any:
+        """Run a verb with --json and return what it printed."""
+        return json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run the command line in the background."""
+        return subprocess.Popen(
+            [COMMAND, *arguments, "--json"], cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def next_flights(self, batches: int) -> list[int]:
+        """Let so many batches of flights arrive; return the txids that they will get."""
+        self.add_files("flights", batches * FILES_PER_BATCH)
+        last = self.committed("flights")
+        return list(range(last + 1, last + batches + 1))
+
+    def add_files(self, folder: str, count: int) -> None:
+        """Let the next files of the sample data arrive."""
+        target = self.home / "data" / folder
+        target.mkdir(parents=True, exist_ok=True)
+        waiting = sorted(f for f in (self.reservoir / "data" / folder).iterdir() if not (target / f.name).exists())
+        for file in waiting[:count]:
+            (target / file.name).write_bytes(file.read_bytes())
+
+    def flights(self) -> list[dict[str, Any]]:
+        """Return the state, without the txid that wrote each row."""
+        return [{k: v for k, v in row.items() if k != "txid"} for row in self.json("inspect", "flights", "--state", "daily")]
+
+    def flights_from_raw_files(self) -> list[dict[str, Any]]:
+        """Compute the same with DuckDB."""
+        found = duckdb.execute(FLIGHTS_FROM_RAW_FILES, [str(self.home / "data" / "flights" / "*.csv")])
+        names = [column[0] for column in found.description]
+        return [{**dict(zip(names, row, strict=True)), "date": row[1].isoformat()} for row in found.fetchall()]
+
+    def committed(self, pipeline: str) -> int:
+        """Return the last committed txid."""
+        return next(p["committed"] for p in self.json("status")["pipelines"] if p["pipeline"] == pipeline)
+
+    def as_administrator(self) -> psycopg2.extensions.connection:
+        """Connect to the project's database as the administrator."""
+        return psycopg2.connect(**self.settings.conninfo(user="postgres"))
+
+    @contextmanager
+    def held(self, table: str) -> Iterator["Held"]:
+        """Hold a lock on a table of the ledger, so that whoever writes it next stands still until the block ends."""
+        connection = self.as_administrator()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier("tidegate", table)))
+            yield Held(self)
+        finally:
+            connection.close()
+
+    def airflow(self) -> AirflowClient:
+        """Log in to Airflow."""
+        return AirflowClient(self.settings)
+
+
+@dataclass
+class Held:
+    """Who waits for the held lock."""
+
+    project: Project
+
+    def kill_who_waits(self, statement: str) -> int:
+        """Kill the process whose statement starts like this and waits for the lock; return its process id."""
+
+        def waiting_port() -> int | None:
+            with self.project.as_administrator() as connection, connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT client_port FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s",
+                    [f"{statement}%"],
+                )
+                row = cursor.fetchone()
+            connection.close()
+            return row[0] if row else None
+
+        port = wait_for(waiting_port, f"waiting in {statement!r}")
+        clients = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
+        (pid,) = {c.pid for c in clients}
+        psutil.Process(pid).kill()
+        return pid
+
+
+@pytest.fixture(scope="package")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project whose stack is up, with 60 daily files of flights and two texts."""
+    home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
+    sample_data.prepare(reservoir)
+    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
+    with pytest.MonkeyPatch.context() as environment:
+        bundles = [
+            {"name": "tests", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(DAGS)}}
+        ]
+        environment.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps(bundles))
+        embedded.up(Settings.load(environ))
+    try:
+        made = Project(home, reservoir, Settings.load(environ))
+        made.add_files("flights", 60)
+        made.add_files("word_count", 2)
+        yield made
+    finally:
+        embedded.down(Settings.load(environ))

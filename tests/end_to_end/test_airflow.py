@@ -1,0 +1,168 @@
+"""Files in, exactly-once state out, through a real Airflow, whatever is killed on the way."""
+
+import json
+import signal
+
+import psutil
+
+from tests.end_to_end.conftest import Project, wait_for
+
+FINISHED = ("success", "failed")
+
+
+def test_a_run_commits_every_batch_and_equals_an_independent_computation(project: Project) -> None:
+    """60 files, 15 to a batch: four txids, in order, and the state that DuckDB computes from the same files."""
+    outcome = project.json("trigger", "flights", "--wait")
+
+    assert (outcome["state"], outcome["txids"], outcome["committed"]) == ("success", [1, 2, 3, 4], [1, 2, 3, 4])
+    assert project.flights() == project.flights_from_raw_files()
+    ledger = project.json("inspect", "flights")
+    assert [batch["txid"] for batch in sorted(ledger, key=lambda batch: batch["committed_at"])] == [1, 2, 3, 4]
+    assert sum(batch["source_rows"] for batch in ledger) == sum(row["flights"] for row in project.flights())
+
+
+def test_airflow_shows_txids_and_not_positions(project: Project) -> None:
+    """Whoever looks at the run finds the batch by its txid."""
+    run_id = project.json("trigger", "word_count", "--wait")["run_id"]
+
+    tasks = project.airflow().task_instances("word_count", run_id)
+    names = {(task["task_id"], task["rendered_map_index"]) for task in tasks if task["map_index"] >= 0}
+    assert {("batch.process", "txid 1"), ("batch.commit", "txid 1"), ("batch.commit", "txid 2")} < names
+
+
+def test_a_run_with_nothing_new_is_skipped_and_spends_nothing(project: Project) -> None:
+    """State, cursor and ledger stay as they are."""
+    before = project.flights(), project.json("inspect", "flights")
+
+    outcome = project.json("trigger", "flights", "--wait")
+
+    assert (outcome["state"], outcome["txids"]) == ("success", [])
+    assert {task["state"] for task in project.airflow().task_instances("flights", outcome["run_id"])} == {"skipped"}
+    assert (project.flights(), project.json("inspect", "flights")) == before
+
+
+def test_only_added_files_are_read(project: Project) -> None:
+    """The next txid's frozen metadata names the new files and no others."""
+    (txid,) = project.next_flights(1)
+
+    assert project.json("trigger", "flights", "--wait")["committed"] == [txid]
+
+    batch = project.json("inspect", "flights", "--txid", str(txid))
+    added = sorted(file.name for file in (project.home / "data" / "flights").iterdir())[-15:]
+    assert [file["name"] for file in batch["source_metadata"]["files"]] == added
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_backfill_takes_a_range_reports_what_was_done_and_refuses_a_gap(project: Project) -> None:
+    """Three batches wait at the source, behind those that have committed."""
+    first, second, third = project.next_flights(3)
+
+    refused = project.tidegate("backfill", "flights", "--from-txid", str(second), "--to-txid", str(third), exit_code=2)
+    assert f"txid {first} would be left out" in refused.stderr
+
+    outcome = project.json("backfill", "flights", "--from-txid", str(first - 1), "--to-txid", str(second))
+    assert (outcome["already_committed"], outcome["committed"]) == ([first - 1], [first, second])
+    assert project.committed("flights") == second
+
+    beyond = project.tidegate("backfill", "flights", "--from-txid", str(third), "--to-txid", str(third + 1), exit_code=75)
+    assert f"no data yet for txids {third + 1}" in beyond.stderr
+    assert project.committed("flights") == third
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> None:
+    """Both are active at once over the same files; one plans them, and what both process counts once."""
+    *_, last = project.next_flights(3)
+
+    both = [project.start("trigger", "flights", "--wait") for _ in range(2)]
+    outcomes = []
+    for run in both:
+        out, err = run.communicate(timeout=300)
+        assert run.returncode == 0, err
+        outcomes.append(json.loads(out))
+
+    assert [outcome["state"] for outcome in outcomes] == ["success", "success"]
+    assert project.committed("flights") == last
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_a_killed_process_task_is_tried_again(project: Project) -> None:
+    """It dies with its rows staged and its seal not yet written: a new attempt does the work, the old one never counts."""
+    txids = project.next_flights(2)
+    run = project.start("trigger", "flights", "--wait")
+
+    with project.held("seal") as held:
+        held.kill_who_waits("INSERT INTO tidegate.seal")
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert json.loads(out)["committed"] == txids
+    attempts = [batch["attempt"] for batch in project.json("inspect", "flights")][-2:]
+    assert sorted(attempts) == [1, 2]
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_a_killed_commit_task_is_tried_again(project: Project) -> None:
+    """It dies in the middle of its transaction, the state already merged: Postgres takes all of it back."""
+    txids = project.next_flights(2)
+    run = project.start("trigger", "flights", "--wait")
+
+    with project.held("commit") as held:
+        held.kill_who_waits("INSERT INTO tidegate.commit")
+        assert project.committed("flights") == txids[0] - 1
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert json.loads(out)["committed"] == txids
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_a_killed_scheduler_takes_its_tasks_along_and_the_run_goes_on(project: Project) -> None:
+    """All of the scheduler's processes die at once, in mid-run; the supervisor starts it again and the run ends well."""
+    txids = project.next_flights(4)
+    run = project.start("trigger", "flights", "--wait")
+    with project.held("commit"):
+        wait_for(lambda: any(b["phase"] == "processed" for b in project.json("inspect", "flights")), "processing of a batch")
+        (scheduler,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-scheduler")
+        leader = psutil.Process(scheduler["pid"])
+        for process in (*leader.children(recursive=True), leader):
+            process.send_signal(signal.SIGKILL)
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert json.loads(out)["committed"] == txids
+    assert project.flights() == project.flights_from_raw_files()
+    (scheduler,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-scheduler")
+    assert scheduler["restarts"] == 1
+
+
+def test_a_changed_file_halts_its_pipeline_and_no_other(project: Project) -> None:
+    """One byte of a planned file changes before the retry: SourceChanged names the file; putting it back heals."""
+    (txid,) = project.next_flights(1)
+    file = max((project.home / "data" / "flights").iterdir())
+    planned = file.read_bytes()
+    run = project.start("trigger", "flights", "--wait")
+    with project.held("seal") as held:
+        held.kill_who_waits("INSERT INTO tidegate.seal")
+        file.write_bytes(planned[:-2] + b"9\n")
+
+    _, err = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert "SOURCE_CHANGED" in err
+    assert str(file) in err
+    assert project.committed("flights") == txid - 1
+
+    project.add_files("word_count", 1)
+    assert project.json("trigger", "word_count", "--wait")["committed"]
+
+    file.write_bytes(planned)
+    assert project.json("trigger", "flights", "--wait")["committed"] == [txid]
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_one_key_is_looked_up_in_a_moment(project: Project) -> None:
+    """The same row as in the whole state."""
+    (found,) = project.json("get", "flights", "daily", "UA", "2013-01-01")
+
+    expected = next(r for r in project.flights_from_raw_files() if (r["carrier"], r["date"]) == ("UA", "2013-01-01"))
+    assert {name: found["row"][name] for name in expected} == expected
