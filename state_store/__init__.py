@@ -1,4 +1,30 @@
-"""state_store: whether it counts."""
+"""state_store: whether it counts. The exactly-once protocol, all of it decided in Postgres.
+
+    plan     open_batches   txids and frozen metadata, write-once, before anything is read (CONTRACT I6)
+    process  start_attempt  a larger attempt number for the batch; from now on every older attempt is inert (I4, I5)
+             (Spark)        COPY into this attempt's own staging tables, one stream per partition
+             seal           which task attempt counts for each partition, how many rows, which digest (I7)
+    commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)
+
+A batch goes from planned over processing and processed to committed; failed and halted are detours. No column holds this
+phase: it follows from which rows exist, so it cannot contradict them.
+
+The commit checks, under the cursor's row lock and in this order: that the database is the primary and the incarnation that
+the cursor was made in (I9); whether the txid has committed, then it says so and changes nothing (I8); that its
+predecessor has (I3); that the frozen metadata is intact (I6); that the newest attempt is sealed (I4); that the declaration
+is the registered one (I16); that staging holds exactly the sealed rows (I7); after the merge, that every key landed (I14).
+
+What a crash leaves behind, and who notices:
+
+    before the COMMIT of any step    nothing; the step is repeated
+    after open_batches               planned txids, which the next plan of any run takes up
+    after start_attempt, in staging  staging tables that no seal names; the next attempt has its own; dropped when old
+    after seal                       a processed batch; a retry finds it and does nothing
+    in the COMMIT of a commit        either all or nothing; the retry locks the cursor, which waits for the old transaction
+    after a commit, answer lost      the retry reports already_committed
+
+Whoever lost a COMMIT's answer never guesses: it asks under the lock (I10).
+"""
 
 from typing import TYPE_CHECKING, Any
 
