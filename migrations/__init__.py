@@ -4,6 +4,7 @@ Everything happens in one transaction: all steps and the registration of the pip
 bounded, because a waiting ALTER TABLE would hold up every merge behind it (CONTRACT 3.10).
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +76,8 @@ def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None
 
 
 def _config(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
-    config = Config(toml_file=Path(__file__).resolve().parent.parent / "pyproject.toml")
+    # Alembic's own messages would mix with --json.
+    config = Config(toml_file=Path(__file__).resolve().parent.parent / "pyproject.toml", stdout=io.StringIO())
     config.set_main_option("script_location", str(Path(__file__).resolve().parent))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection

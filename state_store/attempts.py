@@ -52,7 +52,7 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # t
         sa.select(tables.batch).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
     ).one_or_none()
     if row is None:
-        raise UnknownBatch(f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
     return row
 
 

@@ -59,7 +59,7 @@ def load_metadata(connection: Connection, pipeline: str, txid: int) -> SourceMet
         sa.select(b.source_metadata, b.source_digest).where(b.pipeline == pipeline, b.txid == txid)
     ).one_or_none()
     if row is None:
-        raise UnknownBatch(f"{pipeline} has no batch {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
     return decode_metadata(pipeline, txid, *row)
 
 

@@ -10,7 +10,7 @@ from psycopg2.extras import execute_values
 
 from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
-from state_store.errors import BadKey
+from state_store.errors import UsageError
 from state_store.settings import Settings
 
 STATE = "state"
@@ -22,18 +22,20 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
 
     A key is its values as text, in the order of the key's columns; Postgres converts them.
 
-    Raises: BadKey for a value that its column cannot hold, or another number of values than columns; StoreUnavailable,
+    Raises: UsageError for a value that its column cannot hold, or another number of values than columns; StoreUnavailable,
     AccessRefused, SchemaOutOfDate.
     """
     columns = [column.name for column in state.keys]
     if wrong := next((key for key in keys if len(key) != len(columns)), None):
-        raise BadKey(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
+        raise UsageError(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             for position, row in _rows(connection, state, keys):
                 found[position] = row
+    except psycopg2.DataError as error:
+        raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0]}.") from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
     return found

@@ -1,0 +1,179 @@
+"""Whatever is wrong: one line that says what and what to do, the family's exit code, and nothing half done."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from state_store import Settings
+from tests.cli.conftest import CommandLine, write_flights
+from tests.conftest import Server
+
+GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
+USAGE, PERMANENT, TRY_AGAIN = 2, 1, 75
+VERBS = {
+    "trigger": ("trigger", "{}"),
+    "run": ("run", "{}"),
+    "backfill": ("backfill", "{}", "--from-txid", "1", "--to-txid", "2"),
+    "inspect": ("inspect", "{}"),
+    "get": ("get", "{}", "daily", "UA", "2013-01-01"),
+}
+
+
+def _fails(done, exit_code: int, *fragments: str) -> None:
+    assert done.returncode == exit_code, done.stderr
+    *progress, error = done.stderr.splitlines()
+    assert all(line.startswith("flights: ") for line in progress)
+    assert error.startswith("tidegate: ")
+    assert done.stdout == ""
+    for fragment in fragments:
+        assert fragment in error
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine, verb: str) -> None:
+    """Every verb that takes a pipeline refuses it alike."""
+    arguments = [argument.format("flight") for argument in VERBS[verb]]
+
+    _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
+
+
+@pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])
+def test_a_range_upside_down_is_refused(tidegate: CommandLine, verb: str) -> None:
+    """Before anything is planned."""
+    done = tidegate(verb, "flights", "--from-txid", "3", "--to-txid", "2")
+
+    _fails(done, USAGE, "upside down", "from_txid 3", "to_txid 2")
+
+
+@pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])
+def test_a_range_that_leaves_a_gap_is_refused_by_naming_the_gap(tidegate: CommandLine, verb: str) -> None:
+    """Commits go in order, so txids 1 to 6 would be missing."""
+    done = tidegate(verb, "flights", "--from-txid", "7", "--to-txid", "9")
+
+    _fails(done, USAGE, "txids 1 to 6 would be left out", "Start at 1")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_without_a_database_every_verb_says_where_it_looked(tidegate: CommandLine, verb: str) -> None:
+    """And that trying again may help."""
+    arguments = [argument.format("flights") for argument in VERBS[verb]]
+
+    _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Path, verb: str) -> None:
+    """It names the user, the way to the settings, and no password."""
+    passfile = tmp_path / "pgpass"
+    passfile.write_text("*:*:*:*:not-the-password\n")
+    passfile.chmod(0o600)
+    arguments = [argument.format("flights") for argument in VERBS[verb]]
+
+    done = tidegate(*arguments, PGPASSFILE=str(passfile))
+
+    _fails(done, PERMANENT, "tidegate", "password")
+    assert "not-the-password" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_database_without_tables_names_the_command_that_makes_them(settings: Settings, server: Server, verb: str) -> None:
+    """An out-of-date schema is refused before anything is read or written."""
+    name = server.create_database()
+    arguments = [argument.format("flights") for argument in VERBS[verb]]
+    try:
+        done = CommandLine(replace(settings, pg_database=name))(*arguments)
+    finally:
+        server.drop_database(name)
+
+    _fails(done, PERMANENT, "tidegate migrate")
+
+
+def test_without_airflow_a_trigger_says_how_to_start_it(tidegate: CommandLine, tmp_path: Path) -> None:
+    """Nothing was started, so trying again is right."""
+    password = tmp_path / "password"
+    password.write_text("secret")
+
+    done = tidegate(
+        "trigger", "flights", TIDEGATE_AIRFLOW_URL="http://127.0.0.1:1", TIDEGATE_AIRFLOW_PASSWORD_FILE=str(password)
+    )
+
+    _fails(done, TRY_AGAIN, "Airflow does not answer at http://127.0.0.1:1", "tidegate up")
+
+
+def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None:
+    """The batch is planned and waits."""
+    write_flights(tidegate.settings.home, 1, GOOD)
+
+    done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
+
+    _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
+    assert tidegate.json("inspect", "flights")[0]["phase"] == "failed"
+
+
+def test_a_folder_that_does_not_exist_is_named(tidegate: CommandLine) -> None:
+    """No txid is spent on it."""
+    _fails(tidegate("run", "flights"), PERMANENT, str(tidegate.settings.home / "data" / "flights"))
+    assert tidegate.json("inspect", "flights") == []
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("2013,1,1,517,2,UA,1545,EWR,IAH,1400,one too many", "does not fit the schema"),
+        ("2013,1,1,517,2,UA", "does not fit the schema"),
+        ("2013,1,1,five,2,UA,1545,EWR,IAH,1400", "does not fit the schema"),
+    ],
+)
+def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine, row: str, reason: str) -> None:
+    """Nothing of its batch counts, and the ledger says why it waits."""
+    file = write_flights(tidegate.settings.home, 1, GOOD, row, GOOD)
+
+    done = tidegate("run", "flights")
+
+    _fails(done, PERMANENT, f"{file}, line 3", reason)
+    (batch,) = tidegate.json("inspect", "flights")
+    assert batch["phase"] == "halted"
+    assert "MALFORMED_RECORD" in batch["waits_for"]
+    assert tidegate.json("inspect", "flights", "--state", "daily") == []
+
+
+def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLine) -> None:
+    """A link to nowhere cannot be read by anybody, not even by root."""
+    write_flights(tidegate.settings.home, 1, GOOD)
+    link = tidegate.settings.home / "data" / "flights" / "2013-01-02.csv"
+    link.symlink_to("nowhere")
+
+    _fails(tidegate("run", "flights"), PERMANENT, str(link))
+    assert tidegate.json("inspect", "flights") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["inspect", "flights", "--state", "dayly"], ["no state dayly", "daily"]),
+        (["inspect", "flights", "--txid", "7"], ["txid 7"]),
+        (["inspect", "flights", "--txid", "1", "--state", "daily"], ["not both"]),
+        (["get", "flights", "daily"], ["CARRIER DATE"]),
+        (["get", "flights", "daily", "UA"], ["CARRIER DATE"]),
+        (["get", "flights", "daily", "UA", "the first"], ["the first", "date"]),
+        (["run", "flights", "--from-txid", "2"], ["txid 1"]),
+    ],
+)
+def test_a_wrong_request_says_what_would_be_right(tidegate: CommandLine, arguments: list[str], fragments: list[str]) -> None:
+    """Exit code 2, in one line."""
+    _fails(tidegate(*arguments), USAGE, *fragments)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "fragment"),
+    [
+        ("PGPORT", "postgres", "pg_port must be a whole number"),
+        ("TIDEGATE_SPARK_REMOTE", "http://127.0.0.1", "spark_remote must be like sc://"),
+    ],
+)
+def test_a_wrong_setting_names_itself_and_its_place(tidegate: CommandLine, variable: str, value: str, fragment: str) -> None:
+    """A typo in the environment is found at once."""
+    write_flights(tidegate.settings.home, 1, GOOD)
+
+    _fails(tidegate("run", "flights", **{variable: value}), PERMANENT, fragment, value)

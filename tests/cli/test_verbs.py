@@ -1,0 +1,138 @@
+"""What the verbs print, for people and for programs."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from tests.cli.conftest import COMMAND, CommandLine, write_flights
+from tidegate.cli import app
+
+ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
+UNITED = {
+    "carrier": "UA",
+    "date": "2013-01-01",
+    "flights": 2,
+    "cancelled": 0,
+    "delay_sum": -2,
+    "delay_min": -4,
+    "delay_max": 2,
+    "distance": 2816,
+    "txid": 1,
+}
+VERBS = sorted(get_command(app).commands)
+
+
+def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
+    """One small batch, seen from all sides."""
+    write_flights(tidegate.settings.home, 1, *ROWS)
+
+    outcome = tidegate.json("run", "flights")
+    assert (outcome["txids"], outcome["committed"]) == ([1], [1])
+
+    american, united = tidegate.json("inspect", "flights", "--state", "daily")
+    assert united == UNITED
+    assert (american["flights"], american["cancelled"], american["delay_sum"], american["delay_min"]) == (1, 1, 0, None)
+    assert tidegate.json("get", "flights", "daily", "UA", "2013-01-01") == [{"key": ["UA", "2013-01-01"], "row": UNITED}]
+
+    batch = tidegate.json("inspect", "flights", "--txid", "1")
+    assert (batch["status"]["phase"], batch["status"]["source_rows"], batch["status"]["key_count"]) == ("committed", 3, 2)
+    (lag,) = (p for p in tidegate.json("status")["pipelines"] if p["pipeline"] == "flights")
+    assert (lag["committed"], lag["pending"]) == (1, 0)
+
+    again = tidegate("run", "flights")
+    assert (again.returncode, again.stderr) == (0, "Skipped: nothing new at the source, no txid spent.\n")
+
+    table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()
+    assert [line.split() for line in table] == [list(UNITED), [str(value) for value in UNITED.values()]]
+
+
+def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: CommandLine) -> None:
+    """From the command line, a file or standard input; in the order in which they were asked for."""
+    write_flights(tidegate.settings.home, 1, *ROWS)
+    tidegate.json("run", "flights")
+    keys = tidegate.settings.home / "keys.csv"
+    keys.write_text("UA,2013-01-01\nAA,2013-01-01\n")
+
+    assert [found["row"]["carrier"] for found in tidegate.json("get", "flights", "daily", "--keys-from", str(keys))] == [
+        "UA",
+        "AA",
+    ]
+
+    done = tidegate("get", "flights", "daily", "UA", "2013-01-01", "ZZ", "2013-01-01")
+    assert done.returncode == 1
+    assert "State daily has no row for ZZ 2013-01-01." in done.stderr
+    assert "UA" in done.stdout
+
+
+def test_a_backfill_can_be_tried_dry(tidegate: CommandLine) -> None:
+    """It tells what it would do, and does nothing."""
+    write_flights(tidegate.settings.home, 1, *ROWS)
+    tidegate.json("run", "flights")
+
+    plan = tidegate.json("backfill", "flights", "--from-txid", "1", "--to-txid", "3", "--dry-run")
+
+    assert plan == {"already_committed": [1], "opened_before": [], "to_open": [2, 3]}
+    assert len(tidegate.json("inspect", "flights")) == 1
+
+
+def test_pipelines_lists_what_is_declared(tidegate: CommandLine) -> None:
+    """With source, keys, values and guarantee."""
+    found = {row["pipeline"]: row for row in tidegate.json("pipelines")}
+
+    assert found["flights"]["source"] == "transactional Files"
+    assert found["flights"]["states"]["daily"]["key"] == ["carrier", "date"]
+    assert "word_count" in tidegate("pipelines").stdout
+
+
+def test_settings_tell_where_each_came_from_and_hold_no_password(tidegate: CommandLine) -> None:
+    """The table can be shown to anybody."""
+    rows = {row["setting"]: row for row in tidegate.json("settings")}
+
+    assert rows["pg_port"]["from"] == "environment PGPORT"
+    assert rows["pg_port"]["value"] == tidegate.settings.pg_port
+    shown = tidegate("settings").stdout
+    secrets = [line.rsplit(":", 1)[1] for line in tidegate.settings.pg_passfile.read_text().splitlines()]
+    secrets += [tidegate.settings.spark_token_file.read_text()]
+    assert not [secret for secret in secrets if secret in shown]
+
+
+def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
+    """The second time there is nothing to do."""
+    assert tidegate.json("migrate")["changed"] == ["word_count"]
+    assert tidegate.json("migrate")["changed"] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_and_option_explains_itself(verb: str) -> None:
+    """A sentence for the verb, and help for each option and argument."""
+    command = get_command(app).commands[verb]
+
+    assert command.help
+    assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == []
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
+def test_every_verb_speaks_json(verb: str) -> None:
+    """Programs need no tables."""
+    assert "--json" in [name for p in get_command(app).commands[verb].params for name in p.opts]
+
+
+def test_help_lists_the_verbs() -> None:
+    """The first thing a newcomer types."""
+    shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=False)
+
+    assert shown.returncode == 0
+    assert [verb for verb in VERBS if verb not in shown.stdout] == []
+
+
+def test_a_lookup_loads_nothing_slow() -> None:
+    """What makes `get` answer in a third of a second: neither SQLAlchemy nor Spark nor Airflow is imported."""
+    program = (
+        "import sys\nfrom tidegate.commands import inspection\nfrom jobs.registry import find_pipeline\n"
+        "from state_store import lookup\nfind_pipeline('flights')\n"
+        "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
