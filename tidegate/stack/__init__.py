@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from state_store.errors import PermanentError, RetryableError
 from state_store.settings import Settings
 from tidegate.stack import component as components
@@ -170,8 +168,7 @@ def _stop(folder: Path) -> int:
     identity = run.read("supervisor")
     if identity and (process := identity.process()):
         process.terminate()
-        with contextlib.suppress(psutil.TimeoutExpired):
-            process.wait(120)
+        components.wait_until(lambda: not components.is_alive(process), 120)
     components.end(components.members(run))
     for name in run.names():
         run.forget(name)

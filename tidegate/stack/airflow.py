@@ -22,6 +22,7 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"
 USER = "admin"
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
+RUNS_TASKS = ("scheduler", "triggerer")
 
 
 def airflow_settings() -> dict[str, str]:
@@ -105,8 +106,6 @@ class EmbeddedAirflow:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self._ports["airflow_worker_logs"]),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(self._ports["airflow_trigger_logs"]),
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_HOST": "127.0.0.1",
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_HOST": "127.0.0.1",
             "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LOCAL_SETTINGS)]),
             "TIDEGATE_HOME": str(self._stack_folder.parent),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -142,7 +141,8 @@ class EmbeddedAirflow:
         return [
             Component(
                 f"airflow-{process}",
-                [sys.executable, "-m", "airflow", process],
+                # The servers for task logs would listen on every address; the api-server reads the files itself.
+                [sys.executable, "-m", "airflow", process, *(["--skip-serve-logs"] if process in RUNS_TASKS else [])],
                 self._check(process),
                 environment=self.environment(),
                 folder=self.folder,

@@ -7,6 +7,7 @@ can be found and ended even when the component, or the supervisor, was killed.
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import psutil
 
 LOG_KEPT_BYTES = 20 * 1024 * 1024
 STOP_SECONDS = 15
+# Below the ports that the kernel gives to outgoing connections: one of those may be taken again before a restart.
+FREE_PORTS = range(20_000, 32_000)
 # Every process of a stack carries the stack's folder in its environment, and its component's name.
 STACK_VARIABLE = "TIDEGATE_STACK"
 COMPONENT_VARIABLE = "TIDEGATE_COMPONENT"
@@ -57,7 +60,7 @@ class Identity:
         """Return the process if it still runs."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
-            if process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE:
+            if process.create_time() == self.created and is_alive(process):
                 return process
         return None
 
@@ -148,24 +151,29 @@ def members(run: RunFolder) -> list[psutil.Process]:
 
 def end(processes: Sequence[psutil.Process], seconds: float = STOP_SECONDS) -> None:
     """Ask processes to end; kill those that have not after some seconds."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, seconds)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, STOP_SECONDS)
+    for ask, patience in ((psutil.Process.terminate, seconds), (psutil.Process.kill, STOP_SECONDS)):
+        for process in filter(is_alive, processes):
+            with contextlib.suppress(psutil.Error):
+                ask(process)
+        if wait_until(lambda: not any(map(is_alive, processes)), patience):
+            return
 
 
-def free_port(usual: int) -> int:
+def is_alive(process: psutil.Process) -> bool:
+    """Tell whether a process still runs. One that has ended counts as gone even if its parent never asks for its exit code."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def free_port(usual: int | None = None) -> int:
     """Return the usual port if nobody listens there, else a free one."""
-    for port in (usual, 0):
+    for port in (*([usual] if usual else []), *random.SystemRandom().sample(FREE_PORTS, 100)):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 listener.bind(("127.0.0.1", port))
-                return int(listener.getsockname()[1])
+                return port
     raise OSError("no free port on 127.0.0.1")
 
 

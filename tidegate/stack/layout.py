@@ -47,7 +47,7 @@ class Layout:
         ports: dict[str, int] = {}
         for name, usual in USUAL_PORTS.items():
             port = components.free_port(wanted.get(name, usual))
-            ports[name] = port if port not in ports.values() else components.free_port(0)
+            ports[name] = port if port not in ports.values() else components.free_port()
         layout = cls._of(folder, ports)
         unfinished = folder / ".stack.json.tmp"
         unfinished.write_text(json.dumps({"ports": ports, "settings": layout.settings()}, indent=2))

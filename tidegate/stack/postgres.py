@@ -78,23 +78,25 @@ class EmbeddedPostgres:
         unfinished = self.data.with_name(f"{self.data.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700, parents=True)
-        password = self.data.with_name("administrator_password")
+        password = self.data.with_name(f"{self.data.name}.password")  # root's clusters share a folder
         write_secret(password, self._passwords()[ADMINISTRATOR])
         if self.user is not None:
             for path in (unfinished, password):
                 os.chown(path, self.user, self.user)
         command = [self.binaries / "initdb", "-D", unfinished, "-U", ADMINISTRATOR, "-A", "scram-sha-256", "-E", "UTF8"]
-        done = subprocess.run(  # noqa: S603 - our own command, no shell
-            [*map(str, command), "--locale-provider=builtin", "--locale=C.UTF-8", f"--pwfile={password}"],
-            capture_output=True,
-            text=True,
-            user=self.user,
-            group=self.user,
-            extra_groups=[] if self.user else None,
-            cwd=unfinished,
-            check=False,
-        )
-        password.unlink()
+        try:
+            done = subprocess.run(  # noqa: S603 - our own command, no shell
+                [*map(str, command), "--locale-provider=builtin", "--locale=C.UTF-8", f"--pwfile={password}"],
+                capture_output=True,
+                text=True,
+                user=self.user,
+                group=self.user,
+                extra_groups=[] if self.user else None,
+                cwd=unfinished,
+                check=False,
+            )
+        finally:
+            password.unlink()
         if done.returncode:
             raise PermanentError(f"initdb failed in {unfinished}: {done.stderr.strip().splitlines()[-1]}")
         unfinished.rename(self.data)
@@ -118,6 +120,9 @@ class EmbeddedPostgres:
                     if database not in existing:
                         statement = sql.SQL("CREATE DATABASE {} OWNER {}")
                         cursor.execute(statement.format(sql.Identifier(database), sql.Identifier(owner)))
+                # Who has no business in a database does not get in.
+                cursor.execute("REVOKE ALL ON DATABASE tidegate, airflow, postgres, template1 FROM PUBLIC")
+                cursor.execute("GRANT CONNECT ON DATABASE tidegate TO tidegate, tidegate_stager, tidegate_reader")
         finally:
             connection.close()
 
