@@ -36,6 +36,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec], *, accept_epoch: 
     """
     with connected(settings) as connection:
         _check_roles(connection)
+        schema.check_not_newer(connection)
         config = _config(connection, specs)
         command.upgrade(config, "head")
         try:
@@ -54,6 +55,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec], *, accept_epoch: 
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
     """Write the migration that leads from the migrations so far to the declared states; None if nothing is missing."""
     with connected(settings) as connection:
+        schema.check_not_newer(connection)
         config = _config(connection, specs)
         command.upgrade(config, "head")
         try:

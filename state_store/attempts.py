@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
 from state_store.batches import decode_metadata
 from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import AttemptFenced, UnknownBatch
+
+LOCK_NOT_AVAILABLE = "55P03"
 
 
 @dataclass(frozen=True)
@@ -150,15 +153,23 @@ def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours
         .limit(limit)
         .with_for_update(of=tables.attempt, skip_locked=True)
     ).all()
+    dropped = 0
     for txid, number in old:
-        for state in spec.states:
-            connection.execute(DropTable(tables.staging_table_of(state, txid, number), if_exists=True))
-        connection.execute(
-            sa.update(tables.attempt)
-            .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
-            .values(dropped_at=sa.func.now())
-        )
-    return len(old)
+        try:
+            with connection.begin_nested():
+                for state in spec.states:
+                    connection.execute(DropTable(tables.staging_table_of(state, txid, number), if_exists=True))
+                connection.execute(
+                    sa.update(tables.attempt)
+                    .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
+                    .values(dropped_at=sa.func.now())
+                )
+        except OperationalError as held:
+            if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
+                raise
+            continue  # a late reader or writer of this attempt: the next plan tries again
+        dropped += 1
+    return dropped
 
 
 def _is(attempt: Attempt) -> tuple[sa.ColumnElement[bool], ...]:

@@ -29,10 +29,15 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
     if hashlib.sha256(content).digest() != bytes(digest):
         damage = "does not match its digest"
     else:
-        envelope = json.loads(bytes(content))
-        if envelope.get("version") == METADATA_VERSION:
-            return dict(envelope["metadata"])
-        damage = f"has version {envelope.get('version')!r}, this code reads {METADATA_VERSION}"
+        try:
+            envelope = json.loads(bytes(content))
+            version, metadata = envelope.get("version"), envelope.get("metadata")
+        except (ValueError, AttributeError):
+            damage = "is not a JSON object"
+        else:
+            if version == METADATA_VERSION and isinstance(metadata, dict):
+                return metadata
+            damage = f"has version {version!r}, this code reads {METADATA_VERSION}"
     raise MetadataCorrupt(
         f"{pipeline} {txid}: the saved source metadata {damage}. Restore tidegate.batch from a backup.",
         pipeline=pipeline,
@@ -90,16 +95,22 @@ def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
     return list(connection.scalars(statement))
 
 
-def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> None:
-    """Write down which txids the run covers, and lift their halts: the run is about to try them again."""
+def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
+    """Write down which txids the run covers, and lift their halts: the run is about to try them again.
+
+    False if the same run was planned by somebody else at the same moment; the caller rolls back.
+    """
     rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
-    connection.execute(insert(tables.run_batch).values(rows))
+    covered = insert(tables.run_batch).values(rows).on_conflict_do_nothing().returning(tables.run_batch.c.position)
+    if len(connection.execute(covered).all()) != len(rows):
+        return False
     b = tables.batch.c
     connection.execute(
         sa.update(tables.batch)
         .where(b.pipeline == pipeline, b.txid.in_(txids), b.halted_at.is_not(None))
         .values(halted_at=None, halted_reason=None)
     )
+    return True
 
 
 def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:

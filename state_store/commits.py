@@ -72,16 +72,30 @@ def lock_cursor(connection: Connection, pipeline: str) -> sa.Row:  # type: ignor
         raise _unregistered(pipeline)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
+    _check_epoch(connection, cursor)
+    return cursor
+
+
+def check_epoch(connection: Connection, pipeline: str) -> None:
+    """Refuse to plan or process where the commit would be refused: in a restored, promoted or copied database.
+
+    Raises: HoleDetected, SchemaOutOfDate if the pipeline is not registered.
+    """
+    cursor = connection.execute(sa.select(tables.cursor).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
+    if cursor is None:
+        raise _unregistered(pipeline)
+    _check_epoch(connection, cursor)
+
+
+def _check_epoch(connection: Connection, cursor: sa.Row) -> None:  # type: ignore[type-arg]
     if cursor.epoch != (epoch := current_epoch(connection)):
         raise HoleDetected(
-            f"{pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was "
-            f"made in {cursor.epoch}): "
-            f"commits after txid {cursor.txid} may be lost. Check what depends on them, then "
-            "run: tidegate migrate --accept-epoch",
-            pipeline=pipeline,
+            f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
+            f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
+            "tidegate migrate --accept-epoch",
+            pipeline=cursor.pipeline,
             txid=cursor.txid,
         )
-    return cursor
 
 
 def current_epoch(connection: Connection) -> str:

@@ -26,7 +26,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     AccessRefused, SchemaOutOfDate.
     """
     columns = [column.name for column in state.keys]
-    if wrong := next((key for key in keys if len(key) != len(columns)), None):
+    if (wrong := next((key for key in keys if len(key) != len(columns)), None)) is not None:
         raise UsageError(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
@@ -34,8 +34,8 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             for position, row in _rows(connection, state, keys):
                 found[position] = row
-    except psycopg2.DataError as error:
-        raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0]}.") from error
+    except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and what is not UTF-8
+        raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.") from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
     return found
@@ -50,9 +50,10 @@ def _rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> I
         columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
         asked=sql.SQL(", ").join(asked),
         table=sql.Identifier(STATE, state.name),
-        # The type's name comes from the closed list in declaration.ColumnType.
+        # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
+        # would round: a key with more digits than the column has is simply not there.
         same=sql.SQL(" AND ").join(
-            sql.SQL("{} = asked.{}::{}").format(sql.Identifier("s", key.name), name, sql.SQL(key.type.name))
+            sql.SQL("{} = asked.{}::{}").format(sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0]))
             for key, name in zip(state.keys, asked, strict=True)
         ),
     )

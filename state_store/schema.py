@@ -28,19 +28,29 @@ def current_revision(connection: Connection) -> str | None:
     return connection.scalar(sa.select(_version.c.version_num)) if exists else None
 
 
+def check_not_newer(connection: Connection) -> None:
+    """Refuse a database that newer code has migrated.
+
+    Raises: SchemaOutOfDate.
+    """
+    found, head = current_revision(connection), head_revision()
+    if found is not None and found > head:
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
+
+
 def check_revision(connection: Connection) -> None:
     """Refuse a database that is behind or ahead of this code.
 
     Raises: SchemaOutOfDate with the command to type.
     """
+    check_not_newer(connection)
     found = current_revision(connection)
     if found == (head := head_revision()):
         return
     database = connection.scalar(sa.select(sa.func.current_database()))
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    if found > head:
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
     raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
 
 

@@ -110,12 +110,14 @@ class StateStore:
             commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
+            commits.check_epoch(connection, spec.name)
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id):
                 connection.rollback()
                 return None
             txids = [*pending, *range(after + 1, after + 1 + len(metadata))]
-            if txids:
-                batches.assign_to_run(connection, spec.name, run_id, txids)
+            if txids and not batches.assign_to_run(connection, spec.name, run_id, txids):
+                connection.rollback()
+                return None
             return txids
 
     def drop_old_staging(self, spec: PipelineSpec) -> int:
@@ -139,6 +141,7 @@ class StateStore:
             batch = attempts.lock_batch(connection, spec.name, txid)
             if done := commits.find(connection, spec.name, txid):
                 return done
+            commits.check_epoch(connection, spec.name)
             commits.check_declaration(connection, spec)
             newest = attempts.newest(connection, spec.name, txid, batch.attempt)
             if newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and not restage:
@@ -188,6 +191,9 @@ class StateStore:
                 self._set_commit_limits(connection)
                 return commits.merge_and_advance(connection, spec, txid, owner, self.settings.attempt_timeout_seconds)
         except StoreUnavailable as unknown:
+            answer = unknown.__cause__
+            if isinstance(answer, DBAPIError) and not answer.connection_invalidated:
+                raise  # Postgres said no, so nothing was committed: only a lost connection leaves that open
             if (done := self._resolve(spec.name, txid)) is None:
                 raise
             logger.warning("%s %s: %s The cursor says that it committed.", spec.name, txid, unknown)

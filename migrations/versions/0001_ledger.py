@@ -50,6 +50,10 @@ CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET se
 DECLARE
     owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = TG_TABLE_NAME);
 BEGIN
+    IF owner IS NULL THEN
+        RAISE EXCEPTION 'state.% belongs to no registered pipeline', TG_TABLE_NAME
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Run: tidegate migrate';
+    END IF;
     IF owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '') THEN
         RAISE EXCEPTION 'state.% is written by the commits of pipeline % only', TG_TABLE_NAME, owner
             USING ERRCODE = 'insufficient_privilege',

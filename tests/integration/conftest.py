@@ -1,0 +1,149 @@
+"""A pipeline with two states, whose batches move through the real ledger with rows that a test stages itself: no Spark."""
+
+import io
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from itertools import count
+from typing import Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+import migrations
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from state_store import Settings, StateStore, tables
+from state_store.attempts import Attempt, StagedPartition
+from state_store.batches import encode_metadata
+from state_store.commits import Commit
+from state_store.declaration import PipelineSpec
+from state_store.partition_copy import copy_partition
+
+TALLY = Pipeline(
+    name="tally",
+    source=Files("tally", glob="*.csv", format="csv", schema={"shop": "string", "day": "date", "cents": "int"}),
+    states={
+        "per_shop": State(
+            key={"shop": "text"},
+            aggregates={"sold": Count(), "cents": Sum("cents"), "least": Min("cents"), "most": Max("cents")},
+        ),
+        "per_day": State(key={"day": "date"}, aggregates={"sold": Count()}),
+    },
+)
+PATIENCE_SECONDS = 20
+_task_attempts = count(100)
+
+Row = Sequence[Any]
+Execute = Callable[..., list[tuple]]
+
+
+class Tally:
+    """Moves batches through the real ledger; a partial is a tuple of a state's columns in their order."""
+
+    def __init__(self, store: StateStore, spec: PipelineSpec = TALLY.spec) -> None:
+        self.store = store
+        self.spec = spec
+
+    def plan(self, number: int = 1, *, run_id: str = "run") -> list[int]:
+        """Open `number` batches and give them to a run."""
+        after, _ = self.store.last_opened(self.spec.name)
+        txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(after + 1, after + 1 + number)))
+        assert txids is not None
+        return txids
+
+    def start(self, txid: int, *, restage: bool = False) -> Attempt:
+        """Start an attempt that takes the fence."""
+        attempt = self.store.start_attempt(self.spec, txid, "test", restage=restage)
+        assert isinstance(attempt, Attempt)
+        return attempt
+
+    def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
+        """Copy rows into staging as one Spark task would, in the stager's role; nothing counts before it is sealed."""
+        spec = self.spec.state(state)
+        assert spec is not None
+        task_attempt = next(_task_attempts)
+        table = tables.staging_table_of(spec, attempt.txid, attempt.number)
+        content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
+        conninfo = self.store.settings.conninfo(user=self.store.settings.pg_stager)
+        written, digest = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt)
+        return StagedPartition(state, partition, task_attempt, written, digest)
+
+    def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, restage: bool = False) -> Attempt:
+        """Start an attempt, stage its partials and seal it."""
+        attempt = self.start(txid, restage=restage)
+        staged = [self.stage(attempt, "per_shop", shops), self.stage(attempt, "per_day", days)]
+        self.store.seal(attempt, staged, 0)
+        return attempt
+
+    def commit(self, txid: int) -> Commit:
+        """Commit a processed batch."""
+        return self.store.commit_batch(self.spec, txid, "test")
+
+    def state(self, name: str = "per_shop") -> list[tuple]:
+        """Return a state's rows in key order: its columns, then the txid that wrote the row last."""
+        spec = self.spec.state(name)
+        assert spec is not None
+        return [tuple(row.values()) for row in self.store.state_rows(spec)]
+
+
+def frozen(*numbers: int) -> list[bytes]:
+    """Return the metadata of batches as a planner freezes it."""
+    return [encode_metadata({"files": [], "number": number}) for number in numbers]
+
+
+def contents(settings: Settings) -> dict[str, list[str]]:
+    """Return every row of the ledger and of the state tables, so that two looks can be compared."""
+    with migrations.connected(settings) as connection:
+        found = sa.inspect(connection)
+        rows = sa.select(sa.column("t").cast(sa.Text))
+        return {
+            f"{schema}.{name}": sorted(connection.scalars(rows.select_from(sa.table(name, schema=schema).alias("t"))))
+            for schema in (tables.LEDGER, tables.STATE)
+            for name in found.get_table_names(schema=schema)
+        }
+
+
+def until(fact: Callable[[], Any]) -> Any:
+    """Wait until a fact holds, and return what it says; fail loudly when it does not come true."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := fact()):
+        assert time.monotonic() < deadline, f"not true within {PATIENCE_SECONDS} s"
+        time.sleep(0.01)
+    return found
+
+
+def _csv_line(values: Row) -> str:
+    """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
+    return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
+
+
+@pytest.fixture
+def tally(store: StateStore, register: Callable[..., None]) -> Tally:
+    """Register pipeline tally, without a batch yet."""
+    register(TALLY)
+    return Tally(store)
+
+
+@pytest.fixture
+def as_role(settings: Settings) -> Execute:
+    """A function that runs one statement on a connection of a role's own, and commits it."""
+
+    def execute(role: str, statement: str, parameters: object = None) -> list[tuple]:
+        with (
+            closing(psycopg2.connect(**settings.conninfo(user=role))) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(sql.SQL(statement), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    return execute
+
+
+@pytest.fixture
+def waiting(as_role: Execute) -> Callable[[], int]:
+    """A function that tells how many sessions of this database wait for a lock."""
+    statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return lambda: as_role("postgres", statement)[0][0]

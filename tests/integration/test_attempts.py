@@ -1,0 +1,424 @@
+"""Batches are opened once, and the newest attempt owns a batch: whatever older ones still do, it never counts."""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+
+import migrations
+from state_store import Settings, StateStore, schema
+from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, encode_metadata
+from state_store.errors import (
+    AttemptFenced,
+    DeclarationChanged,
+    HoleDetected,
+    MetadataCorrupt,
+    RangeRefused,
+    SchemaOutOfDate,
+    StagingLost,
+    UnknownBatch,
+)
+from tests.integration.conftest import Execute, Tally, contents, frozen, until
+
+# plan
+
+
+def test_a_plan_that_is_repeated_gets_its_first_answer(tally: Tally, settings: Settings) -> None:
+    """The same run gets the same txids whatever the source says by now, and no txid is spent."""
+    assert tally.plan(2, run_id="monday") == [1, 2]
+    before = contents(settings)
+
+    assert tally.store.open_batches(tally.spec, "monday", [], 2, frozen(3, 4)) == [1, 2]
+    assert tally.store.open_batches(tally.spec, "monday", [], 0, []) == [1, 2]
+    assert tally.store.run_txids("tally", "monday") == [1, 2]
+    assert contents(settings) == before
+    assert tally.plan(1, run_id="tuesday") == [3]
+
+
+def test_a_run_covers_left_over_batches_before_new_ones(tally: Tally) -> None:
+    """Nothing that was opened is forgotten, and the order is that of the txids."""
+    tally.plan(2)
+    assert tally.store.uncommitted("tally", 10) == [1, 2]
+    assert tally.store.open_batches(tally.spec, "next", [1, 2], 2, frozen(3)) == [1, 2, 3]
+
+
+def test_a_plan_without_anything_to_do_writes_nothing(tally: Tally, settings: Settings) -> None:
+    """A run may look in vain as often as it likes."""
+    before = contents(settings)
+    assert tally.store.open_batches(tally.spec, "run", [], 0, []) == []
+    assert contents(settings) == before
+
+
+def test_a_planner_whose_look_is_stale_writes_nothing(tally: Tally, settings: Settings) -> None:
+    """Two planners saw the same previous batch: the second is told to look again, and then plans what follows."""
+    tally.plan(1, run_id="first")
+    before = contents(settings)
+
+    assert tally.store.open_batches(tally.spec, "second", [], 0, frozen(1, 2)) is None
+    assert contents(settings) == before
+    assert tally.store.open_batches(tally.spec, "second", [], *_look(tally)) == [2]
+
+
+def test_planners_at_the_same_moment_share_no_batch(tally: Tally, settings: Settings) -> None:
+    """Whoever loses re-plans after the winner; each txid is opened by one run, with one metadata (I6)."""
+    start = threading.Barrier(4)
+
+    def plan(run_id: str) -> list[int]:
+        with StateStore.connect(settings) as store:
+            start.wait()
+            planner, txids = Tally(store), None
+            while txids is None:
+                txids = store.open_batches(tally.spec, run_id, [], *_look(planner))
+            return txids
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(plan, "abcd")) == [[1], [2], [3], [4]]
+
+
+def test_one_plan_that_is_delivered_twice_at_once_is_one_plan(
+    tally: Tally, settings: Settings, waiting: Callable[[], int]
+) -> None:
+    """The slower twin looks again and finds the answer of the faster; neither fails (row 13)."""
+    tally.plan(1, run_id="before")
+    with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
+        cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
+        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], 1, [])
+        until(waiting)
+        twin.commit()
+        assert slower.result() in (None, [1])
+    assert tally.store.open_batches(tally.spec, "run", [1], 1, []) == [1]
+
+
+def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
+    """The one that waited for it goes on in its place."""
+    with closing(psycopg2.connect(**settings.conninfo())) as dying, dying.cursor() as cursor, ThreadPoolExecutor(1) as thread:
+        digest = hashlib.sha256(b"{}").digest()
+        cursor.execute(
+            "INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by) "
+            "VALUES ('tally', 1, %s, %s, 'dying')",
+            [b"{}", digest],
+        )
+        alive = thread.submit(tally.store.open_batches, tally.spec, "alive", [], 0, frozen(1))
+        until(waiting)
+        dying.close()
+        assert alive.result() == [1]
+    assert tally.start(1).source_metadata == {"files": [], "number": 1}
+
+
+def test_txids_end_before_they_would_overflow(tally: Tally, settings: Settings) -> None:
+    """The last possible txid is refused in words, long before Postgres would."""
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match="tally has used up its txids"):
+        tally.store.open_batches(tally.spec, "run", [], MAX_TXID, frozen(1))
+    assert contents(settings) == before
+
+
+def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: Tally, settings: Settings) -> None:
+    """One batch too large takes the whole plan back, and the message says by how much."""
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
+        tally.store.open_batches(tally.spec, "run", [], 0, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
+    assert contents(settings) == before
+
+
+# metadata
+
+
+def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
+    """A retry processes the very slice of its first attempt, byte for byte (I6)."""
+    content = {"files": [{"path": 'a "b".csv', "size": 2**53 + 1, "note": "S\u00e3o \U0001f6a2 \u0000"}]}
+    tally.store.open_batches(tally.spec, "run", [], 0, [encode_metadata(content)])
+    assert [tally.start(1).source_metadata, tally.start(1).source_metadata] == [content, content]
+    assert tally.store.last_opened("tally") == (1, content)
+    assert tally.store.batch_history("tally", 1).source_metadata == content
+
+
+FROZEN = frozen(1)[0]
+MATCHING = "the digest matches"
+CORRUPTIONS = {
+    "bit flip": (FROZEN.replace(b"1", b"0", 1), FROZEN),
+    "truncated": (FROZEN[:-1], FROZEN),
+    "zero bytes": (b"", FROZEN),
+    "trailing garbage": (FROZEN + b" ", FROZEN),
+    "another digest": (FROZEN, b"other"),
+    "future version": (b'{"metadata":{},"version":2}', None),
+    "no version": (b'{"metadata":{}}', None),
+    "no metadata": (b'{"version":1}', None),
+    "not an object": (b"[1]", None),
+    "not JSON": (b'{"version":1', None),
+    "nothing at all": (b"", None),
+    "not UTF-8": (b'{"version":1,"metadata":{"a":"\xff"}}', None),
+}
+
+
+@pytest.mark.parametrize(("content", "digest_of"), CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
+def test_altered_metadata_halts_every_step_of_its_batch(
+    tally: Tally, settings: Settings, as_role: Execute, content: bytes, digest_of: bytes | None
+) -> None:
+    """What does not match its digest, or is not of a known version, is never guessed at: no plan, attempt or commit (I19)."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    digest = hashlib.sha256(content if digest_of is None else digest_of).digest()
+    as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
+    before = contents(settings)
+
+    steps: list[Callable[[], object]] = [
+        lambda: tally.store.last_opened("tally"),
+        lambda: tally.store.start_attempt(tally.spec, 1, "test", restage=True),
+        lambda: tally.commit(1),
+        lambda: tally.store.batch_history("tally", 1),
+    ]
+    for step in steps:
+        with pytest.raises(
+            MetadataCorrupt, match=r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\."
+        ):
+            step()
+    assert contents(settings) == before
+
+
+# attempts and fences
+
+
+def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
+    """The older one may stage to its end; its seal is refused with who owns the batch, and changes nothing (I4, I5)."""
+    tally.plan(1)
+    older = tally.start(1)
+    newer = tally.start(1)
+    staged = [tally.stage(older, "per_shop", [("zombie", 9, 9, 9, 9)])]
+    before = contents(settings)
+
+    with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
+        tally.store.seal(older, staged, 9)
+
+    assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
+    assert (older.number, newer.number) == (1, 2)
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("zombie_stages", ["before the newer seal", "after the newer seal", "after the commit"])
+def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) -> None:
+    """Whenever a paused writer wakes up, it writes into a table that nobody merges."""
+    tally.plan(1)
+    older, newer = tally.start(1), tally.start(1)
+
+    def zombie(moment: str) -> None:
+        if moment == zombie_stages:
+            staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
+            assert staged.rows == 2
+            with pytest.raises(AttemptFenced):
+                tally.store.seal(older, [staged], 9)
+
+    zombie("before the newer seal")
+    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], 1)
+    zombie("after the newer seal")
+    assert tally.commit(1).attempt == 2
+    zombie("after the commit")
+
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
+    assert tally.commit(1).attempt == 2
+
+
+def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally) -> None:
+    """It is written into its own row, and the batch goes on."""
+    tally.plan(1)
+    older, newer = tally.start(1), tally.start(1)
+    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], 1)
+
+    tally.store.fail_attempt(older, "SPARK_UNAVAILABLE: gone")
+    tally.store.fail_attempt(newer, "too late: it is sealed")
+
+    assert [row["error"] for row in tally.store.batch_history("tally", 1).attempts] == ["SPARK_UNAVAILABLE: gone", None]
+    assert tally.commit(1).attempt == 2
+
+
+def test_attempts_at_the_same_moment_get_fences_of_their_own(tally: Tally, settings: Settings) -> None:
+    """Two executions of one task both work, apart; exactly the newest can seal (rows 13, 14)."""
+    tally.plan(1)
+    start = threading.Barrier(4)
+
+    def work(number: int) -> tuple[int, bool]:
+        with StateStore.connect(settings) as store:
+            mine = Tally(store)
+            start.wait()
+            attempt = mine.start(1, restage=True)
+            staged = [mine.stage(attempt, "per_shop", [("a", number, number, number, number)])]
+            start.wait()
+            try:
+                store.seal(attempt, staged, 1)
+            except AttemptFenced:
+                return attempt.number, False
+            return attempt.number, True
+
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = sorted(threads.map(work, range(4)))
+
+    assert outcomes == [(1, False), (2, False), (3, False), (4, True)]
+    assert tally.commit(1).attempt == 4
+    assert len(tally.state()) == 1
+
+
+def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> None:
+    """A repeated task finds its work done; only an explicit restage replaces it."""
+    tally.plan(1)
+    sealed = tally.process(1, [("a", 1, 1, 1, 1)])
+    before = contents(settings)
+
+    assert tally.store.start_attempt(tally.spec, 1, "again") is None
+    tally.store.seal(sealed, [], 99)  # its answer had been lost
+    assert contents(settings) == before
+    assert tally.commit(1).key_count == 1
+
+
+def test_an_attempt_that_ended_otherwise_is_followed_by_another(tally: Tally) -> None:
+    """Crashed, failed or restaged: the next attempt has the next number, staging of its own, and lifts the halt."""
+    tally.plan(1)
+    tally.start(1)
+    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 7")
+    tally.store.halt_batch("tally", 1, "MALFORMED_RECORD: line 7")
+    assert tally.store.batch_statuses("tally")[0].phase == "halted"
+
+    tally.process(1)
+    assert tally.process(1, restage=True).number == 4
+    assert tally.store.batch_statuses("tally")[0].phase == "processed"
+
+
+def test_an_attempt_at_an_unknown_batch_is_refused(tally: Tally) -> None:
+    """Only a planned txid can be processed."""
+    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
+        tally.start(1)
+
+
+def test_an_attempt_of_an_unregistered_pipeline_names_the_command(store: StateStore) -> None:
+    """Its tables do not exist yet."""
+    with pytest.raises(SchemaOutOfDate, match="Run: tidegate migrate"):
+        store.committed("tally")
+
+
+def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: Tally, settings: Settings) -> None:
+    """COPY is one transaction: rows of a broken stream are gone, and the next attempt starts from an empty table."""
+    tally.plan(1)
+    dying = tally.start(1)
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)")
+    tally.process(1, [("a", 1, 1, 1, 1)])
+
+    assert tally.commit(1).attempt == dying.number + 1
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
+
+
+# declarations
+
+
+def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, settings: Settings) -> None:
+    """A deploy between processing and commit: the batch is processed again by the code that commits it (I16, row 33)."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    newer = replace(tally.spec, version=2)
+    _register(settings, newer)
+    deployed = Tally(tally.store, newer)
+
+    with pytest.raises(StagingLost, match="tally 1:1 was computed by another declaration of the pipeline"):
+        deployed.commit(1)
+    attempt = deployed.start(1)  # although the newest is sealed
+    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], 1)
+    assert deployed.commit(1).attempt == 2
+    assert tally.state() == [("a", 2, 2, 2, 2, 1)]
+
+
+def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, settings: Settings) -> None:
+    """A worker that was not restarted is told to be, and changes nothing."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    _register(settings, replace(tally.spec, version=2))
+    before = contents(settings)
+
+    for step in (lambda: tally.commit(1), lambda: tally.start(2), lambda: tally.start(1, restage=True)):
+        with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
+            step()
+    assert contents(settings) == before
+
+
+# staging is dropped
+
+
+@pytest.fixture
+def dated(tally: Tally, as_role: Execute) -> Tally:
+    """Two batches that committed two days ago, with two attempts at the first; one that committed now; one that did not."""
+    tally.plan(4)
+    tally.start(1)
+    for txid in (1, 2, 3, 4):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    for txid in (1, 2, 3):
+        tally.commit(txid)
+    as_role("tidegate_owner", "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours' WHERE txid < 3")
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '1 year' WHERE txid = 4")
+    return tally
+
+
+STAGING_TABLES = (
+    "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relname LIKE 'per_shop%' ORDER BY 1"
+)
+
+
+def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
+    dated: Tally, settings: Settings, as_role: Execute
+) -> None:
+    """Every attempt of an old batch is dropped, once; nothing younger, and nothing uncommitted, however old (I18)."""
+    state = dated.state()
+    with StateStore.connect(replace(settings, staging_retention_hours=50)) as patient:
+        assert patient.drop_old_staging(dated.spec) == 0
+
+    assert dated.store.drop_old_staging(dated.spec) == 3
+    assert as_role("tidegate", STAGING_TABLES) == [("per_shop_3_1",), ("per_shop_4_1",)]
+    assert dated.store.drop_old_staging(dated.spec) == 0
+    assert dated.state() == state
+    assert dated.commit(1).already_committed
+    dated.commit(4)
+
+
+def test_staging_that_somebody_still_reads_is_left_for_the_next_time(
+    dated: Tally, settings: Settings, as_role: Execute
+) -> None:
+    """A zombie that holds an old table stops neither the plan nor the dropping of the others (I20)."""
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as zombie, zombie.cursor() as cursor:
+        cursor.execute("SELECT FROM staging.per_shop_1_1")
+        assert dated.store.drop_old_staging(dated.spec) == 2
+        assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_1",), ("per_shop_3_1",), ("per_shop_4_1",)]
+    assert dated.store.drop_old_staging(dated.spec) == 1
+
+
+# another incarnation of the database
+
+
+@pytest.mark.parametrize("step", ["plan", "process", "commit"])
+def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Settings, as_role: Execute, step: str) -> None:
+    """Commits may be missing there: nothing is planned, processed or committed until a person accepts it (I9, row 30)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
+    before = contents(settings)
+    steps: dict[str, Callable[[], object]] = {
+        "plan": lambda: tally.plan(1, run_id="next"),
+        "process": lambda: tally.start(2),
+        "commit": lambda: tally.commit(1),
+    }
+
+    with pytest.raises(HoleDetected, match=r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
+        steps[step]()
+    assert contents(settings) == before
+
+
+def _look(tally: Tally) -> tuple[int, list[bytes]]:
+    """Look at the newest batch and answer with the one that follows, as a planner does."""
+    after, _ = tally.store.last_opened("tally")
+    return after, frozen(after + 1)
+
+
+def _register(settings: Settings, spec: object) -> None:
+    with migrations.connected(settings) as connection:
+        assert schema.register(connection, spec)

@@ -1,0 +1,184 @@
+"""Point lookups find the rows of the keys that were asked for, in that order, whatever is in a key."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+
+import migrations
+from jobs import Count, Files, Max, Pipeline, State
+from state_store import Settings, StateStore, lookup, schema, tables
+from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tests.conftest import Server
+from tests.integration.conftest import Tally
+
+KEYED = Pipeline(
+    name="keyed",
+    source=Files("keyed", glob="*.csv", format="csv", schema={"word": "string"}),
+    states={
+        "words": State(key={"word": "text"}, aggregates={"seen": Count(), "longest": Max("word", "text")}),
+        "pairs": State(key={"carrier": "text", "day": "date"}, aggregates={"seen": Count()}),
+        "times": State(key={"at": "timestamptz"}, aggregates={"seen": Count()}),
+        "amounts": State(key={"amount": "numeric(10,2)"}, aggregates={"seen": Count()}),
+        "numbers": State(key={"number": "integer"}, aggregates={"seen": Count()}),
+        "big_numbers": State(key={"number": "bigint"}, aggregates={"seen": Count()}),
+        "flags": State(key={"flag": "boolean"}, aggregates={"seen": Count()}),
+    },
+)
+TEXTS = ["plain", "", " ", "'", '"', "a'b\"c", "'; DROP TABLE state.words; --", "%s", "%(word)s", "{}", "\\", "a,b\nc"]
+MORE_TEXTS = ["São Paulo", "e\u0301", "\u00e9", "\U0001f6a2", "NULL", "\\N", "A", "a"]
+ROWS = {
+    "words": [(text, number, text) for number, text in enumerate([*TEXTS, *MORE_TEXTS])],
+    "pairs": [("UA", "2013-01-01", 165), ("UA", "2012-02-29", 1), ("O'Hare", "0001-01-01", 2), ("", "9999-12-31", 3)],
+    "times": [("2013-01-01T05:30:00.123456Z", 1)],
+    "amounts": [("1.00", 1), ("1.01", 2), ("-0.05", 3)],
+    "numbers": [("-2147483648", 1), ("42", 2)],
+    "big_numbers": [("9223372036854775807", 1)],
+    "flags": [("true", 1), ("false", 2)],
+}
+Get = Callable[..., list[Mapping[str, object] | None]]
+
+
+@pytest.fixture(scope="module")
+def filled(server: Server, template: str) -> Iterator[Settings]:
+    """Settings with a database whose states one committed batch has filled; lookups leave it as it is."""
+    name = server.create_database(template)
+    settings = replace(server.settings, pg_database=name)
+    with migrations.connected(settings) as connection:
+        tables.state_tables((KEYED.spec,)).create_all(connection)
+        schema.register(connection, KEYED.spec)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store, KEYED.spec)
+        tally.plan()
+        attempt = tally.start(1)
+        store.seal(attempt, [tally.stage(attempt, state, rows) for state, rows in ROWS.items()], 1)
+        tally.commit(1)
+    yield settings
+    server.drop_database(name)
+
+
+@pytest.fixture
+def get(filled: Settings) -> Get:
+    """A function that looks keys up in a state, by its name."""
+
+    def look_up(state: str, *keys: tuple[str, ...]) -> list[Mapping[str, object] | None]:
+        spec = KEYED.spec.state(state)
+        assert spec is not None
+        return lookup.get(filled, spec, keys)
+
+    return look_up
+
+
+def test_keys_of_every_type_are_found(get: Get) -> None:
+    """A key is text, as a person types it; the row comes back with the column's own types and its txid."""
+    assert get("pairs", ("UA", "2013-01-01")) == [{"carrier": "UA", "day": date(2013, 1, 1), "seen": 165, "txid": 1}]
+    assert get("pairs", ("O'Hare", "0001-01-01"), ("", "9999-12-31")) == [
+        {"carrier": "O'Hare", "day": date(1, 1, 1), "seen": 2, "txid": 1},
+        {"carrier": "", "day": date(9999, 12, 31), "seen": 3, "txid": 1},
+    ]
+    (same, instant) = get("times", ("2013-01-01 05:30:00.123456+00",), ("2013-01-01T06:30:00.123456+01:00",))
+    assert same == instant
+    assert same is not None
+    assert same["at"] == datetime(2013, 1, 1, 5, 30, 0, 123456, tzinfo=UTC)
+    assert [row and row["amount"] for row in get("amounts", ("1",), ("1.010",), ("-.05",))] == [
+        Decimal("1.00"),
+        Decimal("1.01"),
+        Decimal("-0.05"),
+    ]
+    assert [row and row["seen"] for row in get("numbers", ("-2147483648",), ("042",))] == [1, 2]
+    assert [row and row["seen"] for row in get("big_numbers", ("9223372036854775807",))] == [1]
+    assert [row and row["seen"] for row in get("flags", ("true",), ("f",))] == [1, 2]
+
+
+def test_any_text_is_found_and_found_as_itself(get: Get) -> None:
+    """Quotes, SQL, placeholders and all of Unicode are data; no two texts are taken for the same."""
+    texts = [*TEXTS, *MORE_TEXTS]
+    assert get("words", *((text,) for text in texts)) == [
+        {"word": text, "seen": number, "longest": text, "txid": 1} for number, text in enumerate(texts)
+    ]
+
+
+def test_answers_keep_the_order_and_the_duplicates_of_the_question(get: Get) -> None:
+    """One answer per key asked for, None where there is no row."""
+    keys = [("a",), ("missing",), ("A",), ("a",), ("missing",), ("plain",)]
+    assert [row and row["word"] for row in get("words", *keys)] == ["a", None, "A", "a", None, "plain"]
+
+
+def test_many_keys_are_looked_up_across_statements(get: Get) -> None:
+    """More keys than one statement takes make one list of answers, still in order."""
+    count = 2 * lookup.KEYS_PER_STATEMENT + 1
+    keys = [("a",) if number % 7 == 0 else (f"missing {number}",) for number in range(count)]
+    found = get("words", *keys)
+    assert len(found) == count
+    assert [number for number, row in enumerate(found) if row] == list(range(0, count, 7))
+
+
+@pytest.mark.parametrize(
+    ("state", "key"),
+    [
+        ("words", ("a ",)),
+        ("words", ("PLAIN",)),
+        ("words", ("x" * 100_000,)),
+        ("pairs", ("UA", "2013-01-02")),
+        ("pairs", ("ua", "2013-01-01")),
+        ("numbers", ("43",)),
+        ("amounts", ("1.02",)),
+        ("amounts", ("1.005",)),  # would be found if it were rounded to the column's scale
+        ("times", ("2013-01-01T05:30:00.123457Z",)),
+    ],
+)
+def test_a_key_without_a_row_is_none(get: Get, state: str, key: tuple[str, ...]) -> None:
+    """A near miss is a miss."""
+    assert get(state, key) == [None]
+
+
+def test_no_keys_have_no_answers(get: Get) -> None:
+    """An empty file of keys is no error."""
+    assert get("words") == []
+
+
+@pytest.mark.parametrize(
+    ("state", "key", "value"),
+    [
+        ("pairs", ("UA", "yesterday-ish"), "yesterday-ish"),
+        ("pairs", ("UA", "2013-02-29"), "2013-02-29"),
+        ("pairs", ("UA", ""), '""'),
+        ("numbers", ("forty",), "forty"),
+        ("numbers", ("4.5",), "4.5"),
+        ("numbers", ("2147483648",), "2147483648"),
+        ("big_numbers", ("9223372036854775808",), "9223372036854775808"),
+        ("amounts", ("1,00",), "1,00"),
+        ("flags", ("maybe",), "maybe"),
+        ("times", ("noonish",), "noonish"),
+        ("words", ("nul \0 inside",), "NUL"),
+        ("words", ("lone \udce9 surrogate",), "surrogates not allowed"),
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get, state: str, key: tuple[str, ...], value: str) -> None:
+    """The message is one line and shows the value, also when good keys stand beside it; nothing is rounded or cut to fit."""
+    with pytest.raises(UsageError) as refused:
+        get(state, *([ROWS[state][0][: len(key)]] * 3), key)
+    assert value in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", [(), ("UA",), ("UA", "2013-01-01", "more")])
+def test_a_key_of_another_width_names_the_columns(get: Get, key: tuple[str, ...]) -> None:
+    """Nobody has to look up how a state is keyed."""
+    with pytest.raises(UsageError, match=f"State pairs is keyed by carrier, day: give 2 values, not {len(key)}"):
+        get("pairs", ("UA", "2013-01-01"), key)
+
+
+def test_a_database_that_cannot_answer_says_why(settings: Settings, store: StateStore) -> None:
+    """No table, no such user, no server: each its own error and what to do."""
+    (state,) = (state for state in KEYED.spec.states if state.name == "words")
+    with pytest.raises(SchemaOutOfDate, match=r'relation "state\.words" does not exist.*Run: tidegate migrate'):
+        lookup.get(settings, state, [("a",)])
+    with pytest.raises(AccessRefused, match="tidegate settings"):
+        lookup.get(replace(settings, pg_user="nobody_we_know"), state, [("a",)])
+    with pytest.raises(AccessRefused, match='database "gone" does not exist'):
+        lookup.get(replace(settings, pg_database="gone"), state, [("a",)])
+    with pytest.raises(StoreUnavailable, match="tidegate up"):
+        lookup.get(replace(settings, pg_port=1), state, [("a",)])

@@ -1,0 +1,334 @@
+"""Migrations lead from nothing to the declared tables and back, in one line, and say what to type when they do not."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+import migrations
+from jobs.registry import all_pipelines
+from state_store import Settings, StateStore, schema, tables
+from state_store.declaration import ColumnType, KeyColumn, ValueColumn
+from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tests.conftest import Server
+from tests.integration.conftest import Execute
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = sorted(file.name for file in schema.VERSIONS.glob("*.py"))
+REVISIONS = [name[:4] for name in FILES]
+SPECS = [pipeline.spec for pipeline in all_pipelines()]
+
+
+@pytest.fixture
+def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
+    """Settings with a database that has no tables at all."""
+    name = server.create_database()
+    yield replace(server.settings, pg_database=name, home=tmp_path)
+    server.drop_database(name)
+
+
+def shape(settings: Settings) -> dict[str, list[str]]:
+    """Return everything that migrations make, as Postgres describes it."""
+    questions = {
+        "columns": """
+            SELECT a.attrelid::regclass || '.' || attname || ' ' || format_type(atttypid, atttypmod) || ' ' || attnotnull
+                   || coalesce(' ' || collation_name, '') || coalesce(' ' || pg_get_expr(adbin, adrelid), '')
+                   || coalesce(' ' || col_description(attrelid, attnum), '') || coalesce(' ' || attacl::text, '')
+            FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid
+            LEFT JOIN pg_attrdef d ON d.adrelid = attrelid AND d.adnum = attnum
+            LEFT JOIN (SELECT oid, collname AS collation_name FROM pg_collation) l ON l.oid = attcollation
+            WHERE relnamespace = ANY (%s::regnamespace[]) AND attnum > 0""",
+        "relations": """
+            SELECT oid::regclass || ' ' || relkind::text || coalesce(reloptions::text, '') || coalesce(relacl::text, '')
+                   || coalesce(obj_description(oid, 'pg_class'), '')
+            FROM pg_class WHERE relnamespace = ANY (%s::regnamespace[])""",
+        "views": "SELECT pg_get_viewdef(oid) FROM pg_class WHERE relkind = 'v' AND relnamespace = ANY (%s::regnamespace[])",
+        "constraints": """
+            SELECT conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid)
+            FROM pg_constraint WHERE connamespace = ANY (%s::regnamespace[])""",
+        "triggers": """
+            SELECT pg_get_triggerdef(t.oid) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid
+            WHERE NOT tgisinternal AND relnamespace = ANY (%s::regnamespace[])""",
+        "functions": "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = ANY (%s::regnamespace[])",
+        "schemas": "SELECT nspname || coalesce(nspacl::text, '') FROM pg_namespace WHERE oid = ANY (%s::regnamespace[])",
+        "default grants": "SELECT defaclacl::text FROM pg_default_acl WHERE defaclnamespace = ANY (%s::regnamespace[])",
+    }
+    found: dict[str, list[str]] = {}
+    with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_owner))) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT nspname FROM pg_namespace WHERE nspname = ANY (%s)", [["tidegate", "state", "staging"]])
+        schemas = [name for (name,) in cursor.fetchall()]
+        for what, question in questions.items():
+            cursor.execute(question, [schemas])
+            found[what] = sorted(text for (text,) in cursor.fetchall())
+    return found
+
+
+def revision(settings: Settings) -> str | None:
+    """Return a database's revision."""
+    with migrations.connected(settings) as connection:
+        return schema.current_revision(connection)
+
+
+# the files
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_migrations_name_tells_its_place_in_the_line(name: str) -> None:
+    """NNNN_what_it_does.py, numbered without gaps, each the successor of the one before; its first line says why."""
+    assert re.fullmatch(r"\d{4}_[a-z][a-z0-9_]*\.py", name)
+    number = FILES.index(name) + 1
+    assert int(name[:4]) == number
+    content = (schema.VERSIONS / name).read_text()
+    previous = f'"{number - 1:04d}"' if number > 1 else "None"
+    assert re.search(rf'^revision = "{number:04d}"$', content, re.MULTILINE)
+    assert re.search(rf"^down_revision = {previous}$", content, re.MULTILINE)
+    assert re.match(r'"""[A-Z].+\."""\n', content)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_migration_imports_nothing_of_ours(name: str) -> None:
+    """History is frozen: it must not change when our code does."""
+    imports = re.findall(r"^(?:from|import) (\w+)", (schema.VERSIONS / name).read_text(), re.MULTILINE)
+    assert set(imports) <= {"sqlalchemy", "alembic"}
+
+
+# up and down
+
+
+def test_from_nothing_to_the_declared_tables(empty: Settings) -> None:
+    """One call builds everything and registers the pipelines; the second finds nothing to do."""
+    assert migrations.upgrade(empty, SPECS) == (REVISIONS[-1], [spec.name for spec in SPECS])
+    built = shape(empty)
+    with StateStore.connect(empty) as store:
+        assert [lag.pipeline for lag in store.lag()] == sorted(spec.name for spec in SPECS)
+
+    assert migrations.upgrade(empty, SPECS) == (REVISIONS[-1], [])
+    assert shape(empty) == built
+
+
+def test_the_checked_in_migrations_make_the_declared_tables(empty: Settings) -> None:
+    """Not one column, type, default, constraint or comment is missing or left over."""
+    migrations.upgrade(empty, [])
+    assert migrations.new_revision(empty, SPECS, "nothing") is None
+    assert sorted(file.name for file in schema.VERSIONS.glob("*.py")) == FILES
+
+
+def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings, server: Server) -> None:
+    """What autogenerate does not compare (storage, triggers, grants) is the same too."""
+    migrations.upgrade(empty, [])
+    name = server.create_database()
+    declared = replace(empty, pg_database=name)
+    try:
+        migrations.walk(declared, [], "0001")
+        with migrations.connected(declared) as connection:
+            tables.state_tables(tuple(SPECS)).create_all(connection)
+        assert shape(declared) == shape(empty)
+    finally:
+        server.drop_database(name)
+
+
+@pytest.mark.parametrize("target", REVISIONS)
+def test_every_step_goes_down_and_up_again(empty: Settings, target: str) -> None:
+    """Each revision leaves nothing behind when it is taken back, and comes back the same."""
+    before = f"{int(target) - 1:04d}"
+    if before != "0000":
+        migrations.walk(empty, [], before)
+    below = shape(empty)
+    migrations.walk(empty, [], target)
+    above = shape(empty)
+    assert above != below
+
+    migrations.walk(empty, [], before)
+    assert revision(empty) == (None if before == "0000" else before)
+    if before == "0000":
+        assert [name for name in shape(empty)["relations"] if "alembic_version" not in name] == []
+    else:
+        assert shape(empty) == below
+
+    migrations.walk(empty, [], target)
+    assert shape(empty) == above
+
+
+def test_all_the_way_down_and_up_again(empty: Settings) -> None:
+    """A database that held registered pipelines and batches can be emptied and filled again."""
+    migrations.upgrade(empty, SPECS)
+    built = shape(empty)
+    with StateStore.connect(empty) as store:
+        store.open_batches(SPECS[0], "run", [], 0, [b"{}"])
+    migrations.walk(empty, [], "0000")
+    with pytest.raises(SchemaOutOfDate, match="has no Tidegate tables"):
+        StateStore.connect(empty)
+    migrations.upgrade(empty, SPECS)
+    assert shape(empty) == built
+
+
+# refusals
+
+
+def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Settings) -> None:
+    """The message names the table and the command; the database stays as empty as it was."""
+    (state,) = SPECS[0].states
+    extra = replace(SPECS[0], name="extra", states=(replace(state, name="extra_state"),))
+    with pytest.raises(SchemaOutOfDate, match=r"differ: .*extra_state.*tidegate migrate --new") as refused:
+        migrations.upgrade(empty, [*SPECS, extra])
+    assert "\n" not in str(refused.value)
+    assert revision(empty) is None
+
+
+CHANGED = {
+    "key added": {"keys": (*SPECS[0].states[0].keys, KeyColumn("more", ColumnType("text")))},
+    "value added": {"values": (*SPECS[0].states[0].values, ValueColumn("more", ColumnType("bigint"), "sum"))},
+    "value removed": {"values": SPECS[0].states[0].values[1:]},
+    "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in SPECS[0].states[0].values)},
+    "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in SPECS[0].states[0].keys)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED.keys())
+def test_a_state_that_differs_from_its_migrations_is_refused(empty: Settings, change: dict) -> None:
+    """The comparison sees every kind of change that a declaration can make."""
+    changed = replace(SPECS[0], states=(replace(SPECS[0].states[0], **change), *SPECS[0].states[1:]))
+    with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
+        migrations.upgrade(empty, [changed, *SPECS[1:]])
+
+
+def test_a_database_of_newer_code_is_left_alone(settings: Settings, as_role: Execute) -> None:
+    """Old code does not migrate it, and says that the code is what is old."""
+    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaOutOfDate, match=r"is at revision 9999, newer than this code.*Update the code\."):
+        migrations.upgrade(settings, SPECS)
+
+
+def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting ALTER would hold up every merge behind it: it gives up, changes nothing, and may be tried again."""
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
+    with closing(psycopg2.connect(**settings.conninfo())) as reader, reader.cursor() as cursor:
+        cursor.execute("SELECT FROM state.daily")
+        with pytest.raises(StoreUnavailable, match="migrating: a lock timeout"):
+            migrations.walk(settings, [], "0001")
+    assert revision(settings) == REVISIONS[-1]
+
+
+def test_only_the_owner_migrates(empty: Settings) -> None:
+    """The worker's role cannot make tables."""
+    with pytest.raises(AccessRefused, match="permission denied"):
+        migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
+
+
+def test_dropping_the_ledger_stops_before_a_state_table(settings: Settings, as_role: Execute) -> None:
+    """A table that no migration takes back keeps its data and everything around it."""
+    as_role("tidegate_owner", "CREATE TABLE state.kept AS SELECT 1 AS a")
+    before = shape(settings)
+    with pytest.raises(Exception, match="cannot drop schema state"):
+        migrations.walk(settings, [], "0000")
+    assert shape(settings) == before
+
+
+# a new pipeline
+
+PAGE_VIEWS = '''"""Page views."""
+
+from jobs import Count, Files, Max, Pipeline, State, Sum
+
+PIPELINE = Pipeline(
+    name="page_views",
+    source=Files("views", glob="*.csv", format="csv", schema={"page": "string"}),
+    states={
+        "page_views": State(
+            key={"page": "text", "day": "date"},
+            aggregates={"views": Count(), "amount": Sum("amount", "numeric(20,4)"), "latest": Max("at", "timestamptz")},
+        ),
+        "page_visitors": State(key={"visitor": "text"}, aggregates={"visits": Count()}, null_keys=True),
+    },
+)
+'''
+MAIN = "from tidegate.cli import main; main()"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy of the code, in which a test may write."""
+    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
+        shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_role: Execute) -> None:
+    """Declare, `migrate --new`, `migrate`: typed tables with their guard, downwards too; nothing was written elsewhere."""
+    tree = _digest(REPOSITORY / "migrations")
+    (clone / "jobs/pipelines/page_views.py").write_text(PAGE_VIEWS)
+
+    refused = _tidegate(clone, empty, "migrate")
+    assert refused.returncode == 1
+    assert "page_views" in refused.stderr
+    assert "tidegate migrate --new" in refused.stderr
+
+    wrote = _tidegate(clone, empty, "migrate", "--new", "Page views: 'two' states!")
+    assert wrote.returncode == 0, wrote.stderr
+    (file,) = {file.name for file in (clone / "migrations/versions").glob("*.py")} - set(FILES)
+    number = f"{len(FILES) + 1:04d}"
+    assert file == f"{number}_page_views_two_states.py"
+    assert file in wrote.stdout + wrote.stderr
+    assert "No migration is missing" in (again := _tidegate(clone, empty, "migrate", "--new", "again")).stdout + again.stderr
+
+    done = _tidegate(clone, empty, "migrate")
+    assert done.returncode == 0, done.stderr
+    assert revision(empty) == number
+    built = shape(empty)
+    assert [line for line in built["columns"] if line.startswith("state.page_v")] == [
+        "state.page_views.amount numeric(20,4) true",
+        "state.page_views.day date true",
+        "state.page_views.latest timestamp with time zone false",
+        "state.page_views.page text true C",
+        "state.page_views.txid bigint true",
+        "state.page_views.views bigint true",
+        "state.page_visitors.txid bigint true",
+        "state.page_visitors.visitor text false C",
+        "state.page_visitors.visits bigint true",
+    ]
+    for state in ("page_views", "page_visitors"):
+        assert any("single_writer()" in line for line in built["triggers"] if f" state.{state} " in line)
+    assert any("UNIQUE NULLS NOT DISTINCT (visitor)" in line for line in built["constraints"])
+
+    with pytest.raises(SchemaOutOfDate, match="newer than this code"):
+        StateStore.connect(empty)  # the code beside the clone does not know that revision
+    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    for target in (f"{len(FILES):04d}", number):
+        walked = _python(clone, empty, walk.format(target))
+        assert walked.returncode == 0, walked.stderr
+    assert shape(empty) == built
+    assert _digest(REPOSITORY / "migrations") == tree
+
+
+def _tidegate(clone: Path, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python(clone, settings, MAIN, *arguments)
+
+
+def _python(clone: Path, settings: Settings, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the clone's code on the test's database."""
+    where = settings.conninfo()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(clone),
+        "TIDEGATE_HOME": str(settings.home),
+        "PGHOST": where["host"],
+        "PGPORT": str(where["port"]),
+        "PGDATABASE": where["dbname"],
+        "PGPASSFILE": where["passfile"],
+    }
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.rglob("*.py"))}

@@ -1,0 +1,624 @@
+"""The ordered commit decides what counts: each txid once, in order, whole, whatever happens to the connection."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import psycopg2
+import pytest
+
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from state_store import Settings, StateStore
+from state_store.errors import (
+    AttemptNotSealed,
+    CommitOutOfOrder,
+    GuardMismatch,
+    HoleDetected,
+    Overflow,
+    PermanentError,
+    SchemaOutOfDate,
+    StagingLost,
+    StoreUnavailable,
+    UnknownBatch,
+)
+from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, contents, until
+
+BIGINT_MAX = 2**63 - 1
+
+
+def test_batches_add_up_in_txid_order(tally: Tally) -> None:
+    """Each commit merges its partials into the rows that are there and stamps them; other rows keep their txid."""
+    tally.plan(2)
+    tally.process(1, [("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)])
+    tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
+
+    first, second = tally.commit(1), tally.commit(2)
+
+    assert tally.state() == [("a", 2, 30, 10, 20, 1), ("b", 2, 12, 5, 7, 2), ("c", 1, -1, -1, -1, 2)]
+    assert [(str(day), sold, txid) for day, sold, txid in tally.state("per_day")] == [
+        ("2013-01-01", 4, 2),
+        ("2013-01-02", 1, 2),
+    ]
+    assert (first.txid, first.key_count, first.already_committed) == (1, 3, False)
+    assert (second.txid, second.key_count, second.already_committed) == (2, 4, False)
+    assert tally.store.committed("tally") == 2
+
+
+def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) -> None:
+    """A batch that is ready early is refused with the numbers and the command to look with, and nothing of it shows (I3)."""
+    tally.plan(3)
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    tally.process(3, [("a", 1, 1, 1, 1)])
+    before = contents(settings)
+
+    with pytest.raises(CommitOutOfOrder, match=r"tally cannot commit txid 3: 0 is the last.*until 2 .*tidegate inspect tally"):
+        tally.commit(3)
+    with pytest.raises(CommitOutOfOrder) as refused:
+        tally.commit(2)
+
+    assert (refused.value.pipeline, refused.value.txid) == ("tally", 2)
+    assert contents(settings) == before
+
+
+def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
+    """Rows that are staged but not sealed never count; the refusal names who processes them (I7)."""
+    tally.plan(1)
+    tally.stage(tally.start(1), "per_shop", [("a", 1, 1, 1, 1)])
+    before = contents(settings)
+
+    with pytest.raises(AttemptNotSealed, match=r"tally 1:1 is still processing \(test, for \d+ s\)"):
+        tally.commit(1)
+
+    assert contents(settings) == before
+
+
+def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) -> None:
+    """A holder that died delays others by the attempt timeout at most, by the database's clock (I20)."""
+    tally.plan(1)
+    tally.start(1)
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
+
+    with pytest.raises(StagingLost, match="tally 1:1 has not ended within 3600 s"):
+        tally.commit(1)
+
+
+def test_a_batch_that_failed_or_was_never_processed_is_processed_again(tally: Tally) -> None:
+    """The commit says what is missing, and with which reason the attempt gave up."""
+    tally.plan(1)
+    with pytest.raises(StagingLost, match="tally 1 has not been processed yet"):
+        tally.commit(1)
+
+    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: a.csv, line 7.")
+    with pytest.raises(StagingLost, match=r"tally 1:1 failed: MALFORMED_RECORD: a\.csv, line 7\."):
+        tally.commit(1)
+
+
+def test_unknown_batches_and_pipelines_are_refused(tally: Tally) -> None:
+    """A txid that was never opened, and a pipeline that was never registered, have nothing to commit."""
+    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
+        tally.commit(1)
+    with pytest.raises(SchemaOutOfDate, match=r"Pipeline other is not registered in this database\. Run: tidegate migrate"):
+        tally.store.commit_batch(replace(tally.spec, name="other"), 1, "test")
+
+
+def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> None:
+    """Every committed txid, the last or an older one, answers with its first commit for ever (I8)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    done = [tally.commit(1), tally.commit(2)]
+    before = contents(settings)
+
+    assert [tally.commit(1), tally.commit(2)] == [replace(commit, already_committed=True) for commit in done]
+    assert [tally.store.start_attempt(tally.spec, txid, "late", restage=True) for txid in (1, 2)] == [
+        replace(commit, already_committed=True) for commit in done
+    ]
+    assert contents(settings) == before
+
+
+def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """One of them commits, all others learn that it has, and every row counts once (I2, I3)."""
+    tally.plan(1)
+    tally.process(1, [(f"shop {number}", 1, 1, 1, 1) for number in range(500)])
+    start = threading.Barrier(8)
+
+    def commit(number: int) -> bool:
+        with StateStore.connect(settings) as store:
+            start.wait()
+            return store.commit_batch(tally.spec, 1, f"committer {number}").already_committed
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = list(threads.map(commit, range(8)))
+
+    assert sorted(outcomes) == [False] + [True] * 7
+    assert as_role("tidegate_owner", "SELECT txid, key_count FROM tidegate.commit") == [(1, 500)]
+    assert {row[1:] for row in tally.state()} == {(1, 1, 1, 1, 1)}
+
+
+def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """Whoever comes too early is refused and comes again; in the end every txid counted once, in order."""
+    txids = tally.plan(6)
+    for txid in txids:
+        tally.process(txid, [("a", 1, txid, txid, txid)])
+
+    def commit(txid: int) -> bool:
+        with StateStore.connect(settings) as store:
+            while True:
+                with suppress(CommitOutOfOrder):
+                    return store.commit_batch(tally.spec, txid, "test").already_committed
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(commit, reversed(txids))) == [False] * 6
+
+    assert tally.state() == [("a", 6, 21, 1, 6, 6)]
+    assert as_role("tidegate_owner", "SELECT array_agg(txid ORDER BY xmin::text::bigint) FROM tidegate.commit") == [(txids,)]
+
+
+def test_an_empty_batch_advances_the_cursor(tally: Tally) -> None:
+    """A batch without rows commits, touches no state row and lets the next one pass."""
+    tally.plan(3)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.process(2)
+    tally.process(3, [("a", 1, 1, 1, 1)])
+
+    tally.commit(1)
+    empty = tally.commit(2)
+    assert (empty.key_count, empty.already_committed) == (0, False)
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
+    tally.commit(3)
+    assert tally.state() == [("a", 2, 2, 1, 1, 3)]
+
+
+DAMAGE = {
+    "table dropped": "DROP TABLE staging.per_day_1_1",
+    "table emptied": "TRUNCATE staging.per_shop_1_1",
+    "row deleted": "DELETE FROM staging.per_shop_1_1 WHERE shop = 'a'",
+    "row added": "INSERT INTO staging.per_shop_1_1 SELECT 'z', 1, 1, 1, 1, task_attempt FROM staging.per_shop_1_1 LIMIT 1",
+    "value altered": "UPDATE staging.per_shop_1_1 SET cents = cents + 1 WHERE shop = 'b'",
+    "values swapped": "UPDATE staging.per_shop_1_1 SET least = most, most = least WHERE shop = 'b'",
+    "key altered": "UPDATE staging.per_shop_1_1 SET shop = 'A' WHERE shop = 'a'",
+    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold",
+    "value set to NULL": "UPDATE staging.per_shop_1_1 SET least = NULL WHERE shop = 'b'",
+    "task attempt altered": "UPDATE staging.per_shop_1_1 SET task_attempt = task_attempt + 1 WHERE shop = 'a'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_staging_that_differs_from_its_seal_never_counts(
+    tally: Tally, settings: Settings, as_role: Execute, damage: str
+) -> None:
+    """The commit recounts under the lock: lost, added or altered rows leave the state as it was, and a new attempt mends it."""
+    shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9)]
+    tally.plan(1)
+    tally.process(1, shops, [("2013-01-01", 5)])
+    as_role("tidegate", damage)
+    before = contents(settings)
+
+    with pytest.raises(StagingLost, match=r"staging of state per_(shop|day), batch 1, attempt 1 cannot be used: .* again\."):
+        tally.commit(1)
+    assert contents(settings) == before
+
+    tally.process(1, shops, [("2013-01-01", 5)], restage=True)
+    assert tally.commit(1).attempt == 2
+    assert tally.state() == [(*row, 1) for row in shops]
+
+
+def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
+    """A Spark task that ran twice staged twice; the merge reads the one attempt per partition that the seal names (I7)."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
+    staged = [
+        tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=0),
+        tally.stage(attempt, "per_shop", [("b", 1, 1, 1, 1)], partition=1),
+    ]
+    tally.store.seal(attempt, staged, 2)
+    tally.stage(attempt, "per_shop", [("c", 1, 1, 1, 1)])
+
+    assert tally.commit(1).key_count == 2
+    assert tally.state() == [("a", 1, 1, 1, 1, 1), ("b", 1, 1, 1, 1, 1)]
+
+
+def test_a_key_that_two_partitions_staged_is_refused(tally: Tally, settings: Settings) -> None:
+    """Partials of one key in two partitions were not grouped: merging one of them would lose the other."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
+    tally.store.seal(attempt, staged, 2)
+    before = contents(settings)
+
+    with pytest.raises(PermanentError):
+        tally.commit(1)
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("txid", [2, 3, BIGINT_MAX])
+def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings, as_role: Execute, txid: int) -> None:
+    """The guard is an alarm: a row that somebody else wrote is not skipped silently, and no other row is written (I14)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
+    tally.commit(1)
+    as_role("tidegate_owner", f"SET tidegate.writer = tally; UPDATE state.per_shop SET txid = {txid} WHERE shop = 'b'")
+    tally.process(2, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1), ("c", 1, 1, 1, 1)])
+    before = contents(settings)
+
+    with pytest.raises(GuardMismatch, match=r"tally 2:1: 1 of 3 rows of state\.per_shop carry a txid of at least 2 already"):
+        tally.commit(2)
+    assert contents(settings) == before
+
+
+# merging what is kept with a partial: sum, min and max of bigint, numeric, date and text
+MERGES = Pipeline(
+    name="merges",
+    source=Files("merges", glob="*.csv", format="csv", schema={"k": "string"}),
+    states={
+        "merged": State(
+            key={"k": "text"},
+            aggregates={
+                "number": Count(),
+                "amount": Sum("amount", "numeric(10,2)"),
+                "first_day": Min("day", "date"),
+                "last_word": Max("word", "text"),
+            },
+            null_keys=True,
+        )
+    },
+)
+IDENTITY = (0, "0.00", None, None)
+
+
+@pytest.fixture
+def merges(store: StateStore, register: Callable[..., None]) -> Callable[..., list[tuple]]:
+    """A function that commits partials, one batch each, and returns the state as text."""
+    register(MERGES)
+    tally = Tally(store, MERGES.spec)
+
+    def merge(*batches: list[tuple]) -> list[tuple]:
+        for txid, rows in zip(tally.plan(len(batches)), batches, strict=True):
+            attempt = tally.start(txid)
+            store.seal(attempt, [tally.stage(attempt, "merged", rows)], 0)
+            tally.commit(txid)
+        return [tuple(None if value is None else str(value) for value in row[:-1]) for row in tally.state("merged")]
+
+    return merge
+
+
+@pytest.mark.parametrize(
+    ("kept", "partial", "expected"),
+    [
+        (IDENTITY, IDENTITY, ("0", "0.00", None, None)),
+        (IDENTITY, (2, "-1.50", "2013-05-01", ""), ("2", "-1.50", "2013-05-01", "")),
+        ((2, "-1.50", "2013-05-01", ""), IDENTITY, ("2", "-1.50", "2013-05-01", "")),
+        ((1, "0.01", "2013-05-01", "a"), (1, "0.02", "2012-12-31", "B"), ("2", "0.03", "2012-12-31", "a")),
+        ((1, "99999999.98", "0001-01-01", "é"), (1, "0.01", "9999-12-31", "z"), ("2", "99999999.99", "0001-01-01", "é")),
+    ],
+)
+def test_partials_merge_by_their_rules(
+    merges: Callable[..., list[tuple]], kept: tuple, partial: tuple, expected: tuple
+) -> None:
+    """Sums add, NULL is the identity of min and max, and text compares by bytes as it does in Spark (I16)."""
+    assert merges([("k", *kept)], [("k", *partial)]) == [("k", *expected)]
+
+
+def test_a_missing_key_is_a_group_like_any_other(merges: Callable[..., list[tuple]]) -> None:
+    """Where NULL keys are declared, the NULLs of all batches are one group, and the empty text is another."""
+    rows = merges([(None, 1, "1.00", None, None), ("", 1, "5.00", None, None)], [(None, 2, "2.00", None, None)])
+    assert sorted(rows, key=str) == [("", "1", "5.00", None, None), (None, "3", "3.00", None, None)]
+
+
+def test_any_text_is_a_key_of_its_own(merges: Callable[..., list[tuple]]) -> None:
+    """No text is mistaken for another one, for a NULL or for SQL, on its way through staging into state."""
+    folds = ["a", "a ", "A", "i", "\u0130", "\u0131", "e\u0301", "\u00e9", "\U0001f6a2"]
+    looks_special = ["", " ", "a,b\nc", "a\r", "\\N", "\\.", "NULL", '"', "'\";--", "{}", "%s"]
+    texts = [*folds, *looks_special]
+    batch = [(text, number, "0.00", None, None) for number, text in enumerate(texts)]
+    assert {key: number for key, number, *_ in merges(batch, batch)} == {text: str(2 * n) for n, text in enumerate(texts)}
+
+
+@pytest.mark.parametrize(
+    ("kept", "partial"), [((1, "99999999.99"), (1, "0.01")), ((1, "-99999999.99"), (1, "-0.01")), ((BIGINT_MAX, "0"), (1, "0"))]
+)
+def test_a_sum_beyond_its_column_is_an_overflow(merges: Callable[..., list[tuple]], kept: tuple, partial: tuple) -> None:
+    """A sum never wraps, rounds or turns NULL."""
+    with pytest.raises(Overflow, match=r"committing merges 2.*Widen the column's type"):
+        merges([("k", *kept, None, None)], [("k", *partial, None, None)])
+
+
+def test_an_overflow_in_the_last_state_takes_back_all_of_the_batch(tally: Tally, settings: Settings) -> None:
+    """All states of a batch, its commit record and the cursor move together or not at all; no retry can help (I2)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)], [("2013-01-01", BIGINT_MAX)])
+    tally.commit(1)
+    tally.process(2, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)], [("2013-01-01", 1)])
+    before = contents(settings)
+
+    with pytest.raises(Overflow) as refused:
+        tally.commit(2)
+    assert isinstance(refused.value, PermanentError)
+    assert contents(settings) == before
+
+
+CURSOR_BACK, CURSOR_AT_START = "UPDATE tidegate.cursor SET txid = 1", "UPDATE tidegate.cursor SET txid = 0"
+COMMIT_GONE = "DELETE FROM tidegate.commit WHERE txid = 2"
+
+
+@pytest.mark.parametrize(
+    ("tampering", "txid", "message"),
+    [
+        (CURSOR_BACK, 2, "tally: the cursor is at txid 1, but the ledger committed 2"),
+        (CURSOR_BACK, 3, "tally: the cursor is at txid 1, but the ledger committed 2"),
+        (CURSOR_AT_START, 1, "tally: the cursor is at txid 0, but the ledger committed 2"),
+        (COMMIT_GONE, 2, "tally: the cursor is at txid 2, but txid 2 has no commit record"),
+        (COMMIT_GONE, 3, "tally: the cursor is at txid 2, but the ledger committed 1"),
+    ],
+)
+def test_a_cursor_that_disagrees_with_the_commits_halts(
+    tally: Tally, settings: Settings, as_role: Execute, tampering: str, txid: int, message: str
+) -> None:
+    """A ledger that was edited or half restored neither repeats nor skips a batch (I9)."""
+    for number in tally.plan(3):
+        tally.process(number, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    tally.commit(2)
+    as_role("tidegate_owner", tampering)
+    before = contents(settings)
+
+    with pytest.raises(HoleDetected, match=message):
+        tally.commit(txid)
+    assert contents(settings) == before
+
+
+class Wire:
+    """The network between one store and Postgres; a test decides what happens to the next COMMIT that travels on it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._server = (settings.pg_host, settings.pg_port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.fault: Callable[[Link], None] | None = None
+        self.reached = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.run(self._accept)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                Link(self, self._listener.accept()[0], socket.create_connection(self._server))
+
+    def run(self, target: Callable[[], None]) -> None:
+        """Start a thread that `close` waits for."""
+        self.threads.append(threading.Thread(target=target, daemon=True))
+        self.threads[-1].start()
+
+    def close(self) -> None:
+        """Accept no further connection, and wait for the end of those there are."""
+        Link.cut(self._listener)
+        for thread in self.threads:
+            thread.join(PATIENCE_SECONDS)
+
+
+class Link:
+    """One connection: bytes travel both ways, until a COMMIT meets the fault."""
+
+    def __init__(self, wire: Wire, client: socket.socket, server: socket.socket) -> None:
+        self._wire = wire
+        self.client, self.server = client, server
+        self.answered = threading.Event()
+        self.muted = False
+        wire.run(self._upwards)
+        wire.run(self._downwards)
+
+    def _upwards(self) -> None:
+        with suppress(OSError):
+            while content := self.client.recv(1 << 16):
+                fault = self._wire.fault
+                if fault and content.endswith(b"COMMIT\0"):
+                    self._wire.fault = None
+                    self.muted = True
+                    self._wire.reached.set()
+                    self.commit = content
+                    fault(self)
+                    self.muted = False
+                else:
+                    self.server.sendall(content)
+        self.cut(self.server)
+
+    def _downwards(self) -> None:
+        with suppress(OSError):
+            while content := self.server.recv(1 << 16):
+                self.answered.set()
+                if not self.muted:
+                    self.client.sendall(content)
+        self.cut(self.client)
+
+    def deliver(self) -> None:
+        """Let the COMMIT reach the server, and wait for its answer, which reaches nobody."""
+        self.answered.clear()
+        self.server.sendall(self.commit)
+        assert self.answered.wait(10)
+
+    @staticmethod
+    def cut(end: socket.socket) -> None:
+        """Close one end."""
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+@pytest.fixture
+def wire(settings: Settings) -> Iterator[Wire]:
+    """A wire to the test's database."""
+    found = Wire(settings)
+    yield found
+    found.close()
+
+
+def _cut_before(link: Link) -> None:
+    link.cut(link.client)
+    link.cut(link.server)
+
+
+def _cut_after(link: Link) -> None:
+    link.deliver()
+    _cut_before(link)
+
+
+@pytest.fixture
+def end_session(as_role: Execute) -> Callable[[Link], None]:
+    """A function that ends the server's side of a connection, as an administrator would."""
+    statement = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE client_port = %s"
+
+    def end(link: Link) -> None:
+        assert as_role("postgres", statement, [link.server.getsockname()[1]]) == [(True,)]
+
+    return end
+
+
+@pytest.fixture
+def ready(tally: Tally) -> Tally:
+    """Tally with one committed batch and one that waits for its commit."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    tally.process(2, [("a", 1, 5, 5, 5), ("b", 1, 2, 2, 2)])
+    return tally
+
+
+AFTER_BOTH = [("a", 2, 6, 1, 5, 2), ("b", 1, 2, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("by", ["network", "administrator"])
+def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
+    ready: Tally, settings: Settings, wire: Wire, end_session: Callable[[Link], None], by: str
+) -> None:
+    """The outcome is looked up, not guessed: nothing landed, so the commit is tried again and counts once (I10, rows 8, 28)."""
+
+    def terminate(link: Link) -> None:
+        end_session(link)
+        link.muted = False
+        link.server.sendall(link.commit)
+
+    before = contents(settings)
+    with StateStore.connect(replace(settings, pg_port=wire.port)) as store:
+        wire.fault = _cut_before if by == "network" else terminate
+        with pytest.raises(StoreUnavailable):
+            store.commit_batch(ready.spec, 2, "test")
+        assert wire.reached.is_set()
+        assert contents(settings) == before
+        assert store.commit_batch(ready.spec, 2, "test").already_committed is False
+
+    assert ready.state() == AFTER_BOTH
+
+
+@pytest.mark.parametrize("by", ["network", "administrator"])
+def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
+    ready: Tally,
+    settings: Settings,
+    wire: Wire,
+    end_session: Callable[[Link], None],
+    as_role: Execute,
+    caplog: pytest.LogCaptureFixture,
+    by: str,
+) -> None:
+    """The same error as a commit that never arrived, and yet success: the cursor says so, and a retry too (I10, row 9)."""
+
+    def terminate(link: Link) -> None:
+        link.deliver()
+        end_session(link)
+
+    with StateStore.connect(replace(settings, pg_port=wire.port)) as store, caplog.at_level(logging.WARNING):
+        wire.fault = _cut_after if by == "network" else terminate
+        found = store.commit_batch(ready.spec, 2, "first")
+        again = store.commit_batch(ready.spec, 2, "second")
+
+    assert wire.reached.is_set()
+    assert (found.txid, found.attempt, found.key_count, found.already_committed) == (2, 1, 2, True)
+    assert again == found
+    assert "The cursor says that it committed." in caplog.text
+    assert ready.state() == AFTER_BOTH
+    assert as_role("tidegate_owner", "SELECT owner FROM tidegate.commit WHERE txid = 2") == [("first",)]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_commit_in_a_half_open_connection_is_waited_for(
+    ready: Tally, settings: Settings, wire: Wire, waiting: Callable[[], int], *, arrives: bool
+) -> None:
+    """While the server still holds the old transaction, its fate is open: the retry waits on the cursor's lock (row 10)."""
+
+    def delay(link: Link) -> None:
+        link.cut(link.client)
+        until(waiting)
+        if arrives:
+            link.deliver()
+        link.cut(link.server)
+
+    with StateStore.connect(replace(settings, pg_port=wire.port)) as store:
+        wire.fault = delay
+        if arrives:
+            assert store.commit_batch(ready.spec, 2, "test").already_committed
+        else:
+            with pytest.raises(StoreUnavailable):
+                store.commit_batch(ready.spec, 2, "test")
+            assert store.commit_batch(ready.spec, 2, "test").already_committed is False
+
+    assert wire.reached.is_set()
+    assert ready.state() == AFTER_BOTH
+
+
+def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings: Settings, wire: Wire) -> None:
+    """It delays others by a configured time, and ends well all the same when it wakes up (I20, row 11)."""
+    awake = threading.Event()
+
+    def pause(link: Link) -> None:
+        assert awake.wait(30)
+        link.muted = False
+        link.server.sendall(link.commit)
+
+    impatient = replace(settings, commit_timeout_seconds=1)
+    with StateStore.connect(replace(impatient, pg_port=wire.port)) as paused, ThreadPoolExecutor(1) as thread:
+        wire.fault = pause
+        slow = thread.submit(paused.commit_batch, ready.spec, 2, "slow")
+        assert wire.reached.wait(10)
+        try:
+            fast = ready.store.commit_batch(ready.spec, 2, "fast")
+        finally:
+            awake.set()
+        assert slow.result(30).already_committed
+
+    assert fast.already_committed is False
+    assert ready.state() == AFTER_BOTH
+
+
+def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally, settings: Settings) -> None:
+    """The refusal is retryable, and nothing is left behind when the lock is free again (row 27)."""
+    before = contents(settings)
+    with (
+        closing(psycopg2.connect(**settings.conninfo())) as holder,
+        holder.cursor() as cursor,
+        StateStore.connect(replace(settings, lock_timeout_seconds=1)) as store,
+    ):
+        cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="a lock timeout"):
+            store.commit_batch(ready.spec, 2, "test")
+        assert time.monotonic() - began < 3
+        holder.rollback()
+        assert contents(settings) == before
+        assert store.commit_batch(ready.spec, 2, "test").already_committed is False
+
+
+def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, register: Callable[..., None]) -> None:
+    """The lock is one pipeline's own, and so is its halt (I19)."""
+    register(MERGES)
+    other = Tally(ready.store, MERGES.spec)
+    other.plan()
+    attempt = other.start(1)
+    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], 1)
+    with closing(psycopg2.connect(**settings.conninfo())) as holder, holder.cursor() as cursor:
+        cursor.execute("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE")
+        assert other.commit(1).already_committed is False

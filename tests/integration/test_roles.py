@@ -1,0 +1,263 @@
+"""The database itself keeps each role to its work: grants are the wall, the single-writer trigger stands behind it."""
+
+import io
+from dataclasses import replace
+
+import psycopg2
+import pytest
+from psycopg2 import errors
+
+from state_store import Settings, StateStore, lookup
+from tests.integration.conftest import Execute, Tally, contents
+
+LEDGER = {"pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"}
+VIEWS = {"batches", "lag"}
+STATES = {"per_shop", "per_day", "daily", "word_count"}
+READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
+APPENDS = {f"tidegate.{name}": {"INSERT"} for name in ("batch", "attempt", "seal", "commit", "run_batch")}
+# What each role may do with whole tables, besides the owner with its own.
+TABLE_PRIVILEGES = {
+    "tidegate": {
+        name: READS.get(name, set()) | APPENDS.get(name, set()) | ({"INSERT", "UPDATE"} if name.startswith("state.") else set())
+        for name in READS
+    },
+    "tidegate_reader": READS,
+    "tidegate_stager": {"staging.per_shop_1_1": {"SELECT", "INSERT"}, "staging.per_day_1_1": {"SELECT", "INSERT"}},
+    "airflow": {},
+}
+COLUMN_UPDATES = {
+    "tidegate.batch": {"attempt", "halted_at", "halted_reason"},
+    "tidegate.attempt": {"sealed_at", "failed_at", "error", "source_rows", "dropped_at"},
+    "tidegate.cursor": {"txid", "attempt", "source_digest"},
+}
+SCHEMA_PRIVILEGES = {
+    "tidegate": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "staging": {"USAGE", "CREATE"}, "public": {"USAGE"}},
+    "tidegate_reader": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "public": {"USAGE"}},
+    "tidegate_stager": {"staging": {"USAGE"}, "public": {"USAGE"}},
+    "airflow": {"public": {"USAGE"}},
+}
+ROLES = ["tidegate", "tidegate_stager", "tidegate_reader", "airflow"]
+
+
+@pytest.fixture
+def busy(tally: Tally) -> Tally:
+    """Tally with a committed batch and staging that is still there."""
+    tally.plan()
+    tally.process(1, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
+    tally.commit(1)
+    return tally
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role: Execute, role: str) -> None:
+    """A grant that is added anywhere has to be added here too, with a reason."""
+    tables = as_role(
+        "postgres",
+        """
+        SELECT n.nspname || '.' || c.relname, p.privilege
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER', 'MAINTAIN'])
+             AS p (privilege)
+        WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND c.relkind IN ('r', 'v', 'm', 'p', 'S', 'f')
+          AND pg_get_userbyid(c.relowner) <> %(role)s AND has_table_privilege(%(role)s, c.oid, p.privilege)
+        """,
+        {"role": role},
+    )
+    found: dict[str, set[str]] = {}
+    for name, privilege in tables:
+        found.setdefault(name, set()).add(privilege)
+    assert found == TABLE_PRIVILEGES[role]
+
+    schemas = as_role(
+        "postgres",
+        """
+        SELECT n.nspname, p.privilege FROM pg_namespace n CROSS JOIN unnest(ARRAY['USAGE', 'CREATE']) AS p (privilege)
+        WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND has_schema_privilege(%s, n.oid, p.privilege)
+        """,
+        [role],
+    )
+    granted: dict[str, set[str]] = {}
+    for name, privilege in schemas:
+        granted.setdefault(name, set()).add(privilege)
+    assert granted == SCHEMA_PRIVILEGES[role]
+
+    columns = as_role(
+        "postgres",
+        """
+        SELECT n.nspname || '.' || c.relname, a.attname
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname IN ('tidegate', 'state', 'staging') AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+          AND pg_get_userbyid(c.relowner) <> %(role)s AND has_column_privilege(%(role)s, c.oid, a.attnum, 'UPDATE')
+          AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
+        """,
+        {"role": role},
+    )
+    updates: dict[str, set[str]] = {}
+    for name, column in columns:
+        updates.setdefault(name, set()).add(column)
+    assert updates == (COLUMN_UPDATES if role == "tidegate" else {})
+
+
+def test_no_role_has_powers_over_the_server(settings: Settings, as_role: Execute) -> None:
+    """Nor is any of them a member of another, whose privileges it would have too."""
+    powers = as_role(
+        "postgres",
+        "SELECT rolname FROM pg_roles WHERE (rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls) "
+        "AND rolname !~ '^pg_'",
+    )
+    assert powers == [("postgres",)]
+    memberships = "SELECT roleid::regrole FROM pg_auth_members WHERE member::regrole::text ~ '^(tidegate|airflow)'"
+    assert as_role("postgres", memberships) == []
+
+
+FORBIDDEN = {
+    "tidegate": [
+        "UPDATE tidegate.batch SET source_metadata = ''",
+        "UPDATE tidegate.batch SET source_digest = ''",
+        "UPDATE tidegate.commit SET key_count = 0",
+        "UPDATE tidegate.seal SET rows = 1",
+        "UPDATE tidegate.attempt SET fingerprint = ''",
+        "UPDATE tidegate.cursor SET epoch = ''",
+        "UPDATE tidegate.pipeline SET fingerprint = ''",
+        "INSERT INTO tidegate.cursor (pipeline, txid, epoch) VALUES ('x', 0, '')",
+        "INSERT INTO tidegate.state_table (state, pipeline) VALUES ('x', 'tally')",
+        "UPDATE tidegate.alembic_version SET version_num = '0000'",
+        *(f"DELETE FROM tidegate.{name}" for name in ("batch", "attempt", "seal", "commit", "cursor", "run_batch", "pipeline")),
+        "TRUNCATE tidegate.commit",
+        "DELETE FROM state.per_shop",
+        "TRUNCATE state.per_shop",
+        "ALTER TABLE state.per_shop ADD COLUMN more int",
+        "ALTER TABLE state.per_shop DISABLE TRIGGER single_writer",
+        "DROP TABLE state.per_shop",
+        "DROP TRIGGER single_writer ON state.per_shop",
+        "DROP FUNCTION tidegate.single_writer CASCADE",
+        "CREATE OR REPLACE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TABLE state.mine (a int)",
+        "CREATE TABLE tidegate.mine (a int)",
+        "CREATE TABLE public.mine (a int)",
+        "CREATE INDEX ON state.per_shop (txid)",
+        "CREATE SCHEMA mine",
+        "CREATE ROLE mine",
+        "SET session_replication_role = replica",
+        "SET ROLE tidegate_owner",
+    ],
+    "tidegate_stager": [
+        "SELECT FROM tidegate.batch",
+        "SELECT FROM state.per_shop",
+        "INSERT INTO state.per_shop VALUES ('z', 1, 1, 1, 1, 1)",
+        "UPDATE staging.per_shop_1_1 SET sold = 9",
+        "DELETE FROM staging.per_shop_1_1",
+        "TRUNCATE staging.per_shop_1_1",
+        "DROP TABLE staging.per_shop_1_1",
+        "ALTER TABLE staging.per_shop_1_1 ADD COLUMN more int",
+        "CREATE TABLE staging.mine (a int)",
+        "CREATE TABLE public.mine (a int)",
+        "UPDATE tidegate.cursor SET txid = 9",
+        "INSERT INTO tidegate.seal VALUES ('tally', 1, 1, 'per_shop', 9, 9, 9, 9)",
+    ],
+    "tidegate_reader": [
+        "INSERT INTO state.per_shop VALUES ('z', 1, 1, 1, 1, 1)",
+        "UPDATE state.per_shop SET sold = 9",
+        "DELETE FROM state.per_shop",
+        "UPDATE tidegate.cursor SET txid = 9",
+        "INSERT INTO tidegate.run_batch VALUES ('tally', 'x', 0, 1)",
+        "SELECT FROM tidegate.cursor FOR UPDATE",
+        "SELECT FROM staging.per_shop_1_1",
+        "CREATE TABLE staging.mine (a int)",
+        "CREATE TABLE public.mine (a int)",
+    ],
+    "airflow": ["SELECT FROM tidegate.batch", "SELECT FROM state.per_shop", "SELECT FROM staging.per_shop_1_1"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_not_a_roles_work_is_refused(busy: Tally, settings: Settings, as_role: Execute, role: str) -> None:
+    """The worker cannot rewrite history or change tables, the stager reaches only staging, the reader writes nothing."""
+    before = contents(settings)
+    for statement in FORBIDDEN[role]:
+        for attempt in (statement, f"SET tidegate.writer = tally; {statement}"):
+            try:
+                as_role(role, attempt)
+            except errors.InsufficientPrivilege:
+                continue
+            pytest.fail(f"{role} may: {attempt}")
+    assert contents(settings) == before
+
+
+def test_the_reader_can_answer_every_question(busy: Tally, settings: Settings) -> None:
+    """Status, history, state and lookups need no more than the reader's role."""
+    reading = replace(settings, pg_user="tidegate_reader")
+    per_shop = busy.spec.states[0]
+    with StateStore.connect(reading) as reader:
+        assert Tally(reader).state() == [("a", 1, 1, 1, 1, 1)]
+        assert reader.batch_history("tally", 1).status.phase == "committed"
+        assert [lag.pending for lag in reader.lag()] == [0]
+        assert reader.turns([("tally", 1)])["tally", 1].opens
+    assert lookup.get(reading, per_shop, [("a",)]) == [{"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}]
+
+
+WRITES = {
+    "insert": "INSERT INTO state.per_shop VALUES ('z', 1, 1, 1, 1, 1)",
+    "upsert": "INSERT INTO state.per_shop VALUES ('a', 1, 1, 1, 1, 1) ON CONFLICT (shop) DO UPDATE SET sold = 9",
+    "update": "UPDATE state.per_shop SET sold = 9",
+    "update of no row": "UPDATE state.per_shop SET sold = 9 WHERE false",
+    "merge": "MERGE INTO state.per_shop s USING (VALUES ('a')) v (k) ON s.shop = v.k WHEN MATCHED THEN UPDATE SET sold = 9",
+}
+DELETES = {"delete": "DELETE FROM state.per_shop", "truncate": "TRUNCATE state.per_shop"}
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        *(pytest.param("tidegate", statement, id=f"worker: {name}") for name, statement in WRITES.items()),
+        *(pytest.param("tidegate_owner", statement, id=f"owner: {name}") for name, statement in (WRITES | DELETES).items()),
+        *(pytest.param("postgres", statement, id=f"administrator: {name}") for name, statement in DELETES.items()),
+    ],
+)
+def test_nobody_but_the_commit_writes_a_state_table(
+    busy: Tally, settings: Settings, as_role: Execute, role: str, statement: str
+) -> None:
+    """Whoever has the grants is still told that a pipeline owns the table, and how to insist (I15)."""
+    before = contents(settings)
+    for says in ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = somebody_else; "):
+        with pytest.raises(errors.InsufficientPrivilege) as refused:
+            as_role(role, says + statement)
+        assert refused.value.diag.message_primary == "state.per_shop is written by the commits of pipeline tally only"
+        assert refused.value.diag.message_hint == "To change it by hand all the same: SET tidegate.writer = 'tally'"
+    assert contents(settings) == before
+
+
+def test_a_copy_into_a_state_table_is_refused_too(busy: Tally, settings: Settings) -> None:
+    """Bulk loading is no way around."""
+    connection = psycopg2.connect(**settings.conninfo())
+    with connection.cursor() as cursor, pytest.raises(errors.InsufficientPrivilege, match="by the commits of pipeline tally"):
+        cursor.copy_expert("COPY state.per_shop FROM STDIN", io.StringIO("z\t1\t1\t1\t1\t1\n"))
+    connection.close()
+
+
+def test_the_owner_can_mend_a_state_table_deliberately(busy: Tally, as_role: Execute) -> None:
+    """What the hint says works, and lasts for that session only."""
+    as_role("tidegate_owner", "SET tidegate.writer = 'tally'; UPDATE state.per_shop SET sold = 7")
+    assert busy.state() == [("a", 7, 1, 1, 1, 1)]
+    with pytest.raises(errors.InsufficientPrivilege):
+        as_role("tidegate_owner", "UPDATE state.per_shop SET sold = 8")
+
+
+def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings) -> None:
+    """The commit names itself for its own transaction; a pooled connection that is used again is refused (I15)."""
+    busy.plan(run_id="next")
+    busy.process(2, [("a", 1, 1, 1, 1)])
+    busy.commit(2)
+    with (
+        busy.store.engine.begin() as connection,
+        pytest.raises(Exception, match="is written by the commits of pipeline tally only"),
+    ):
+        connection.exec_driver_sql("UPDATE state.per_shop SET sold = 9")
+
+
+@pytest.mark.parametrize("says", ["", "SET tidegate.writer = tally; "])
+def test_a_state_table_that_no_pipeline_owns_accepts_no_writes(busy: Tally, as_role: Execute, says: str) -> None:
+    """An owner that is missing from the ledger does not open the table to everybody (I19)."""
+    as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_shop'")
+    with pytest.raises(errors.InsufficientPrivilege):
+        as_role("tidegate", says + "UPDATE state.per_shop SET sold = 9")

@@ -1,0 +1,231 @@
+"""What is registered is what may run: revisions, declarations and the incarnation of the database are compared, not assumed."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import migrations
+from jobs.registry import all_pipelines
+from state_store import Settings, StateStore, schema, tables
+from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
+from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StoreUnavailable
+from tests.conftest import Server
+from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate.stack import component as components
+from tidegate.stack.postgres import EmbeddedPostgres
+
+HEAD = schema.head_revision()
+Register = Callable[[PipelineSpec], bool]
+
+
+# revisions
+
+
+def test_a_database_without_tables_names_the_command(settings: Settings, server: Server) -> None:
+    """The product never migrates by itself."""
+    name = server.create_database()
+    try:
+        with pytest.raises(SchemaOutOfDate, match=rf"Database {name} has no Tidegate tables\. Run: tidegate migrate"):
+            StateStore.connect(replace(settings, pg_database=name))
+    finally:
+        server.drop_database(name)
+
+
+@pytest.mark.parametrize(
+    ("revision", "message"),
+    [
+        ("0001", rf"is at revision 0001, this code needs {HEAD}\. Run: tidegate migrate"),
+        ("9999", rf"is at revision 9999, newer than this code \({HEAD}\)\. Update the code\."),
+    ],
+)
+def test_a_schema_of_another_time_is_refused(settings: Settings, as_role: Execute, revision: str, message: str) -> None:
+    """Behind: migrate; ahead: update. Nothing runs in between."""
+    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [revision])
+    with pytest.raises(SchemaOutOfDate, match=message):
+        StateStore.connect(settings)
+
+
+def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
+    """Away is worth another try, a wrong name or user is not."""
+    with pytest.raises(StoreUnavailable, match=r"Start it \(tidegate up\) or check PGHOST and PGPORT"):
+        StateStore.connect(replace(settings, pg_port=1))
+    with pytest.raises(AccessRefused, match='database "gone" does not exist'):
+        StateStore.connect(replace(settings, pg_database="gone"))
+    with pytest.raises(AccessRefused):
+        StateStore.connect(replace(settings, pg_user="nobody_we_know"))
+    with pytest.raises(AccessRefused, match="password"):
+        StateStore.connect(replace(settings, pg_passfile=Path("/nonexistent")))
+
+
+# declarations
+
+
+@pytest.fixture
+def register_spec(settings: Settings) -> Register:
+    """A function that registers a spec, whose tables exist already; it tells whether anything was new."""
+
+    def register(spec: PipelineSpec) -> bool:
+        with migrations.connected(settings) as connection:
+            return schema.register(connection, spec)
+
+    return register
+
+
+def _with_states(spec: PipelineSpec, **changes: object) -> PipelineSpec:
+    return replace(spec, states=tuple(replace(state, **changes) for state in spec.states))
+
+
+SPEC = TALLY.spec
+MORE_VALUES = replace(SPEC.states[1], values=(*SPEC.states[1].values, ValueColumn("latest", ColumnType("bigint"), "max")))
+CHANGES = {
+    "source": replace(SPEC, source_identity="elsewhere"),
+    "state removed": replace(SPEC, states=SPEC.states[:1]),
+    "value added": replace(SPEC, states=(SPEC.states[0], MORE_VALUES)),
+    "value type": _with_states(SPEC, values=(ValueColumn("sold", ColumnType("integer"), "sum"),)),
+    "merge rule": _with_states(SPEC, values=(ValueColumn("sold", ColumnType("bigint"), "max"),)),
+}
+
+
+def test_registering_again_changes_nothing(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """`tidegate migrate` may run at every deploy; the cursor stays where it is."""
+    tally.plan()
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    before = contents(settings)
+    assert register_spec(SPEC) is False
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
+def test_a_declaration_may_change_until_the_first_commit(
+    tally: Tally, register_spec: Register, as_role: Execute, changed: PipelineSpec
+) -> None:
+    """No value has a meaning yet; what an attempt computed by then will not count."""
+    tally.plan()
+    tally.process(1)
+    assert register_spec(changed) is True
+    owned = as_role("tidegate", "SELECT state FROM tidegate.state_table WHERE pipeline = 'tally' ORDER BY state")
+    assert [state for (state,) in owned] == sorted(state.name for state in changed.states)
+    with pytest.raises(DeclarationChanged):
+        tally.commit(1)
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
+def test_a_declaration_is_fixed_from_the_first_commit_on(
+    tally: Tally, settings: Settings, register_spec: Register, changed: PipelineSpec
+) -> None:
+    """Values that are there keep their meaning: the change is refused whole, and the old code goes on (I16)."""
+    tally.plan(2)
+    tally.process(1)
+    tally.commit(1)
+    before = contents(settings)
+
+    with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches under another declaration.*new names"):
+        register_spec(replace(changed, version=2))
+
+    assert contents(settings) == before
+    tally.process(2)
+    tally.commit(2)
+
+
+def test_the_version_may_change_at_any_time(tally: Tally, register_spec: Register) -> None:
+    """It says that a transform changed; the state goes on."""
+    tally.plan()
+    tally.process(1)
+    tally.commit(1)
+    assert register_spec(replace(SPEC, version=2)) is True
+    assert tally.store.committed("tally") == 1
+
+
+def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """A second pipeline on the same table is refused before it can write (I15)."""
+    before = contents(settings)
+    with pytest.raises(DeclarationChanged, match=r"State per_shop of pipeline other belongs to pipeline tally.*Rename one"):
+        register_spec(replace(SPEC, name="other"))
+    assert contents(settings) == before
+
+
+def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """A declaration that changed without being registered halts its own pipeline only (I19)."""
+    other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
+    with migrations.connected(settings) as connection:
+        tables.state_tables((other,)).create_all(connection)
+    register_spec(other)
+    with pytest.raises(DeclarationChanged):
+        tally.store.start_attempt(replace(SPEC, version=9), tally.plan()[0], "new code")
+
+    healthy = Tally(tally.store, other)
+    healthy.plan()
+    attempt = healthy.start(1)
+    tally.store.seal(attempt, [healthy.stage(attempt, "per_month", [("2013-01-01", 1)])], 1)
+    assert healthy.commit(1).key_count == 1
+
+
+# another incarnation of the database
+
+
+@pytest.fixture
+def other_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A second Postgres server, with our roles and an empty database."""
+    folder = tmp_path / ".tidegate"
+    postgres = EmbeddedPostgres(folder, components.free_port(0))
+    postgres.initialize()
+    component = postgres.component()
+    process = components.start(component, folder)
+    try:
+        until(lambda: component.check() is None)
+        postgres.bootstrap()
+        yield postgres
+    finally:
+        process.send_signal(component.stop_signal)
+        process.wait(30)
+        shutil.rmtree(postgres.data)
+
+
+def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
+    tally: Tally, settings: Settings, other_server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """A backup may be older than what others believe: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    restored = replace(
+        settings, pg_port=other_server.port, pg_passfile=other_server.passfile, pg_database="tidegate", home=tmp_path
+    )
+    _postgres_tool(other_server, "pg_dump", settings, "--format=custom", f"--file={tmp_path / 'dump'}")
+    _postgres_tool(other_server, "pg_restore", restored, "--exit-on-error", str(tmp_path / "dump"))
+    before = contents(restored)
+    assert before == contents(settings)
+
+    with StateStore.connect(restored) as store:
+        copy = Tally(store)
+        with pytest.raises(HoleDetected, match=r"commits after txid 1 may be lost.*run: tidegate migrate --accept-epoch"):
+            copy.commit(2)
+        assert contents(restored) == before
+
+        specs = [SPEC, *(pipeline.spec for pipeline in all_pipelines())]
+        migrations.upgrade(restored, specs)
+        with pytest.raises(HoleDetected):
+            copy.commit(2)  # an ordinary migration accepts nothing
+        assert "tally" in migrations.upgrade(restored, specs, accept_epoch=True)[1]
+        assert migrations.upgrade(restored, specs, accept_epoch=True)[1] == []
+
+        assert copy.commit(1).already_committed
+        assert copy.commit(2).already_committed is False
+        assert copy.state() == [("a", 2, 2, 1, 1, 2)]
+    assert tally.commit(2).already_committed is False  # the original was never halted
+
+
+def _postgres_tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
+    """Run one of Postgres' own programs on a database, as its administrator."""
+    where = settings.conninfo(user="postgres")
+    environment = {**os.environ, "PGPASSFILE": where["passfile"]}
+    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
+    done = subprocess.run([postgres.binaries / tool, *target, *arguments], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
