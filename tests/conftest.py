@@ -62,7 +62,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     try:
         yield Settings.load(environ)
     finally:
-        embedded.down(settings)
+        embedded.down(settings, delete_data=True)
 
 
 @pytest.fixture(scope="session")

@@ -160,4 +160,4 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         made.add_files("word_count", 2)
         yield made
     finally:
-        embedded.down(Settings.load(environ))
+        embedded.down(Settings.load(environ), delete_data=True)

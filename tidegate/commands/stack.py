@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from state_store.errors import TidegateError
+from state_store.errors import TidegateError, UsageError
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import AsJson
@@ -43,11 +43,21 @@ def up(
         )
 
 
-def down(as_json: AsJson = False) -> None:
+def down(
+    delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the stack's ledger, states and logs too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for this to be said twice.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Stop the stack; data stays in .tidegate. Safe to repeat."""
     from tidegate import stack  # noqa: PLC0415
 
-    ended = stack.down(Settings.load())
+    settings = Settings.load()
+    if delete_data and not yes:
+        raise UsageError(
+            f"This would delete {settings.stack_folder} with ledger, states, passwords and logs of all pipelines, for good. "
+            "Add --yes to do it."
+        )
+    ended = stack.down(settings, delete_data=delete_data)
     if as_json:
         output.print_json({"ended_processes": ended})
     else:

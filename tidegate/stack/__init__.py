@@ -11,6 +11,7 @@ environment, not by what it remembers.
 import contextlib
 import fcntl
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -68,13 +69,21 @@ def up(
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
-def down(settings: Settings) -> int:
-    """End the stack and everything it left behind; return how many processes that were."""
+def down(settings: Settings, *, delete_data: bool = False) -> int:
+    """End the stack and everything it left behind; return how many processes that were.
+
+    With `delete_data`, ledger, states, secrets and logs go too: there is no way back.
+    """
     folder = settings.stack_folder
     if not folder.is_dir():
         return 0
     with _only_one(folder):
-        return _stop(folder)
+        ended = _stop(folder)
+        if delete_data:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(Layout.load(settings.home).postgres.data)  # elsewhere, if root runs the stack
+            shutil.rmtree(folder)
+        return ended
 
 
 def status(settings: Settings) -> list[ComponentStatus]:
