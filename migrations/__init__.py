@@ -5,6 +5,7 @@ bounded, because a waiting ALTER TABLE would hold up every merge behind it (CONT
 """
 
 import io
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,11 @@ def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None
 
 def _config(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
     # Alembic's own messages would mix with --json.
-    config = Config(toml_file=Path(__file__).resolve().parent.parent / "pyproject.toml", stdout=io.StringIO())
+    config = Config(
+        toml_file=Path(__file__).resolve().parent.parent / "pyproject.toml",
+        stdout=io.StringIO(),
+        cmd_opts=Namespace(quiet=True),
+    )
     config.set_main_option("script_location", str(Path(__file__).resolve().parent))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection

@@ -40,7 +40,7 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
     rows = [list(row) for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for position, name in enumerate(columns):
-        numeric = any(isinstance(row[position], int | Decimal) for row in rows)
+        numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))

@@ -65,7 +65,7 @@ def test_backfill_takes_a_range_reports_what_was_done_and_refuses_a_gap(project:
     assert project.committed("flights") == second
 
     beyond = project.tidegate("backfill", "flights", "--from-txid", str(third), "--to-txid", str(third + 1), exit_code=75)
-    assert f"no data yet for txids {third + 1}" in beyond.stderr
+    assert f"no data yet for txid {third + 1}" in beyond.stderr
     assert project.committed("flights") == third
     assert project.flights() == project.flights_from_raw_files()
 

@@ -73,27 +73,36 @@ def backfill(
     as_json: AsJson = False,
 ) -> None:
     """Open, process and commit, through Airflow and in order, what is not yet committed between two txids."""
-    parameters = {"from_txid": from_txid, "to_txid": to_txid}
-    if dry_run:
-        from state_store import StateStore  # noqa: PLC0415
+    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
-        with StateStore.connect(Settings.load()) as store:
-            committed, opened = _position(store, pipeline, parameters)
-        open_now = [t for t in range(from_txid, to_txid + 1) if committed < t <= opened]
-        plan = {
-            "already_committed": list(range(from_txid, min(to_txid, committed) + 1)),
-            "opened_before": open_now,
-            "to_open": list(range(max(from_txid, opened + 1), to_txid + 1)),
-        }
-        if as_json:
-            output.print_json(plan)
-        else:
-            output.print_table(f"Backfill of {pipeline}", ["txids", "which"], [[k, _ranges(v)] for k, v in plan.items()])
+    find_pipeline(pipeline)
+    parameters = {"from_txid": from_txid, "to_txid": to_txid}
+    with StateStore.connect(Settings.load()) as store:
+        committed, opened = _position(store, pipeline, parameters)
+    if dry_run:
+        _show_plan(pipeline, range(from_txid, to_txid + 1), committed, opened, as_json)
+        return
+    if to_txid <= committed:
+        _report(Outcome(pipeline, "none", "success", already_committed=list(range(from_txid, to_txid + 1))), as_json)
         return
     outcome = _through_airflow(pipeline, parameters, wait_seconds, as_json)
     done = {*outcome.already_committed, *outcome.committed}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
-        raise RunUnfinished(f"The source of {pipeline} has no data yet for txids {_ranges(missing)}. Run it again when it has.")
+        raise RunUnfinished(f"The source of {pipeline} has no data yet for {_ranges(missing)}. Run it again when it has.")
+
+
+def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_json: bool) -> None:
+    plan = {
+        "already_committed": [txid for txid in wanted if txid <= committed],
+        "opened_before": [txid for txid in wanted if committed < txid <= opened],
+        "to_open": [txid for txid in wanted if txid > opened],
+    }
+    if as_json:
+        output.print_json(plan)
+    else:
+        output.print_table(
+            f"Backfill of {pipeline}", ["what", "which"], [[name, _ranges(txids)] for name, txids in plan.items()]
+        )
 
 
 def run(
@@ -251,24 +260,25 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         output.print_json({**asdict(outcome), "committed": outcome.committed})
         return
     if outcome.already_committed:
-        output.say(f"Already committed: txids {_ranges(outcome.already_committed)}.")
+        output.say(f"Already committed: {_ranges(outcome.already_committed)}.")
     if outcome.state not in FINISHED:
         output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
-    elif not outcome.txids and outcome.state == "success":
+    elif not outcome.txids and not outcome.already_committed and outcome.state == "success":
         output.say("Skipped: nothing new at the source, no txid spent.")
     elif outcome.committed:
-        output.say(f"Committed: txids {_ranges(outcome.committed)}.")
+        output.say(f"Committed: {_ranges(outcome.committed)}.")
 
 
 def _ranges(txids: list[int]) -> str:
-    """Return txids as people write them: 1-3, 7."""
+    """Return txids as people write them: txids 1-3, 7."""
     parts: list[list[int]] = []
     for txid in txids:
         if parts and txid == parts[-1][-1] + 1:
             parts[-1] = [parts[-1][0], txid]
         else:
             parts.append([txid])
-    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+    written = ", ".join("-".join(map(str, part)) for part in parts)
+    return f"txid{'s' if len(txids) > 1 else ''} {written}" if txids else "none"
 
 
 COMMANDS = (trigger, backfill, run)

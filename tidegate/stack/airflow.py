@@ -104,8 +104,6 @@ class EmbeddedAirflow:
             "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _print_file(self._secrets / "jwt_secret"),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self._ports["airflow_worker_logs"]),
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(self._ports["airflow_trigger_logs"]),
             "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LOCAL_SETTINGS)]),
             "TIDEGATE_HOME": str(self._stack_folder.parent),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -147,6 +145,8 @@ class EmbeddedAirflow:
                 environment=self.environment(),
                 folder=self.folder,
                 deadline_seconds=180,
+                # The triggerer would wait for its triggers. They hold nothing: killing it costs nothing.
+                grace_seconds=2 if process == "triggerer" else 20,
             )
             for process in PROCESSES
         ]

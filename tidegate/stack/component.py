@@ -42,6 +42,7 @@ class Component:
     user: int | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     deadline_seconds: int = 90
+    grace_seconds: int = 20
 
 
 @dataclass(frozen=True)

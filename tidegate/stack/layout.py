@@ -14,8 +14,6 @@ USUAL_PORTS = {
     "postgres": 15432,  # not 5432, where an installed Postgres may come and go
     "spark": 15002,
     "airflow": 8080,
-    "airflow_worker_logs": 8793,
-    "airflow_trigger_logs": 8794,
 }
 
 

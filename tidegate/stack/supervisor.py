@@ -27,7 +27,6 @@ from tidegate.stack.layout import Layout
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
-GRACE_SECONDS = 20
 
 
 class Supervised:
@@ -70,7 +69,7 @@ class Supervised:
         """Wait for the end of the component and everything in its session, which is certain to come."""
         if self.process and self.process.poll() is None:
             try:
-                self.process.wait(GRACE_SECONDS)
+                self.process.wait(self.component.grace_seconds)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

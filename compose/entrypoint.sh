@@ -1,0 +1,23 @@
+#!/bin/sh
+# Write the files that must be private to their reader, from the secrets that this service was given; then become the command.
+# /run/tidegate is in memory. libpq ignores a password file that others may read, so a mounted one would not do.
+set -eu
+umask 077
+
+for file in /run/secrets/postgres_*; do
+    [ -e "$file" ] || continue
+    printf '%s:%s:*:%s:%s\n' "$PGHOST" "$PGPORT" "${file##*/postgres_}" "$(cat "$file")"
+done > "$PGPASSFILE"
+
+if [ -e /run/secrets/airflow_password ]; then
+    printf '{"%s": "%s"}\n' "$TIDEGATE_AIRFLOW_USER" "$(cat /run/secrets/airflow_password)" > /run/tidegate/airflow_passwords.json
+fi
+
+if [ "$1" = spark-submit ]; then
+    {
+        cat /opt/tidegate/compose/spark.conf
+        printf 'spark.connect.authenticate.token %s\n' "$(cat /run/secrets/spark_token)"
+    } > /run/tidegate/spark.conf
+fi
+
+exec "$@"

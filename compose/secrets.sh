@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Make the secrets that docker-compose.yml names, each in a file of its own:
+#
+#     compose/secrets.sh [FOLDER]
+#
+# Run it as the person who runs `docker compose`. A secret that exists is kept, so running it again is safe. To change the
+# password of a Postgres role, change it in Postgres too (`\password ROLE` in psql): roles are created only once.
+set -euo pipefail
+
+folder=${1:-$(dirname "$0")/secrets}
+umask 077
+mkdir -p "$folder"
+chmod 700 "$folder"
+
+secret() { # name, bytes: URL-safe base64, written whole or not at all
+    local file=$folder/$1
+    if [ -e "$file" ]; then
+        echo "kept $file"
+        return
+    fi
+    head -c "$2" /dev/urandom | base64 | tr '+/' '-_' | tr -d '\n' > "$file.unfinished"
+    # Each file is mounted alone into the containers that need it, whose users are not this one. So the file is readable
+    # and the folder is closed: on this machine nobody else gets to it.
+    chmod 444 "$file.unfinished"
+    mv "$file.unfinished" "$file"
+    echo "made $file"
+}
+
+for role in postgres tidegate_owner tidegate tidegate_stager tidegate_reader airflow; do
+    secret "postgres_$role" 24
+done
+secret spark_token 48
+secret airflow_password 18
+secret fernet_key 32 # Fernet wants exactly 32 bytes
+secret api_secret_key 48
+secret jwt_secret 48

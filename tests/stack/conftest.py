@@ -1,0 +1,175 @@
+"""Real embedded stacks, each in a folder of its own, and what the operating system says about their processes."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from state_store import Settings
+from tidegate import stack as embedded
+from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, wait_until
+from tidegate.stack.layout import USUAL_PORTS, Layout
+
+TIDEGATE = Path(sys.executable).parent / "tidegate"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack as its operator and the operating system see it."""
+
+    home: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of whoever works with this stack."""
+        return {**os.environ, "TIDEGATE_HOME": str(self.home)}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings as they lead to the stack now."""
+        return Settings.load(self.environ)
+
+    @property
+    def folder(self) -> Path:
+        """Where the stack keeps everything."""
+        return self.settings.stack_folder
+
+    def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line as an operator does."""
+        return subprocess.run(
+            [TIDEGATE, *arguments], env=self.environ | environ, capture_output=True, text=True, check=False, timeout=200
+        )
+
+    def statuses(self) -> dict[str, embedded.ComponentStatus]:
+        """Return how each component is, by name."""
+        return {status.name: status for status in embedded.status(self.settings)}
+
+    def supervisor(self) -> psutil.Process:
+        """Return the supervisor's process."""
+        (process,) = [process for process in self.marked() if marker(process)[1] == "supervisor"]
+        return process
+
+    def kill(self, name: str) -> embedded.ComponentStatus:
+        """Kill a component with -9 and wait until the supervisor has brought it back; return how it is then."""
+        before = self.statuses()[name]
+        psutil.Process(before.pid).kill()
+
+        def is_back() -> bool:
+            now = self.statuses()[name]
+            return now.state == "up" and now.restarts > before.restarts and now.pid != before.pid
+
+        assert wait_until(is_back, 90), self.statuses()[name]
+        return self.statuses()[name]
+
+    def marked(self) -> list[psutil.Process]:
+        """Return the processes that carry the stack's marker in their environment."""
+        return [process for process in psutil.process_iter() if marker(process)[0] == str(self.folder)]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes: those with the marker, and what shares a session with them.
+
+        Servers that write their titles over their environment, Postgres and Airflow, hide the marker in their children.
+        """
+        leaders = {session(process) for process in self.marked()} | {status.pid for status in self.statuses().values()}
+        return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
+
+    def sessions_of(self, component: str) -> set[int | None]:
+        """Return the sessions in which a component runs: one, unless it is doubled."""
+        return {session(process) for process in self.marked() if marker(process)[1] == component}
+
+
+def marker(process: psutil.Process) -> tuple[str | None, str | None]:
+    """Return the stack and the component that a live process names in its environment."""
+    with suppress(psutil.Error):
+        if is_alive(process):
+            environ = process.environ()
+            return environ.get(STACK_VARIABLE), environ.get(COMPONENT_VARIABLE)
+    return None, None
+
+
+def session(process: psutil.Process) -> int | None:
+    """Return a process's session; None if it has ended."""
+    with suppress(OSError):
+        return os.getsid(process.pid)
+    return None
+
+
+@pytest.fixture(scope="module")
+def new_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stack]]:
+    """A function that returns a stack that was never started; whatever is started of it is ended."""
+    with ExitStack() as cleanup:
+
+        def create(name: str) -> Stack:
+            stack = Stack(tmp_path_factory.mktemp("home") / name)
+            stack.home.mkdir()
+            cleanup.callback(remove, stack)
+            return stack
+
+        yield create
+
+
+def remove(stack: Stack) -> None:
+    """End a stack and remove its cluster, which is outside its folder if root runs the tests."""
+    embedded.down(stack.settings)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(Layout.load(stack.home).postgres.data)
+
+
+@pytest.fixture(scope="module")
+def bystander() -> Iterator[psutil.Process]:
+    """A process that has nothing to do with any stack."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield psutil.Process(process.pid)
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def small(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> Stack:
+    """A stack without Airflow, started by two operators at once over the leftovers of a machine that was switched off."""
+    stack = new_stack("small")
+    run = stack.folder / "run"
+    run.mkdir(parents=True)
+    for name in ("supervisor", "postgres", "spark"):
+        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "created": bystander.create_time() - 3600}))
+    (run / "airflow-scheduler.json").write_text('{"pid": 12')  # the disk was full
+    both = [subprocess.Popen([TIDEGATE, "up", "--without-airflow"], env=stack.environ) for _ in range(2)]
+    assert [up.wait(200) for up in both] == [0, 0]
+    return stack
+
+
+@pytest.fixture
+def running(small: Stack) -> Stack:
+    """The stack without Airflow, made whole if the test before left it otherwise."""
+    embedded.up(small.settings, without_airflow=True)
+    return small
+
+
+@pytest.fixture(scope="module")
+def occupied() -> Iterator[set[int]]:
+    """The usual ports, each with a listener that is not ours to end: this test's, or whoever was there first."""
+    with ExitStack() as listeners:
+        for port in USUAL_PORTS.values():
+            listener = listeners.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                listener.listen()
+        yield set(USUAL_PORTS.values())
+
+
+@pytest.fixture(scope="module")
+def full(new_stack: Callable[[str], Stack], occupied: set[int]) -> Stack:
+    """A stack with Airflow, in a folder with a difficult name, while somebody else has all the usual ports."""
+    stack = new_stack("Zürich à la carte")
+    embedded.up(stack.settings)
+    return stack

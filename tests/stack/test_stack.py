@@ -1,0 +1,318 @@
+"""`tidegate up`, `down` and `status` on the real stack: found whole again after every kill, gone without trace when told so.
+
+Two stacks serve all tests: `running` without Airflow, which each test finds whole, and `full` with Airflow.
+"""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg2
+import pytest
+
+from tests.stack.conftest import Stack
+from tidegate import stack as embedded
+from tidegate.stack.airflow import PROCESSES, PROJECT
+from tidegate.stack.component import is_alive, wait_until
+from tidegate.stack.layout import Layout
+
+COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
+
+
+def can_query(stack: Stack) -> bool:
+    """Tell whether the ledger answers."""
+    connection = psycopg2.connect(**stack.settings.conninfo())
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM tidegate.pipeline")
+            return cursor.fetchone()[0] > 0
+    finally:
+        connection.close()
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_operators_start_one_stack(small: Stack) -> None:
+    """Two `up` at the same moment both succeed, and there is one supervisor with one process per component."""
+    assert {status.state for status in small.statuses().values()} == {"up"}
+    assert [len(small.sessions_of(name)) for name in ("supervisor", "postgres", "spark")] == [1, 1, 1]
+    assert can_query(small)
+
+
+def test_stale_pid_files_harm_nobody(small: Stack, bystander: psutil.Process) -> None:
+    """A pid file whose number belongs to somebody else by now, or that is cut short, is not believed by `up`."""
+    assert is_alive(bystander)
+    assert bystander.pid not in {status.pid for status in small.statuses().values()}
+
+
+def test_down_over_stale_pid_files_harms_nobody(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> None:
+    """`down` does not believe such files either, and removes them."""
+    stack = new_stack("stale")
+    run = stack.folder / "run"
+    run.mkdir(parents=True)
+    for name in ("supervisor", "postgres"):
+        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "created": bystander.create_time() - 3600}))
+
+    done = stack.tidegate("down")
+
+    assert (done.returncode, done.stderr.strip()) == (0, "Nothing was running.")
+    assert is_alive(bystander)
+    assert list(run.iterdir()) == []
+
+
+def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
+    """`up` on a stack that is well leaves every process as it is."""
+    before = {process.pid for process in running.processes()}
+    statuses = running.statuses()
+
+    done = running.tidegate("up", "--without-airflow")
+
+    assert done.returncode == 0, done.stderr
+    assert running.statuses() == statuses
+    assert {process.pid for process in running.processes()} == before
+
+
+def test_status_tells_programs_how_each_component_is(running: Stack) -> None:
+    """`status --json` names each component with state, address, process and log file."""
+    done = running.tidegate("status", "--json")
+    answer = {component["name"]: component for component in json.loads(done.stdout)["components"]}
+
+    assert done.returncode == 0
+    assert list(answer) == ["postgres", "spark"]
+    assert answer["postgres"]["address"] == f"127.0.0.1:{running.settings.pg_port}"
+    assert answer["spark"]["address"] == running.settings.spark_remote
+    for component in answer.values():
+        assert (component["state"], component["reason"]) == ("up", None)
+        assert is_alive(psutil.Process(component["pid"]))
+        assert Path(component["log"]).is_file()
+
+
+NO_JAVA = {"nothing": None, "too old": 'openjdk version "11.0.2"', "too new": 'openjdk version "25" 2025-09-16'}
+
+
+@pytest.mark.parametrize("version", NO_JAVA.values(), ids=NO_JAVA.keys())
+def test_a_missing_java_is_the_first_thing_said(version: str | None, new_stack: Callable[[str], Stack]) -> None:
+    """Without a Java that Spark runs on, the first line says so and what to install; nothing is started or written."""
+    stack = new_stack("without-java")
+    programs = stack.home / "programs"
+    programs.mkdir()
+    if version:
+        (programs / "java").write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+        (programs / "java").chmod(0o755)
+
+    done = stack.tidegate("up", PATH=str(programs), JAVA_HOME="")
+
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("tidegate: Java is missing" if version is None else f"tidegate: {programs}/java is Java")
+    assert "Install Java 17" in first
+    assert (done.returncode, done.stdout, others) == (1, "", [])
+    assert not stack.folder.exists()
+
+
+def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable[[str], Stack]) -> None:
+    """When Postgres cannot start, one line says so, names its log and quotes the reason; `down` still leaves nothing."""
+    stack = new_stack("broken")
+    postgres = Layout.choose(stack.home).postgres
+    postgres.initialize()
+    (postgres.data / "postgresql.conf").write_text("this is = no 'configuration\n")
+
+    done = stack.tidegate("up", "--without-airflow")
+
+    log = stack.folder / "logs" / "postgres.log"
+    said = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
+    assert done.returncode in {1, 75}
+    assert len(said) == 1
+    assert "postgres did not come up" in said[0]
+    assert str(log) in said[0]
+    assert "postgresql.conf" in said[0]
+    assert "Traceback" not in done.stderr
+    assert_ends(stack)
+
+
+# -- staying up --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["postgres", "spark"])
+def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
+    """After kill -9 the supervisor starts the component again, at the same address, and counts it."""
+    before = running.statuses()
+
+    after = running.kill(name)
+
+    assert after.restarts == before[name].restarts + 1
+    assert after.address == before[name].address
+    assert len(running.sessions_of(name)) == 1
+    others = {other: status for other, status in before.items() if other != name}
+    assert {other: running.statuses()[other] for other in others} == others
+    assert can_query(running)
+
+
+def test_a_killed_supervisor_is_replaced(running: Stack) -> None:
+    """After kill -9 of the supervisor `up` makes the stack whole: a new supervisor, the old ports, no process doubled."""
+    before, settings = running.processes(), running.settings
+    supervisor = running.supervisor()
+    supervisor.kill()
+
+    assert wait_until(lambda: {status.state for status in running.statuses().values()} == {"stopped"}, 10)
+    embedded.up(running.settings, without_airflow=True)
+
+    assert not any(is_alive(process) for process in before)
+    assert is_alive(running.supervisor())
+    assert [len(running.sessions_of(name)) for name in ("postgres", "spark")] == [1, 1]
+    assert running.settings == settings
+    assert can_query(running)
+
+
+def test_down_finds_what_a_killed_supervisor_left(running: Stack, bystander: psutil.Process) -> None:
+    """`down` ends every process of the stack, even if its supervisor was killed and its pid files are gone; no other."""
+    supervisor = running.supervisor()
+    supervisor.kill()
+    for file in (running.folder / "run").iterdir():
+        file.unlink()
+
+    assert_ends(running)
+    assert {status.state for status in running.statuses().values()} == {"stopped"}
+    assert is_alive(bystander)
+
+
+def assert_ends(stack: Stack) -> None:
+    """Stop a stack; afterwards nothing of it lives, by marker, by session, or by the folder it works in."""
+    processes = stack.processes()
+
+    done = stack.tidegate("down")
+
+    assert done.returncode == 0, done.stderr
+    assert [process for process in processes if is_alive(process)] == []
+    assert stack.marked() == []
+    data = Layout.load(stack.home).postgres.data
+    assert [process for process in psutil.process_iter() if works_in(process, stack.folder, data)] == []
+
+
+def works_in(process: psutil.Process, *folders: Path) -> bool:
+    """Tell whether a process's working folder is one of these or below; one that ends meanwhile does not."""
+    try:
+        return any(Path(process.cwd()).is_relative_to(folder) for folder in folders)
+    except (psutil.Error, OSError):
+        return False
+
+
+# -- the whole stack ---------------------------------------------------------------------------------------------------
+
+
+def test_airflow_starts_in_a_folder_with_a_difficult_name(full: Stack) -> None:
+    """Spaces and umlauts in the project's path do not matter; every process of Airflow is well, the Dags are there."""
+    statuses = full.statuses()
+    token = httpx.post(
+        f"{full.settings.airflow_url}/auth/token",
+        json={"username": full.settings.airflow_user, "password": full.settings.airflow_password_file.read_text()},
+    ).json()["access_token"]
+    health = httpx.get(f"{full.settings.airflow_url}/api/v2/version", headers={"Authorization": f"Bearer {token}"})
+
+    assert {name: status.state for name, status in statuses.items()} == dict.fromkeys(COMPONENTS, "up")
+    assert health.status_code == httpx.codes.OK
+    assert full.tidegate("status").returncode == 0
+
+
+def test_taken_ports_are_left_to_who_has_them(full: Stack, occupied: set[int]) -> None:
+    """If the usual ports are taken, others are chosen, and the settings lead to them."""
+    ports = Layout.load(full.home).ports
+    settings = full.settings
+
+    assert occupied & set(ports.values()) == set()
+    assert len(set(ports.values())) == len(ports)
+    assert (settings.pg_port, settings.spark_remote) == (ports["postgres"], f"sc://localhost:{ports['spark']}")
+    assert settings.airflow_url == f"http://127.0.0.1:{ports['airflow']}"
+    assert can_query(full)
+
+
+def test_everything_listens_on_loopback_only(full: Stack) -> None:
+    """No process of the stack, child processes included, can be reached from another machine."""
+    ours = {process.pid for process in full.processes()}
+    listening = [
+        c for c in psutil.net_connections("inet") if c.pid in ours and c.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}
+    ]
+
+    ports = Layout.load(full.home).ports
+    assert {c.laddr.port for c in listening} >= {ports[name] for name in ("postgres", "spark", "airflow")}
+    assert [c for c in listening if c.laddr.ip.removeprefix("::ffff:") not in {"127.0.0.1", "::1"}] == []
+
+
+def secrets_of(stack: Stack) -> dict[str, str]:
+    """Return every secret of a stack, by where it is."""
+    found = {}
+    for file in sorted((stack.folder / "secrets").iterdir()):
+        content = file.read_text()
+        if file.name.startswith("pgpass"):
+            found |= {f"{file.name} {line.split(':')[3]}": line.split(":")[4] for line in content.splitlines()}
+        elif file.name == "spark.conf":
+            found[file.name] = dict(line.split(maxsplit=1) for line in content.splitlines())["spark.connect.authenticate.token"]
+        elif file.suffix == ".json":
+            found |= {f"{file.name} {user}": password for user, password in json.loads(content).items()}
+        else:
+            found[file.name] = content.strip()
+    return found
+
+
+def test_secrets_are_private_files(full: Stack) -> None:
+    """Each secret is in a file that only its owner can read, in a folder that only its owner can enter."""
+    folder = full.folder / "secrets"
+
+    assert {file.name for file in folder.iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert len(secrets_of(full)) >= 12
+    assert min(len(secret) for secret in secrets_of(full).values()) >= 20
+
+
+def test_secrets_are_nowhere_else(full: Stack) -> None:
+    """No secret is in the arguments or environment of a process, in a log file, or among the settings."""
+    texts = {f"log {log}": log.read_text(errors="replace") for log in full.folder.rglob("*.log*") if log.is_file()}
+    for process in full.processes():
+        texts[f"arguments of {process.pid}"] = "\0".join(process.cmdline())
+        texts[f"environment of {process.pid}"] = "\0".join(process.environ().values())
+    for file in ("stack.json", "run/stack.status"):
+        texts[file] = (full.folder / file).read_text()
+    secrets = secrets_of(full)
+
+    assert {f"log {full.folder / 'logs' / name}.log" for name in [*COMPONENTS, "supervisor"]} <= texts.keys()
+    assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
+
+
+@pytest.mark.parametrize("part", ["metadatabase", "scheduler", "dag_processor", "triggerer"])
+def test_the_team_servers_health_check_understands_airflow(part: str, full: Stack) -> None:
+    """The check of docker-compose.yml's Airflow services agrees with the embedded one on a live Airflow."""
+    environ = {"TIDEGATE_AIRFLOW_URL": full.settings.airflow_url}
+    command = [sys.executable, PROJECT / "compose" / "healthy.py"]
+
+    assert subprocess.run([*command, part], env=environ, check=False).returncode == 0
+    unhealthy = subprocess.run([*command, "nonsense"], env=environ, capture_output=True, text=True, check=False)
+    assert (unhealthy.returncode, unhealthy.stderr.strip()) == (1, "Airflow's health page says that nonsense is None")
+
+
+def test_a_killed_scheduler_comes_back_alone(full: Stack) -> None:
+    """After kill -9 of the scheduler its forked workers are ended with it, before a new one starts; nothing else changes."""
+    before = full.statuses()
+    family = [process for process in full.processes() if os.getsid(process.pid) == before["airflow-scheduler"].pid]
+    assert len(family) > 1
+
+    after = full.kill("airflow-scheduler")
+
+    assert after.restarts == 1
+    assert not any(is_alive(process) for process in family)
+    assert {n: s.pid for n, s in full.statuses().items() if n != after.name} == {
+        n: s.pid for n, s in before.items() if n != after.name
+    }
+
+
+def test_down_leaves_no_process(full: Stack) -> None:
+    """`down` ends Airflow's processes with everything that they have forked; a second `down` says that nothing was running."""
+    assert_ends(full)
+
+    assert full.tidegate("down").stderr.strip() == "Nothing was running."
+    assert json.loads(full.tidegate("down", "--json").stdout) == {"ended_processes": 0}

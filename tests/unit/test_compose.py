@@ -1,0 +1,444 @@
+"""The team server's stack: docker-compose.yml says what the embedded stack does, and its scripts do what they say.
+
+No Docker engine is needed: the file is compared with the embedded stack's own code, the scripts run here, and the roles are
+made in a Postgres of the same version.
+"""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+import pytest
+import yaml
+
+import migrations
+from jobs.registry import all_pipelines
+from state_store import Settings
+from tidegate.stack import component as components
+from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
+from tidegate.stack.layout import USUAL_PORTS, Layout
+from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
+from tidegate.stack.spark import JAVA_VERSIONS
+
+COMPOSE = PROJECT / "compose"
+IMAGE_FOLDER = "/opt/tidegate"
+STACK = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
+SERVICES = STACK["services"]
+AIRFLOW = [f"airflow-{process}" for process in PROCESSES]
+ONE_SHOT = {"airflow-migrate", "tidegate-migrate", "tidegate"}
+DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Layout:
+    """The embedded stack as it is when the usual ports are free; nothing of it runs."""
+    (tmp_path / ".tidegate").mkdir(mode=0o711)
+    (tmp_path / ".tidegate" / "stack.json").write_text(json.dumps({"ports": USUAL_PORTS}))
+    return Layout.load(tmp_path)
+
+
+def given(service: str) -> dict[str, str]:
+    """Return the environment of a service; compose knows it as text only."""
+    return SERVICES[service].get("environment", {})
+
+
+def by_place(command: list[str]) -> list[str]:
+    """Return a command with files by their names, because folders differ between machine and image."""
+    return ["python" if word == sys.executable else Path(word).name if word.startswith("/") else word for word in command]
+
+
+# -- the same stack ----------------------------------------------------------------------------------------------------
+
+
+def test_services_are_the_embedded_components(embedded: Layout) -> None:
+    """Every component of the embedded stack is a service; what is added is migrations, shared loopback and command line."""
+    names = {embedded.postgres.component().name, embedded.spark.component().name}
+    names |= {component.name for component in embedded.airflow.components()}
+
+    assert names <= set(SERVICES)
+    assert set(SERVICES) - names == ONE_SHOT | {"loopback"}
+
+
+def test_commands_are_the_embedded_ones(embedded: Layout) -> None:
+    """Spark and each of Airflow's processes start with the embedded stack's command."""
+    for component in [embedded.spark.component(), *embedded.airflow.components()]:
+        assert by_place(SERVICES[component.name]["command"]) == by_place(list(component.command))
+
+
+def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
+    """The server has the embedded one's options, except those for where it listens, which the image decides."""
+
+    def options(words: list[str]) -> dict[str, str]:
+        return dict(re.findall(r"-c ?(\w+)=(\S*)", " ".join(words)))
+
+    wanted = options(list(embedded.postgres.component().command))
+    actual = options(SERVICES["postgres"]["command"])
+
+    assert wanted.keys() - actual.keys() == {"port", "listen_addresses", "unix_socket_directories"}
+    assert actual.keys() <= wanted.keys()
+    of_the_machine = "shared_buffers"
+    assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: wanted[k] for k in actual if k != of_the_machine}
+
+
+@pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate"])
+def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
+    """Every process has every shared setting with its value, and settings for the same things as the embedded one."""
+    actual = {name: value for name, value in given(service).items() if name.startswith("AIRFLOW")}
+    wanted = {name for name in embedded.airflow.environment() if name.startswith("AIRFLOW")}
+
+    assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
+    assert actual.keys() == wanted
+    assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
+
+
+@pytest.mark.parametrize("service", ["spark", "tidegate", "tidegate-migrate", "airflow-migrate", *AIRFLOW])
+def test_every_service_is_told_where_the_others_are(service: str, embedded: Layout) -> None:
+    """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""
+    variables = Settings.environment_names()
+    actual = {name: value for name, value in given(service).items() if name.startswith(("TIDEGATE_", "PG"))}
+
+    assert actual.keys() == {variables[name] for name in embedded.settings()} | {"TIDEGATE_HOME"}
+    settings = Settings.load(actual)
+    assert settings.pg_host in SERVICES
+    assert settings.spark_remote == embedded.settings()["spark_remote"]
+    assert re.fullmatch(r"http://(.+):(\d+)", settings.airflow_url)[1] in SERVICES
+    assert settings.airflow_user == embedded.settings()["airflow_user"]
+
+
+def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
+    """The Connect server's properties differ in folders, in memory, and in the token, which is no file of the project."""
+
+    def properties(text: str) -> dict[str, str]:
+        return dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#"))
+
+    embedded.spark.initialize()
+    wanted = properties((embedded.folder / "secrets" / "spark.conf").read_text())
+    actual = properties((COMPOSE / "spark.conf").read_text())
+
+    assert wanted.keys() - actual.keys() == {"spark.driver.memory", "spark.connect.authenticate.token"}
+    folders = {"spark.local.dir", "spark.sql.warehouse.dir"}
+    assert {k: v for k, v in actual.items() if k not in folders} == {k: wanted[k] for k in actual if k not in folders}
+
+
+def test_spark_has_the_embedded_environment(embedded: Layout) -> None:
+    """Executors find the project's packages, Postgres and their passwords by the variables of the embedded stack."""
+    wanted = embedded.spark.component().environment.keys()
+
+    assert wanted <= given("spark").keys() | set(re.findall(r"^(?:ENV|  +) ?([A-Z_]+)=", DOCKERFILE, re.MULTILINE))
+
+
+def test_spark_and_its_users_share_a_loopback() -> None:
+    """Spark listens on a loopback that it shares with tasks and command line only; so they can send the token."""
+    together = {name for name, service in SERVICES.items() if service.get("network_mode") == "service:loopback"}
+
+    assert together == {"spark", "airflow-scheduler", "tidegate"}
+    assert not SERVICES["loopback"].get("ports")
+    assert all("spark_token" in SERVICES[name]["secrets"] for name in together)
+
+
+def test_planned_files_have_one_path_everywhere() -> None:
+    """The data folder is below the project folder, at the same path wherever batches are planned or read."""
+    mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
+    places = {
+        name: volume for name, volumes in mounts.items() for volume in volumes if volume.endswith(":/srv/tidegate/data:ro")
+    }
+
+    assert places.keys() == {"spark", "airflow-scheduler", "tidegate"}
+    assert len(set(places.values())) == 1
+    assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
+
+
+# -- safe by default ---------------------------------------------------------------------------------------------------
+
+
+def test_ports_are_the_usual_ones_on_loopback_only() -> None:
+    """What is published is published on 127.0.0.1, on the embedded stack's usual port; Spark is not published at all."""
+    published = {name: [port.split(":") for port in service.get("ports", [])] for name, service in SERVICES.items()}
+
+    assert {(name, address, port) for name, ports in published.items() for address, port, _ in ports} == {
+        ("postgres", "127.0.0.1", str(USUAL_PORTS["postgres"])),
+        ("airflow-api-server", "127.0.0.1", str(USUAL_PORTS["airflow"])),
+    }
+    assert published["postgres"][0][2] == given("spark")["PGPORT"]
+    assert published["airflow-api-server"][0][2] == given("airflow-api-server")["AIRFLOW__API__PORT"]
+
+
+def test_images_are_pinned(embedded: Layout) -> None:
+    """Postgres is of the embedded version, our own image of the project's version, its base of one Python patch release."""
+    version = subprocess.run([embedded.postgres.binaries / "postgres", "--version"], capture_output=True, text=True, check=True)
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    images = {name: service["image"] for name, service in SERVICES.items()}
+
+    assert images.pop("postgres").split(":")[1].split("-")[0] == version.stdout.split()[-1]
+    assert set(images.values()) == {f"tidegate:{project}"}
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases[0])
+
+
+def test_the_image_has_java_and_every_file_it_copies() -> None:
+    """The image has a Java that Spark runs on; every file it copies exists and is let through to the builder."""
+    ignore = (COMPOSE / "Dockerfile.dockerignore").read_text().splitlines()
+    sources = [source for line in re.findall(r"^COPY (.*)", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]]
+
+    assert int(re.search(r"openjdk-(\d+)-jre", DOCKERFILE)[1]) in JAVA_VERSIONS
+    assert {source for source in sources if not (PROJECT / source).exists()} == set()
+    assert {line[1:] for line in ignore if line.startswith("!")} == set(sources)
+    assert "*" in ignore
+    path = re.search(r"PYTHONPATH=(\S+)", DOCKERFILE)[1]
+    assert path == f"{IMAGE_FOLDER}:{IMAGE_FOLDER}/{LOCAL_SETTINGS.relative_to(PROJECT)}"
+
+
+def test_every_service_is_watched_or_runs_once() -> None:
+    """A service either has a health check and is restarted, or does its work once."""
+    assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == ONE_SHOT
+    assert {name for name, service in SERVICES.items() if service["restart"] != "unless-stopped"} == ONE_SHOT
+    assert {name for name, service in SERVICES.items() if service["restart"] == "no"} == ONE_SHOT
+
+
+def test_airflow_starts_after_both_migrations() -> None:
+    """No process of Airflow meets a database that is not migrated; Spark is there before tasks are."""
+    for name in AIRFLOW:
+        conditions = {other: how["condition"] for other, how in SERVICES[name]["depends_on"].items()}
+        assert conditions["airflow-migrate"] == conditions["tidegate-migrate"] == "service_completed_successfully"
+    assert SERVICES["airflow-scheduler"]["depends_on"]["spark"]["condition"] == "service_healthy"
+
+
+def test_roles_passwords_go_to_who_logs_in_as_them() -> None:
+    """Only Postgres knows the administrator, only the migration the owner, only Spark the stager: least privileges."""
+    users = {
+        role: {name for name, service in SERVICES.items() if f"postgres_{role}" in service.get("secrets", [])} - {"postgres"}
+        for role in (ADMINISTRATOR, *ROLES)
+    }
+
+    assert users == {
+        ADMINISTRATOR: set(),
+        "tidegate_owner": {"tidegate-migrate"},
+        "tidegate": {"airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "tidegate"},
+        "tidegate_stager": {"spark"},
+        "tidegate_reader": set(),
+        "airflow": {*AIRFLOW, "airflow-migrate"},
+    }
+
+
+def test_no_value_is_a_secret() -> None:
+    """Whatever is called a password, key, secret or token is a file or the command that prints one; nothing looks random."""
+
+    def leaves(node: object, name: str = "") -> Iterator[tuple[str, str]]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from leaves(value, str(key))
+        elif isinstance(node, list):
+            for value in node:
+                yield from leaves(value, name)
+        else:
+            yield name, str(node)
+
+    for name, value in leaves({name: service.get("environment", {}) for name, service in SERVICES.items()}):
+        if re.search(r"PASSWORD|SECRET|TOKEN|KEY|PASSFILE", name):
+            assert re.fullmatch(r"(cat )?/run/(secrets|tidegate)/\w+(\.json)?", value), name
+    for name, value in leaves(STACK):
+        assert not re.search(r"://[^/@\s]+:[^/@\s]+@", value), f"{name} contains a password"
+        for word in re.findall(r"[\w+-]{20,}", value):
+            kinds = [re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
+            assert not all(kinds), f"{name} looks like a secret"
+
+
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """A folder of secrets, made by the documented script."""
+    folder = tmp_path / "secrets"
+    subprocess.run([COMPOSE / "secrets.sh", folder], check=True, capture_output=True)
+    return folder
+
+
+def test_every_secret_is_declared_used_and_made(secrets: Path) -> None:
+    """The script makes exactly the files that the services name, each declared once."""
+    used = set(itertools.chain.from_iterable(service.get("secrets", []) for service in SERVICES.values()))
+
+    assert {file.name for file in secrets.iterdir()} == STACK["secrets"].keys() == used
+    assert {Path(secret["file"]) for secret in STACK["secrets"].values()} == {Path("compose/secrets") / name for name in used}
+    assert "secrets/" in (COMPOSE / ".gitignore").read_text().splitlines()
+
+
+def test_secrets_are_random_closed_and_kept(secrets: Path) -> None:
+    """Each secret differs, nobody else of this machine reaches them, and a second run changes none."""
+    before = {file.name: file.read_text() for file in secrets.iterdir()}
+    again = subprocess.run([COMPOSE / "secrets.sh", secrets], check=True, capture_output=True, text=True)
+
+    assert {file.name: file.read_text() for file in secrets.iterdir()} == before
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert len(set(before.values())) == len(before)
+    assert all(re.fullmatch(r"[\w=-]{24,}", value) for value in before.values())
+    assert not any(value in again.stdout + again.stderr for value in before.values())
+
+
+@pytest.mark.parametrize("script", sorted(COMPOSE.glob("*.sh")), ids=lambda script: script.name)
+def test_scripts_can_be_run(script: Path) -> None:
+    """Scripts are executable and free of syntax errors."""
+    shell = script.read_text().splitlines()[0].removeprefix("#!").split()
+
+    assert os.access(script, os.X_OK)
+    assert subprocess.run([*shell, "-n", script], check=False).returncode == 0
+
+
+def enter(service: str, secrets: Path, run_folder: Path, *command: str) -> Path:
+    """Run the image's entry point here, with a service's secrets and environment; return its private folder."""
+    mounted = run_folder / "mounted"
+    mounted.mkdir(parents=True)
+    for name in SERVICES[service]["secrets"]:
+        shutil.copy(secrets / name, mounted)
+    script = (COMPOSE / "entrypoint.sh").read_text()
+    for place, here in {"/run/secrets": mounted, "/run/tidegate": run_folder, IMAGE_FOLDER: PROJECT}.items():
+        script = script.replace(place, str(here))
+    environment = {**given(service), "PATH": os.defpath, "PGPASSFILE": str(run_folder / "pgpass")}
+    subprocess.run(["sh", "-c", script, "entrypoint.sh", *command], env=environment, check=True)
+    return run_folder
+
+
+def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Path) -> None:
+    """The entry point writes private files with the service's secrets, then becomes the command."""
+    folder = enter("airflow-api-server", secrets, tmp_path / "api", "sh", "-c", "echo $$ > ${PGPASSFILE%pgpass}said")
+
+    assert (folder / "said").read_text().strip().isdigit()
+    assert (folder / "pgpass").read_text() == f"postgres:5432:*:airflow:{(secrets / 'postgres_airflow').read_text()}\n"
+    assert json.loads((folder / "airflow_passwords.json").read_text()) == {"admin": (secrets / "airflow_password").read_text()}
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()} == {0o600}
+
+
+def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path) -> None:
+    """The properties that Spark is started with are those of the project and the token, private to Spark."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "spark-submit").symlink_to("/bin/true")
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "defpath", f"{binaries}:{os.defpath}")
+        enter("spark", secrets, folder, *SERVICES["spark"]["command"])
+
+    token = (secrets / "spark_token").read_text()
+    expected = f"{(COMPOSE / 'spark.conf').read_text()}spark.connect.authenticate.token {token}\n"
+    assert (folder / "spark.conf").read_text() == expected
+    assert (folder / "spark.conf").stat().st_mode & 0o777 == 0o600
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A new cluster with no role but its administrator, as the image's entry point leaves it to the init script."""
+    home = tmp_path_factory.mktemp("cluster")
+    postgres = EmbeddedPostgres(home, components.free_port())
+    postgres.initialize()
+    component = postgres.component()
+    process = components.start(component, home)
+    try:
+        assert components.wait_until(lambda: component.check() is None, component.deadline_seconds), component.check()
+        yield postgres
+    finally:
+        process.send_signal(component.stop_signal)
+        process.wait(30)
+        shutil.rmtree(postgres.data)
+
+
+@pytest.fixture(scope="module")
+def team_server(cluster: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Path]:
+    """The cluster after the init script, and the secrets that it was given."""
+    secrets = tmp_path_factory.mktemp("team") / "secrets"
+    subprocess.run([COMPOSE / "secrets.sh", secrets], check=True, capture_output=True)
+    done = subprocess.run(
+        [
+            cluster.binaries / "psql",
+            "-X",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(cluster.port),
+            "-U",
+            ADMINISTRATOR,
+        ],
+        input=(COMPOSE / "roles.sql").read_text().replace("/run/secrets", str(secrets)),
+        env={"PGPASSFILE": str(cluster.passfile), "PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    passfile = secrets.parent / "pgpass"
+    lines = [f"127.0.0.1:*:*:{role}:{(secrets / f'postgres_{role}').read_text()}\n" for role in ROLES]
+    passfile.touch(0o600)
+    passfile.write_text("".join(lines))
+    return Settings(pg_port=cluster.port, pg_passfile=passfile), secrets
+
+
+def connects(settings: Settings, role: str, database: str) -> bool:
+    """Tell whether a role gets into a database with the password of its secret."""
+    try:
+        psycopg2.connect(**{**settings.conninfo(user=role), "dbname": database}).close()
+    except psycopg2.OperationalError as error:
+        assert "permission denied" in str(error), error
+        return False
+    return True
+
+
+def test_roles_get_into_the_databases_that_are_theirs(team_server: tuple[Settings, Path]) -> None:
+    """Each role logs in with the password of its secret, and into no database that it has no business in."""
+    settings, _ = team_server
+    databases = (*DATABASES, "postgres", "template1")
+
+    assert {(role, database) for role in ROLES for database in databases if connects(settings, role, database)} == {
+        ("airflow", "airflow"),
+        *((role, "tidegate") for role in ROLES if role != "airflow"),
+    }
+
+
+def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path], cluster: EmbeddedPostgres) -> None:
+    """Roles and owners are the embedded stack's; no role may create roles or databases, or replicate, or see past row rules."""
+    connection = psycopg2.connect(
+        host="127.0.0.1", port=cluster.port, user=ADMINISTRATOR, dbname="postgres", passfile=str(cluster.passfile)
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT rolname, rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolbypassrls FROM pg_roles"
+            " WHERE oid >= 16384"
+        )
+        roles = {name: held for name, *held in cursor.fetchall()}
+        cursor.execute("SELECT datname, pg_get_userbyid(datdba) FROM pg_database WHERE oid >= 16384")
+        owners = dict(cursor.fetchall())
+        cursor.execute(
+            "SELECT rolname FROM pg_authid WHERE rolcanlogin AND coalesce(rolpassword, '') NOT LIKE 'SCRAM-SHA-256$%'"
+        )
+        weak = cursor.fetchall()
+    connection.close()
+
+    assert set(roles) == set(ROLES)
+    assert not any(itertools.chain.from_iterable(roles.values()))
+    assert owners == DATABASES
+    assert weak == []
+
+
+def test_migrations_need_no_more_than_the_roles_may(team_server: tuple[Settings, Path]) -> None:
+    """Tidegate's migrations run as the owner made by the init script, and the worker reads what they made."""
+    settings, _ = team_server
+
+    migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
+
+    with psycopg2.connect(**replace(settings, pg_user="tidegate").conninfo()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM tidegate.pipeline")
+        assert cursor.fetchone() == (len(all_pipelines()),)
+    connection.close()
