@@ -4,7 +4,7 @@ Each one is associative and commutative and has an identity, bit by bit, so that
 value (CONTRACT I16). Sums over floating point are not, so there are none: their result depends on the order of the rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from state_store.declaration import ColumnType, Merge
@@ -35,9 +35,9 @@ class Count:
     """Count the rows, or with a column the rows where it is not NULL. Kept as bigint."""
 
     column: str | None = None
-    type: str = "bigint"
-    merge: Merge = "sum"
-    function: str = "count"
+    type: str = field(default="bigint", init=False)
+    merge: Merge = field(default="sum", init=False)
+    function: str = field(default="count", init=False)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Sum:
 
     column: str
     type: str = "bigint"
-    merge: Merge = "sum"
-    function: str = "sum"
+    merge: Merge = field(default="sum", init=False)
+    function: str = field(default="sum", init=False)
 
     def __post_init__(self) -> None:
         if self.type not in ("integer", "bigint") and ColumnType(self.type).precision_and_scale is None:
@@ -60,8 +60,8 @@ class Min:
 
     column: str
     type: str = "bigint"
-    merge: Merge = "min"
-    function: str = "min"
+    merge: Merge = field(default="min", init=False)
+    function: str = field(default="min", init=False)
 
 
 @dataclass(frozen=True)
@@ -70,5 +70,5 @@ class Max:
 
     column: str
     type: str = "bigint"
-    merge: Merge = "max"
-    function: str = "max"
+    merge: Merge = field(default="max", init=False)
+    function: str = field(default="max", init=False)

@@ -30,7 +30,10 @@ class State:
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this state."""
         keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.key.items())
-        values = tuple(ValueColumn(column, ColumnType(a.type), a.merge) for column, a in self.aggregates.items())
+        values = tuple(
+            ValueColumn(column, ColumnType(a.type), a.merge, computed=f"{a.function}({a.column or '*'})")
+            for column, a in self.aggregates.items()
+        )
         return StateSpec(name, keys, values)
 
 
@@ -56,6 +59,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ValueError(f"Pipeline {self.name} has a window of {self.window}; it must be at least 1.")
+        if self.version < 1:
+            raise ValueError(f"Pipeline {self.name} has version {self.version}; it must be at least 1.")
         if self.source.kind != "transactional":
             raise ValueError(f"Pipeline {self.name}: a {self.source.kind} source does not give exactly-once with these states.")
         _ = self.spec

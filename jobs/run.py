@@ -1,6 +1,7 @@
 """The same engine without Airflow: plan, process and commit in one process, for notebooks, tests and benchmarks."""
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from jobs import phases
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store.commits import Commit
-from state_store.errors import AttemptFenced
+from state_store.errors import AttemptFenced, AttemptNotSealed
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+SECONDS_BETWEEN_LOOKS = 0.5
 Progress = Callable[[int, str], None]
 
 
@@ -63,9 +65,19 @@ def run_pipeline(
         try:
             for txid, processed in zip(txids, processing, strict=True):
                 processed.result()
-                commits.append(phases.commit_batch(settings, pipeline, txid, owner=run_id))
+                commits.append(_commit(settings, pipeline, txid, run_id))
                 progress(txid, "committed")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return RunResult(txids, commits)
+
+
+def _commit(settings: Settings, pipeline: Pipeline, txid: int, owner: str) -> Commit:
+    """Commit a batch; if another run has taken it over, wait for that one. An attempt that never ends becomes overdue."""
+    while True:
+        try:
+            return phases.commit_batch(settings, pipeline, txid, owner=owner)
+        except AttemptNotSealed as elsewhere:
+            logger.info("%s", elsewhere)
+            time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -24,6 +24,8 @@ PINNED = {
     "spark.sql.ansi.enabled": "true",  # overflow and bad casts fail; they never become NULL or wrap
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # otherwise the count of source rows is lost when none of them reaches a state
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
 

@@ -19,6 +19,8 @@ COMBINER_VERSION = 1
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
 Merge = Literal["sum", "min", "max"]
+# Our own columns, and those that every Postgres table has already.
+_RESERVED_COLUMNS = ("txid", "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
 
 
@@ -57,11 +59,12 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """A value kept per key, and how a batch's partial is merged into it."""
+    """A value kept per key: what it is computed from, such as ``sum(cents)``, and how a batch's partial is merged into it."""
 
     name: str
     type: ColumnType
     merge: Merge
+    computed: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,10 @@ class StateSpec:
         names = [column.name for column in self.columns]
         for name in names:
             check_name(f"column of state {self.name}", name)
-            if name in ("txid", "task_attempt"):
-                raise ValueError(f"State {self.name} cannot have a column named {name}: Tidegate keeps its own there.")
+            if name in _RESERVED_COLUMNS:
+                raise ValueError(
+                    f"State {self.name} cannot have a column named {name}: Tidegate or Postgres keeps its own there."
+                )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"State {self.name} has two columns named {twice[0]}.")
 

@@ -130,7 +130,7 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise SettingsInvalid(f"{file} cannot be read: {error}. Mend or remove it.") from error
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
         raise SettingsInvalid(f"{file} must hold a table of settings. Mend or remove it.")
     return content
 
@@ -138,12 +138,12 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
 def _convert(name: str, kind: Any, raw: Any, origin: str, home: Path) -> Any:
     if kind is int:
         try:
-            number = int(raw)
+            number = int(raw) if isinstance(raw, str) or type(raw) is int else 0  # 1.5 and true are no whole numbers
         except (TypeError, ValueError):
             number = 0
         if number < 1:
             raise SettingsInvalid(f"{name} must be a whole number of at least 1, but {origin} says {raw!r}.")
         return number
-    if kind is str:
-        return str(raw)
-    return home / Path(str(raw)).expanduser()
+    if not isinstance(raw, str):
+        raise SettingsInvalid(f"{name} must be a text in quotes, but {origin} says {raw!r}.")
+    return raw if kind is str else home / Path(raw).expanduser()

@@ -5,37 +5,35 @@ SHA-256. The digest is the identity: it is checked before and after every read, 
 saw the planned bytes (CONTRACT I11).
 """
 
-import codecs
-import csv
 import glob
-import hashlib
 import json
 import os
 import re
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from jobs.sources.file_content import digest_of
+from jobs.sources.file_reader import FileReader
 from state_store.declaration import SourceMetadata
-from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Format = Literal["parquet", "csv", "json", "text"]
 # What writers call files that are not finished, and what they leave beside those that are.
 UNFINISHED = re.compile(r"(^|/)[._]|\.(tmp|temp|part|partial|inprogress|crdownload|swp)$", re.IGNORECASE)
-COMPRESSED = re.compile(r"\.(gz|bz2|zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
-READ_BLOCK_BYTES = 1 << 20
-SHOWN_RECORD_CHARACTERS = 200
-CORRUPT = "_tidegate_corrupt_record"
-MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+# Compressed in ways that cannot be checked before Spark reads them.
+UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
 # Options that would make Spark drop, guess or repair rows instead of failing.
-RESERVED_OPTIONS = ("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema", "pathglobfilter")
+RESERVED_OPTIONS = (
+    *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
+    *("pathglobfilter", "modifiedbefore", "modifiedafter", "recursivefilelookup", "path"),
+    *("ignorecorruptfiles", "ignoremissingfiles"),
+)
+DECIMAL = re.compile(r"(decimal|dec|numeric)\b")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class Files:
 
     `schema` maps columns to Spark types. Text has the one column ``value``. `options` go to Spark's reader, such as
     ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy"}``. A record that does not fit the schema fails the batch
-    with its file and line; it never becomes NULL.
+    with its file and line: it never becomes NULL, and a decimal is never rounded. In JSON, a key that a record lacks is NULL,
+    and one that the schema does not name is left out. Text may be compressed by gzip or bzip2.
     """
 
     folder: str
@@ -71,6 +70,17 @@ class Files:
             raise ValueError(f"Files({self.folder!r}) needs a schema, such as {{'name': 'string', 'amount': 'int'}}.")
         if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
             raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
+        separator = self.options.get("sep", self.options.get("delimiter", ","))
+        if len(separator) != 1:
+            raise ValueError(f"Files({self.folder!r}) cannot be separated by {separator!r}: use one character.")
+        if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
+            raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
+        nested = [name for name, kind in self.schema.items() if DECIMAL.search(kind) and not DECIMAL.match(kind)]
+        if nested and self.format == "json":
+            raise ValueError(
+                f"Files({self.folder!r}) cannot check decimals inside {nested[0]}: read them as string, and cast in the "
+                "transform."
+            )
         if refused := [name for name in self.options if name.lower() in RESERVED_OPTIONS]:
             raise ValueError(
                 f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
@@ -84,7 +94,7 @@ class Files:
     @property
     def identity(self) -> str:
         """Return what decides which rows are read: place, format, columns and reader options."""
-        parts = [self.folder, self.glob, self.format, self.header, dict(self.schema), dict(self.options)]
+        parts = [self.folder, self.glob, self.format, self.header, list(self.schema.items()), dict(self.options)]
         return f"files {json.dumps(parts, sort_keys=True)}"
 
     def coordinator(self, settings: Settings) -> "FilesCoordinator":
@@ -100,9 +110,16 @@ class Files:
         names = glob.glob(self.glob, root_dir=folder, recursive=True)  # noqa: PTH207 - pathlib's is five times slower
         return FilesCoordinator(self, folder, sorted(name for name in names if not UNFINISHED.search(name)))
 
-    def emitter(self, metadata: SourceMetadata, settings: Settings) -> "FilesEmitter":
+    def emitter(self, metadata: SourceMetadata, settings: Settings) -> FileReader:
         """Return what reads the files that the metadata names."""
-        return FilesEmitter(self, settings.home / self.folder, metadata["files"])
+        return FileReader(
+            settings.home / self.folder,
+            metadata["files"],
+            format=self.format,
+            schema=self.schema,
+            header=self.header,
+            options=self.options,
+        )
 
 
 class FilesCoordinator:
@@ -153,138 +170,23 @@ class FilesCoordinator:
         if (late := len(early) - planned) > 0:
             newest = sorted(early, key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
             raise SourceChanged(
-                f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; by "
-                "their "
-                f"times: {', '.join(newest[:3])}. Rename them so that they sort behind it."
+                f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; "
+                f"by their times: {', '.join(newest[:3])}. Rename them so that they sort behind it."
             )
-
-
-class FilesEmitter:
-    """Reads the files of one batch, and checks that they are what was planned."""
-
-    def __init__(self, source: Files, folder: Path, files: list[dict[str, Any]]) -> None:
-        self._source = source
-        self._folder = folder
-        self._files = files
-
-    def emit_batch(self, spark: "SparkSession") -> "DataFrame":
-        """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
-
-        for file in self._files:
-            self._check_content(file)
-        reader = spark.read.format(self._source.format).options(**self._source.options)
-        paths = [_literal_path(self._folder / file["name"]) for file in self._files]
-        if self._source.format == "text":
-            return reader.load(paths)
-        columns = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self._source.schema.items())
-        if self._source.format == "parquet":
-            rows = reader.schema(columns).load(paths)
-            self._check_parquet_schemas(rows)
-            return rows
-
-        if self._source.format == "csv":
-            reader = reader.options(header=self._source.header, enforceSchema=True)
-            if self._source.header:
-                self._check_headers()
-        reader = reader.options(mode="PERMISSIVE", columnNameOfCorruptRecord=CORRUPT)
-        rows = reader.schema(f"{columns}, `{CORRUPT}` string").load(paths)
-        record = F.substring(F.col(CORRUPT), 1, SHOWN_RECORD_CHARACTERS)
-        finding = F.to_json(F.struct(F.col("_metadata.file_path").alias("file"), record.alias("record")))
-        refusal = F.raise_error(F.concat(F.lit(f"{MALFORMED_MARK} "), finding)).cast("boolean")
-        return rows.where(F.when(F.col(CORRUPT).isNull(), F.lit(True)).otherwise(refusal)).drop(CORRUPT)
-
-    def verify_batch(self) -> None:
-        """Check the digests again: a file that changed during the read is found before the seal."""
-        for file in self._files:
-            self._check_content(file, encoding=False)
-
-    def explain(self, error: Exception) -> TidegateError | None:
-        """Return which file and line a Spark error is about."""
-        text = str(error)
-        if (start := text.find(MALFORMED_MARK)) >= 0:
-            finding, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
-            path, record = self._path_of(finding["file"]), finding["record"]
-            line = next((n for n, content in _lines(path) if content.startswith(record)), None)
-            place = f"{path}, line {line}" if line else str(path)
-            return MalformedRecord(
-                f"{place}: the record does not fit the schema: {record!r}. Correct the schema, or replace the file before "
-                "its batch is planned."
-            )
-        if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
-            return SourceUnreadable(text.strip().splitlines()[0])
-        return None
-
-    def _path_of(self, uri: str) -> Path:
-        named: list[Path] = [self._folder / file["name"] for file in self._files]
-        return next((path for path in named if uri.endswith(path.as_uri().removeprefix("file://"))), named[0])
-
-    def _check_content(self, file: dict[str, Any], *, encoding: bool = True) -> None:
-        path = self._folder / file["name"]
-        text = encoding and self._source.format != "parquet" and not COMPRESSED.search(file["name"])
-        try:
-            size = path.stat().st_size
-            digest = _digest(path, text=text) if size == file["size"] else None
-        except FileNotFoundError:
-            raise SourceChanged(f"{path} is gone since its batch was planned. Put it back, unchanged.") from None
-        except OSError as error:
-            raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
-        if digest != file["sha256"]:
-            raise SourceChanged(
-                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now). "
-                "Put the planned content back."
-            )
-
-    def _check_headers(self) -> None:
-        expected = list(self._source.schema)
-        separator = self._source.options.get("sep", self._source.options.get("delimiter", ","))
-        for file in self._files:
-            path = self._folder / file["name"]
-            if COMPRESSED.search(file["name"]):
-                continue
-            with path.open(newline="", encoding="utf-8-sig") as content:
-                header = next(csv.reader(content, delimiter=separator), None)
-            if header != expected:
-                raise MalformedRecord(
-                    f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, "
-                    f"the schema says {','.join(expected)}."
-                )
-
-    def _check_parquet_schemas(self, rows: "DataFrame") -> None:
-        """Compare each file's own schema with the declared one, because Spark reads a missing column as NULL."""
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-        import pyarrow.parquet as pq  # noqa: PLC0415
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
-
-        expected = {column.name: column.dataType for column in rows.schema}
-        for file in self._files:
-            path = self._folder / file["name"]
-            try:
-                found = pq.read_schema(path)
-            except (pa.ArrowInvalid, OSError) as error:
-                raise SourceUnreadable(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
-            if set(found.names) != set(expected) or len(found.names) != len(expected):
-                missing, added = sorted(set(expected) - set(found.names)), sorted(set(found.names) - set(expected))
-                raise MalformedRecord(f"{path}: its columns are not those of the schema: missing {missing}, added {added}.")
-            for column in found:
-                try:
-                    kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
-                except PySparkException:
-                    kind = None
-                if kind != expected[column.name] or (pa.types.is_timestamp(column.type) and column.type.unit == "ns"):
-                    raise MalformedRecord(
-                        f"{path}: column {column.name} is {column.type}, "
-                        f"the schema says {expected[column.name].simpleString()}."
-                    )
 
 
 def _identify(folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
     """Return a file's identity, None while it is still being written."""
     path = folder / name
+    if ":" in name or re.search("[\udc80-\udcff]", name):  # the latter is how Python shows bytes that are not UTF-8
+        raise SourceUnreadable(f"{ascii(str(path))[1:-1]}: Spark cannot open a name with a colon, or not in UTF-8. Rename it.")
+    if UNCHECKED.search(name):
+        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
     try:
         before = path.stat()
-        digest = _digest(path, text=False)
+        if not stat.S_ISREG(before.st_mode):
+            raise SourceUnreadable(f"{path} is no file. Move it away, or let the glob leave it out.")  # a pipe would block
+        digest = digest_of(path)
         after = path.stat()
     except OSError as error:
         raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
@@ -292,35 +194,3 @@ def _identify(folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] |
     if changed or time.time() - after.st_mtime < min_age_seconds:
         return None
     return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
-
-
-def _digest(path: Path, *, text: bool) -> str:
-    """Return a file's SHA-256; with `text`, refuse bytes that are not UTF-8, which Spark would replace silently."""
-    digest = hashlib.sha256()
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with path.open("rb") as content:
-        lines = 1
-        for block in iter(partial(content.read, READ_BLOCK_BYTES), b""):
-            digest.update(block)
-            if text:
-                try:
-                    decoder.decode(block)
-                except UnicodeDecodeError as error:
-                    line = lines + error.object[: error.start].count(b"\n")
-                    raise MalformedRecord(
-                        f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8."
-                    ) from None
-                lines += block.count(b"\n")
-    return digest.hexdigest()
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    if COMPRESSED.search(path.name):
-        return
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as content:
-        yield from ((number, line.rstrip("\r\n")) for number, line in enumerate(content, start=1))
-
-
-def _literal_path(path: Path) -> str:
-    """Return a path that Spark takes as it is: it would expand *, ?, [] and {} in names."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", str(path))

@@ -1,0 +1,222 @@
+"""Reads the files of one batch with Spark, and makes sure that they are what was planned and say what was declared.
+
+Spark's readers guess: they turn what does not fit into NULL, round decimals, and drop what follows a JSON record. Here the
+first record that does not fit ends the batch, with its file and line.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from jobs.sources import file_content
+from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SHOWN_RECORD_CHARACTERS = 200
+CORRUPT = "_tidegate_corrupt_record"
+MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+# Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
+NO_VALUE = "\x01NULL"
+DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
+
+
+class FileReader:
+    """Reads the named files of a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        files: list[dict[str, Any]],
+        *,
+        format: str,
+        schema: Mapping[str, str],
+        header: bool,
+        options: Mapping[str, str],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._format = format
+        self._schema = schema
+        self._header = header
+        self._options = options
+        self._separator = options.get("sep", options.get("delimiter", ","))
+        # Column and scale; read as text, because Spark rounds what has more digits.
+        self._decimals = {name: int(kind[1] or 0) for name, text in schema.items() if (kind := DECIMAL.fullmatch(text.strip()))}
+
+    def emit_batch(self, spark: "SparkSession") -> "DataFrame":
+        """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
+        for file in self._files:
+            self._check_planned(file)
+            if self._format != "parquet":
+                file_content.check_utf8(self._folder / file["name"])
+        paths = [_literal_path(self._folder / file["name"]) for file in self._files]
+        if self._format == "text":
+            return spark.read.options(**self._options).text(paths)
+        if self._format == "parquet":
+            rows = spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
+            self._check_parquet_schemas(rows)
+            return rows
+        return self._read_csv(spark, paths) if self._format == "csv" else self._read_json(spark, paths)
+
+    def verify_batch(self) -> None:
+        """Check the digests again: a file that changed during the read is found before the seal."""
+        for file in self._files:
+            self._check_planned(file)
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return which file and line a Spark error is about."""
+        text = str(error)
+        if (start := text.find(MALFORMED_MARK)) >= 0:
+            finding, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+            path, shown = self._path_of(finding["file"]), finding["shown"]
+            if "column" in finding:
+                position = list(self._schema).index(finding["column"])
+                line = file_content.line_of_value(path, self._separator, position, shown)
+                shown = f"{finding['column']}={shown}"
+            else:
+                # A header may look like a bad record.
+                skip = 1 if self._format == "csv" and self._header else 0
+                line = file_content.line_of_digest(path, finding["digest"], skip=skip)
+            place = f"{path}, line {line}" if line else str(path)
+            return MalformedRecord(
+                f"{place}: the record does not fit the schema: {shown!r}. Correct the schema, or replace the file before "
+                "its batch is planned."
+            )
+        if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
+            return SourceUnreadable(text.strip().splitlines()[0])
+        return None
+
+    def _read_csv(self, spark: "SparkSession", paths: list[str]) -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+
+        if self._header:
+            self._check_headers()
+        rows = (
+            # Spark's own escape is a backslash; everybody else doubles the quote.
+            spark.read.options(**{"escape": '"', "nullValue": NO_VALUE, **self._options})
+            .options(header=self._header, enforceSchema=True, mode="PERMISSIVE", columnNameOfCorruptRecord=CORRUPT)
+            .schema(f"{self._columns(self._as_read())}, `{CORRUPT}` string")
+            .csv(paths)
+        )
+        corrupt = F.col(CORRUPT)
+        rows = rows.where(_or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256)))
+        for name in self._decimals:
+            rows = rows.where(
+                _or_refuse(self._fits(F.col(_quoted(name)), name), shown=F.col(_quoted(name)), column=F.lit(name))
+            )
+        return rows.select(*self._typed(F.col))
+
+    def _read_json(self, spark: "SparkSession", paths: list[str]) -> "DataFrame":
+        """Parse line by line: Spark's own reader drops, in silence, whatever follows a line's first record."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        line = F.col("value")
+        parsing = {**self._options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        record = F.from_json(line, f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
+        records = F.from_json(F.concat(F.lit("["), line, F.lit("]")), "array<string>")
+        rows = (
+            spark.read.text(paths).where(F.trim(line) != "").select(line, F.col("_metadata.file_path"), record.alias("record"))
+        )
+        whole = (F.size(records) == 1) & F.col("record").isNotNull() & F.col(f"record.{CORRUPT}").isNull()
+        for name in self._decimals:
+            whole &= self._fits(F.col(f"record.{_quoted(name)}"), name)
+        rows = rows.where(_or_refuse(whole, shown=line, digest=F.sha2(line, 256), file=F.col("file_path")))
+        return rows.select(*self._typed(lambda name: F.col(f"record.{name}")))
+
+    def _as_read(self) -> dict[str, str]:
+        return {name: "string" if name in self._decimals else kind for name, kind in self._schema.items()}
+
+    def _typed(self, column: Any) -> Iterator["Column"]:
+        for name, kind in self._schema.items():
+            found = column(_quoted(name))
+            yield (found.cast(kind) if name in self._decimals else found).alias(name)
+
+    def _fits(self, text: "Column", name: str) -> "Column":
+        """Tell whether a text is a decimal of the declared type, without losing a digit."""
+        digits = rf"^[+-]?[0-9]*(\.[0-9]{{0,{self._decimals[name]}}}0*)?$"
+        return text.isNull() | (text.rlike(digits) & text.try_cast(self._schema[name]).isNotNull())
+
+    def _path_of(self, uri: str) -> Path:
+        named: list[Path] = [self._folder / file["name"] for file in self._files]
+        return next((path for path in named if unquote(uri).endswith(str(path))), named[0])
+
+    def _check_planned(self, file: dict[str, Any]) -> None:
+        path = self._folder / file["name"]
+        try:
+            size = path.stat().st_size
+            digest = file_content.digest_of(path) if size == file["size"] else None
+        except FileNotFoundError:
+            raise SourceChanged(f"{path} is gone since its batch was planned. Put it back, unchanged.") from None
+        except OSError as error:
+            raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
+        if digest != file["sha256"]:
+            raise SourceChanged(
+                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now). "
+                "Put the planned content back."
+            )
+
+    def _check_headers(self) -> None:
+        expected = list(self._schema)
+        for file in self._files:
+            path = self._folder / file["name"]
+            if (header := file_content.csv_header(path, self._separator)) != expected:
+                raise MalformedRecord(
+                    f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, "
+                    f"the schema says {','.join(expected)}."
+                )
+
+    def _check_parquet_schemas(self, rows: "DataFrame") -> None:
+        """Compare each file's own schema with the declared one, because Spark reads a missing column as NULL."""
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        import pyarrow.parquet as pq  # noqa: PLC0415
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
+
+        expected = {column.name: column.dataType for column in rows.schema}
+        for file in self._files:
+            path = self._folder / file["name"]
+            try:
+                found = pq.read_schema(path)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise SourceUnreadable(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
+            if set(found.names) != set(expected) or len(found.names) != len(expected):
+                missing, added = sorted(set(expected) - set(found.names)), sorted(set(found.names) - set(expected))
+                raise MalformedRecord(f"{path}: its columns are not those of the schema: missing {missing}, added {added}.")
+            for column in found:
+                try:
+                    kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
+                except PySparkException:
+                    kind = None
+                if kind != expected[column.name] or (pa.types.is_timestamp(column.type) and column.type.unit == "ns"):
+                    raise MalformedRecord(
+                        f"{path}: column {column.name} is {column.type}, "
+                        f"the schema says {expected[column.name].simpleString()}."
+                    )
+
+    @staticmethod
+    def _columns(schema: Mapping[str, str]) -> str:
+        return ", ".join(f"{_quoted(name)} {kind}" for name, kind in schema.items())
+
+
+def _or_refuse(fits: "Column", *, shown: "Column", file: "Column | None" = None, **finding: "Column") -> "Column":
+    """Return a condition that is true, or ends the query with what `FileReader.explain` reads."""
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+    told = {"file": F.col("_metadata.file_path") if file is None else file, **finding}
+    told["shown"] = F.substring(shown, 1, SHOWN_RECORD_CHARACTERS)
+    message = F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(F.struct(*(value.alias(name) for name, value in told.items()))))
+    return F.when(fits, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _literal_path(path: Path) -> str:
+    """Return a path that Spark takes as it is: it would expand *, ?, [] and {} in names."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", str(path))

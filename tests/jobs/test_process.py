@@ -1,0 +1,413 @@
+"""What a batch computes per key, how batches add up, and what cannot be a key or a value."""
+
+import random
+from collections import defaultdict
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
+from state_store import StateStore
+from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
+from tests.jobs.conftest import Tables
+
+PRICE = pa.decimal128(10, 2)
+PRICES = State(
+    key={"name": "text"},
+    aggregates={
+        "lines": Count(),
+        "known": Count("amount"),
+        "amount_sum": Sum("amount"),
+        "amount_min": Min("amount"),
+        "amount_max": Max("amount"),
+        "price_sum": Sum("price", "numeric(38,2)"),
+        "price_min": Min("price", "numeric(10,2)"),
+        "price_max": Max("price", "numeric(10,2)"),
+    },
+)
+
+Row = tuple[str | None, int | None, Decimal | None]
+
+
+def table(rows: list[Row]) -> pa.Table:
+    """Return rows of name, amount and price as a table."""
+    columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
+    kinds = {"name": pa.string(), "amount": pa.int64(), "price": PRICE}
+    return pa.table({name: pa.array(column, kinds[name]) for name, column in zip(kinds, columns, strict=True)})
+
+
+def clean(rows: list[Row]) -> list[dict[str, Any]]:
+    """Compute what PRICES keeps, with nothing but Python; keys in the order of their bytes, NULL last."""
+    groups: dict[str | None, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[0]].append(row)
+    result = []
+    for name in sorted(groups, key=lambda key: (key is None, (key or "").encode())):
+        amounts = [amount for _, amount, _ in groups[name] if amount is not None]
+        prices = [price for _, _, price in groups[name] if price is not None]
+        result.append(
+            {
+                "name": name,
+                "lines": len(groups[name]),
+                "known": len(amounts),
+                "amount_sum": sum(amounts),
+                "amount_min": min(amounts, default=None),
+                "amount_max": max(amounts, default=None),
+                "price_sum": sum(prices, Decimal(0)),
+                "price_min": min(prices, default=None),
+                "price_max": max(prices, default=None),
+            }
+        )
+    return result
+
+
+def refusal(tables: Tables, pipeline: Pipeline, error: type[TidegateError]) -> str:
+    """Plan the next batch and see it refused with nothing half done."""
+    (txid,) = tables.plan(pipeline, "refused")
+    return tables.refused(pipeline, error, txid)
+
+
+# ------------------------------------------------------------------------------------------------------- aggregates
+
+
+def test_aggregates_are_those_of_plain_python(tables: Tables) -> None:
+    """Count, count of a column, sum, min and max, with NULLs, negative numbers and decimals, over several batches."""
+    first: list[Row] = [("a", 1, Decimal("0.10")), ("a", None, Decimal("0.20")), ("b", -5, None), ("only NULL", None, None)]
+    second: list[Row] = [("a", 7, Decimal("-99999999.99")), ("b", None, None), ("new", 2**62, Decimal("99999999.99"))]
+    third: list[Row] = [("only NULL", None, None), ("b", 5, Decimal("1.05")), ("new", -(2**62), None)]
+
+    assert tables.aggregate(PRICES, table(first), table(second), table(third)) == clean(first + second + third)
+
+
+def test_nothing_but_nulls_leaves_sum_zero_and_min_null_until_there_is_a_value(tables: Tables) -> None:
+    """The identity of each aggregate is what no value at all gives, and it does not disturb what comes later."""
+    nothing: list[Row] = [("a", None, None)]
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table(nothing))
+    tables.run(pipeline, "first")
+    (row,) = tables.rows(pipeline)
+    assert (row["lines"], row["known"], row["amount_sum"], row["amount_min"], row["amount_max"]) == (1, 0, 0, None, None)
+    assert (row["price_sum"], row["price_min"], row["price_max"]) == (0, None, None)
+
+    tables.put(table([("a", 3, Decimal("3.50"))]), table(nothing))
+    tables.run(pipeline, "second")
+    assert tables.rows(pipeline) == clean([*nothing, ("a", 3, Decimal("3.50")), *nothing])
+
+
+def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
+    """A batch without rows, and one whose rows the transform drops, take their turn like any other."""
+    pipeline = tables.declare_over(table([]).schema, PRICES, lambda rows: rows.where("amount > 0"))
+    tables.put(table([("a", 1, None)]), table([]), table([("a", -1, None)]), table([("a", 2, None)]))
+
+    assert tables.run(pipeline) == [1, 2, 3, 4]
+    assert tables.rows(pipeline) == clean([("a", 1, None), ("a", 2, None)])
+    with StateStore.connect(tables.settings) as store:
+        statuses = store.batch_statuses("inbox")
+    assert [(s.phase, s.source_rows, s.key_count) for s in statuses] == [
+        ("committed", 1, 1),
+        ("committed", 0, 0),
+        ("committed", 1, 0),
+        ("committed", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables, seed: int) -> None:
+    """Any split of the same rows, in any order, gives the state that one pass over all of them gives (CONTRACT I16)."""
+    dice = random.Random(seed)
+    names = ["a", "b", "", " ", "Zürich", "\U0001f30a", None]
+    rows: list[Row] = [
+        (
+            dice.choice(names),
+            dice.choice([None, dice.randint(-(10**12), 10**12)]),
+            dice.choice([None, Decimal(dice.randint(-(10**10) + 1, 10**10 - 1)) / 100]),
+        )
+        for _ in range(200)
+    ]
+    cuts = sorted(dice.choices(range(len(rows) + 1), k=4))  # some batches may be empty
+    parts = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    state = State(key=PRICES.key, aggregates=PRICES.aggregates, null_keys=True)
+
+    assert tables.aggregate(state, *(table(part) for part in parts)) == clean(rows)
+
+
+def test_min_and_max_of_every_type_compare_as_people_and_bytes_do(tables: Tables) -> None:
+    """Dates, instants, truth values and text: Spark within a batch and Postgres between batches agree on the order."""
+    instants = [
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(2013, 6, 1, 12, 30, 15, 123456, UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+    ]
+    days = [date(1, 1, 1), date(2012, 2, 29), date(9999, 12, 31)]
+    texts = ["", "A", "Z", "a", 'quote",\n', "z", "é", "\uffee", "\U0001f30a"]
+    columns = {
+        "instant": pa.timestamp("us", "UTC"),
+        "day": pa.date32(),
+        "known": pa.bool_(),
+        "text": pa.string(),
+    }
+
+    def one(instant: datetime | None, day: date | None, known: bool | None, text: str | None) -> pa.Table:
+        values = [instant, day, known, text]
+        arrays = {name: pa.array([value], kind) for (name, kind), value in zip(columns.items(), values, strict=True)}
+        return pa.table({"name": ["k"], **arrays})
+
+    kinds = {"instant": "timestamptz", "day": "date", "known": "boolean", "text": "text"}
+    aggregates = {f"{name}_{which.__name__.lower()}": which(name, kind) for name, kind in kinds.items() for which in (Min, Max)}
+    middle = pa.concat_tables([one(instants[1], days[1], None, text) for text in texts[1:-1]])
+    rows = tables.aggregate(
+        State(key={"name": "text"}, aggregates=aggregates),
+        one(instants[2], days[0], True, texts[-1]),
+        middle,
+        one(instants[0], days[2], False, texts[0]),
+        one(None, None, None, None),
+    )
+    assert rows == [
+        {
+            "name": "k",
+            **{"instant_min": instants[0], "instant_max": instants[2], "day_min": days[0], "day_max": days[2]},
+            **{"known_min": False, "known_max": True, "text_min": "", "text_max": "\U0001f30a"},
+        }
+    ]
+
+
+NASTY_KEYS = [
+    "",
+    " ",
+    "a",
+    "a ",
+    "A",
+    "\u0131",
+    "I",
+    "i",
+    "\u0130",
+    "é",
+    "e\u0301",
+    "\U0001f30a",
+    "NULL",
+    "null",
+    "\\N",
+    "\\.",
+    "a\nb",
+    "a\r\nb",
+    "tab\t",
+    "'\";--",
+    '"',
+    '""',
+    ",",
+    "{}",
+    "%s",
+    "\x7f",
+    "\ufeff",
+    "x" * 2000,
+]
+
+
+def test_every_text_is_a_key_of_its_own(tables: Tables) -> None:
+    """Text is data and compares by bytes: no two keys become one, and each comes back as it went in, in every batch."""
+    noise = "".join(chr(random.Random(1).randrange(0x21, 0x7F) ^ n % 2) for n in range(2000))  # hardly compresses
+    keys = [*NASTY_KEYS, noise]
+    batch = table([(key, number, None) for number, key in enumerate(keys)])
+
+    rows = tables.aggregate(PRICES, batch, batch)
+    assert rows == clean([(key, number, None) for number, key in enumerate(keys)] * 2)
+
+
+def test_names_that_mean_something_in_sql_are_names(tables: Tables) -> None:
+    """A state, a key and a value may be called like SQL's own words."""
+    state = State(key={"user": "text", "group": "date"}, aggregates={"order": Count(), "select": Sum("limit")})
+    batch = pa.table({"user": ["a"], "group": [date(2013, 1, 1)], "limit": pa.array([2], pa.int32())})
+    pipeline = tables.declare(
+        Files("inbox", schema={"user": "string", "group": "date", "limit": "int"}), states={"table": state}
+    )
+    tables.put(batch, batch)
+    tables.run(pipeline)
+
+    assert tables.rows(pipeline, "table") == [{"user": "a", "group": date(2013, 1, 1), "order": 2, "select": 4}]
+
+
+# --------------------------------------------------------------------------------------------------------- bad keys
+
+
+def test_a_null_key_fails_the_batch(tables: Tables) -> None:
+    """A row without a key is neither dropped nor put under another key."""
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table([("a", 1, None), (None, 2, None)]))
+
+    message = refusal(tables, pipeline, BadKey)
+    assert "key column name is NULL" in message
+    assert "null_keys=True" in message
+
+
+def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
+    """Declared so, rows without a key are one group like any other, over all batches; parts of a key may be NULL too."""
+    state = State(key={"name": "text", "day": "date"}, aggregates={"lines": Count()}, null_keys=True)
+    day = date(2013, 1, 1)
+    batch = pa.table({"name": ["a", None, None, "a", None], "day": pa.array([day, day, None, None, None], pa.date32())})
+
+    assert tables.aggregate(state, batch, batch) == [
+        {"name": "a", "day": day, "lines": 2},
+        {"name": "a", "day": None, "lines": 2},
+        {"name": None, "day": day, "lines": 2},
+        {"name": None, "day": None, "lines": 4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("nul\0inside", "NUL character"),
+        ("\0", "NUL character"),
+        ("x" * 2001, "2001 bytes"),
+        ("é" * 1001, "2002 bytes"),
+        ("x" * 10**6, "1000000 bytes"),
+    ],
+    ids=["NUL", "nothing but NUL", "one byte too long", "too long in bytes", "far too long"],
+)
+def test_what_postgres_cannot_index_is_no_key(tables: Tables, key: str, reason: str) -> None:
+    """The rule does not depend on how well a key compresses, and the batches before stay."""
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table([("good", 1, None)]))
+    tables.run(pipeline)
+    tables.put(table([("good", 1, None), (key, 1, None)]))
+
+    message = refusal(tables, pipeline, BadKey)
+    assert "column name" in message
+    assert reason in message
+
+
+def test_a_key_of_columns_that_are_too_long_together_is_refused(tables: Tables) -> None:
+    """Each column within its limit, but not within one index row: still a bad key by name, and nothing is merged."""
+    dice = random.Random(1)
+    state = State(key={"name": "text", "other": "text"}, aggregates={"lines": Count()})
+    long = ["".join(chr(dice.randrange(0x21, 0x7F)) for _ in range(2000)) for _ in range(2)]
+    batch = pa.table({"name": [long[0]], "other": [long[1]]})
+    pipeline = tables.declare_over(batch.schema, state)
+    tables.put(batch)
+    (txid,) = tables.plan(pipeline, "run")
+
+    with pytest.raises(BadKey):
+        # a commit processes first what is not processed yet
+        phases.commit_batch(tables.settings, pipeline, txid, owner="test")
+    with StateStore.connect(tables.settings) as store:
+        assert store.committed("inbox") == 0
+        assert store.batch_history("inbox", txid).status.phase == "halted"
+
+
+def test_a_nul_in_a_value_is_refused(tables: Tables) -> None:
+    """Postgres has no text with NUL in it; it is named and nothing is cut off."""
+    batch = pa.table({"name": ["a"], "text": ["x\0y"]})
+    pipeline = tables.declare_over(batch.schema, State(key={"name": "text"}, aggregates={"last": Max("text", "text")}))
+    tables.put(batch)
+
+    assert "column last holds a NUL character" in refusal(tables, pipeline, BadKey)
+
+
+# ------------------------------------------------------------------------------------- what does not fit its column
+
+
+@pytest.mark.parametrize(
+    ("expression", "aggregates", "message"),
+    [
+        (
+            "CAST(1.005 AS DECIMAL(10,3)) AS amount",
+            {"x": Sum("amount", "numeric(38,2)")},
+            "declared numeric(38,2), but the transform returns decimal(10,3)",
+        ),
+        ("CAST(1 AS DECIMAL(20,2)) AS amount", {"x": Min("amount", "numeric(10,2)")}, "returns decimal(20,2)"),
+        ("CAST(1.5 AS DOUBLE) AS amount", {"x": Sum("amount")}, "declared bigint, but the transform returns double"),
+        ("CAST(1.5 AS DOUBLE) AS amount", {"x": Sum("amount", "numeric(38,2)")}, "returns double"),
+        ("CAST(1 AS DECIMAL(10,0)) AS amount", {"x": Sum("amount")}, "returns decimal(10,0)"),
+        ("'1' AS amount", {"x": Sum("amount")}, "returns string"),
+        ("1 AS amount", {"x": Min("amount", "text")}, "declared text, but the transform returns int"),
+        ("timestamp'2013-01-01' AS amount", {"x": Min("amount", "date")}, "returns timestamp"),
+        ("timestamp_ntz'2013-01-01' AS amount", {"x": Min("amount", "timestamptz")}, "returns timestamp_ntz"),
+        ("1 AS something", {"x": Sum("amount")}, "needs column amount, but the transform returns name, something"),
+        ("1 AS something", {"x": Count("amount")}, "needs column amount"),
+        ("1 AS Amount", {"x": Sum("amount")}, "needs column amount"),
+        ("1 AS amount, 2 AS amount", {"x": Sum("amount")}, "amount"),
+        ("no_such_column AS amount", {"x": Sum("amount")}, "no_such_column"),
+    ],
+)
+def test_a_column_that_is_missing_or_would_lose_something_is_refused(
+    tables: Tables, expression: str, aggregates: dict[str, Any], message: str
+) -> None:
+    """Nothing is rounded, cut or guessed: the declaration and what the transform returns must agree."""
+    batch = pa.table({"name": ["a"]})
+    state = State(key={"name": "text"}, aggregates=aggregates)
+    pipeline = tables.declare_over(batch.schema, state, lambda rows: rows.selectExpr("name", *expression.split(", ")))
+    tables.put(batch)
+
+    assert message in refusal(tables, pipeline, DeclarationInvalid)
+
+
+def test_a_missing_key_column_is_refused(tables: Tables) -> None:
+    """A key that the transform does not return is named."""
+    batch = pa.table({"name": ["a"]})
+    pipeline = tables.declare_over(batch.schema, State(key={"nam": "text"}, aggregates={"x": Count()}))
+    tables.put(batch)
+
+    assert "needs column nam, but the transform returns name" in refusal(tables, pipeline, DeclarationInvalid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "aggregate", "values"),
+    [
+        (pa.int64(), Sum("amount"), [2**63 - 1, 1]),
+        (pa.int64(), Sum("amount"), [-(2**63), -1]),
+        (pa.int64(), Sum("amount", "integer"), [2**31 - 1, 1]),
+        (pa.int64(), Min("amount", "integer"), [2**31]),
+        (pa.decimal128(4, 2), Sum("amount", "numeric(4,2)"), [Decimal("99.99"), Decimal("0.01")]),
+        (pa.decimal128(38, 0), Sum("amount", "numeric(38,0)"), [Decimal(10**38 - 1), Decimal(1)]),
+    ],
+    ids=["bigint", "bigint below", "integer", "integer min", "numeric(4,2)", "numeric(38,0)"],
+)
+def test_a_sum_that_leaves_its_range_in_a_batch_is_refused(
+    tables: Tables, kind: pa.DataType, aggregate: Any, values: list[Any]
+) -> None:
+    """It neither wraps around nor becomes NULL."""
+    batch = pa.table({"name": ["a"] * len(values), "amount": pa.array(values, kind)})
+    pipeline = tables.declare_over(batch.schema, State(key={"name": "text"}, aggregates={"x": aggregate}))
+    tables.put(batch)
+
+    refusal(tables, pipeline, Overflow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "aggregate", "values"),
+    [
+        (pa.int64(), Sum("amount"), [2**63 - 1, 1]),
+        (pa.int32(), Sum("amount", "integer"), [2**31 - 1, 1]),
+        (pa.decimal128(4, 2), Sum("amount", "numeric(4,2)"), [Decimal("99.99"), Decimal("0.01")]),
+    ],
+    ids=["bigint", "integer", "numeric"],
+)
+def test_a_sum_that_leaves_its_range_between_batches_halts_the_commit(
+    tables: Tables, kind: pa.DataType, aggregate: Any, values: list[Any]
+) -> None:
+    """The commit fails whole: the state keeps the last good batch, and the batch halts by the name of its error."""
+    parts = [pa.table({"name": ["a"], "amount": pa.array([value], kind)}) for value in values]
+    pipeline = tables.declare_over(parts[0].schema, State(key={"name": "text"}, aggregates={"x": aggregate}))
+    tables.put(*parts)
+
+    with pytest.raises(Overflow):
+        tables.run(pipeline)
+    assert tables.rows(pipeline) == [{"name": "a", "x": values[0]}]
+    with StateStore.connect(tables.settings) as store:
+        assert store.committed("inbox") == 1
+        status = store.batch_history("inbox", 2).status
+    assert status.phase == "halted"
+    assert "OVERFLOW" in (status.waits_for or "")
+
+
+def test_what_a_transform_raises_is_refused_in_one_line(tables: Tables) -> None:
+    """Spark's own refusals of data (here a bad cast) are permanent, and fit on a line."""
+    pipeline = tables.declare_over(
+        table([]).schema, PRICES, lambda rows: rows.selectExpr("name", "CAST(name AS INT) AS amount", "price")
+    )
+    tables.put(table([("not a number", 1, None)]))
+
+    assert "CAST_INVALID_INPUT" in refusal(tables, pipeline, DeclarationInvalid)

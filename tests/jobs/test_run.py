@@ -1,0 +1,82 @@
+"""The same engine in one process: in order, many at once, and two runs at the same time."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from jobs import Pipeline
+from jobs.run import run_pipeline
+from state_store import Settings, StateStore
+from state_store.errors import MalformedRecord, RangeRefused
+from tests.acceptance.conftest import SALES, clean_state, sales, stored_state, write_sales
+
+__all__ = ["sales"]  # a fixture
+
+
+def test_a_run_commits_everything_in_order(settings: Settings, sales: Pipeline) -> None:
+    """All batches are planned first, processed side by side, committed in the order of their txids."""
+    write_sales(settings.home, "05", "06", "07")
+    events: list[tuple[int, str]] = []
+    result = run_pipeline(settings, SALES, run_id="run", progress=lambda txid, event: events.append((txid, event)))
+
+    assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
+    assert [txid for txid, event in events if event == "committed"] == [1, 2, 3, 4]
+    assert [event for _, event in events[:4]] == ["planned"] * 4
+    assert all(events.index((txid, "processed")) < events.index((txid, "committed")) for txid in result.txids)
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_a_second_run_does_nothing(settings: Settings, sales: Pipeline) -> None:
+    """Nothing new: no txid, no commit, the same state."""
+    run_pipeline(settings, SALES, run_id="first")
+    state = stored_state(settings)
+
+    result = run_pipeline(settings, SALES, run_id="second")
+    assert (result.txids, result.commits) == ([], [])
+    with StateStore.connect(settings) as store:
+        assert store.last_opened("sales")[0] == 2
+    assert stored_state(settings) == state
+
+
+def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings, sales: Pipeline) -> None:
+    """What is before the bad batch has committed, it alone is halted, and what was processed behind it is not done again."""
+    write_sales(settings.home, "05", "06")
+    bad = settings.home / "sales" / "03.csv"
+    bad.write_text("shop,cents\nnorth,one\n")
+    window = replace(SALES, window=1)  # so that txid 3 is processed only if the run went on
+
+    with pytest.raises(MalformedRecord, match=r"03\.csv, line 2"):
+        run_pipeline(settings, window, run_id="run")
+    with StateStore.connect(settings) as store:
+        phases = [status.phase for status in store.batch_statuses("sales")]
+        assert store.committed("sales") == 1
+    assert phases[:2] == ["committed", "halted"]
+    assert phases[2] in ("planned", "processed")
+
+
+def test_a_range_with_a_gap_is_refused(settings: Settings, sales: Pipeline) -> None:
+    """The gap is named, and nothing is planned."""
+    with pytest.raises(RangeRefused, match="txid 1 would be left out"):
+        run_pipeline(settings, SALES, run_id="run", from_txid=2)
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_two_runs_at_once_end_with_the_clean_state(settings: Settings, sales: Pipeline, window: int) -> None:
+    """Started at the same moment over the same source, both end without an error; each batch counts once."""
+    write_sales(settings.home, "05", "06", "07", "08")
+    start = threading.Barrier(2)
+
+    def run(run_id: str) -> list[int]:
+        start.wait(timeout=60)
+        return run_pipeline(settings, replace(SALES, window=window), run_id=run_id).txids
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run, run_id) for run_id in ("left", "right")]
+    txids = sorted({txid for done in runs for txid in done.result()})
+
+    assert txids == [1, 2, 3, 4]
+    with StateStore.connect(settings) as store:
+        assert store.committed("sales") == store.last_opened("sales")[0] == 4
+    assert stored_state(settings) == clean_state(settings.home)

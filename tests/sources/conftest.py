@@ -1,0 +1,94 @@
+"""A folder of files, a small pipeline over it, and what the ledger says after a batch was refused."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Count, Files, Pipeline, State, Sum, phases
+from jobs.spark import spark_session
+from state_store import Settings, StateStore
+from state_store.errors import TidegateError
+
+SCHEMA = {"name": "string", "amount": "int"}
+PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+
+
+class Inbox:
+    """The folder `inbox`, and pipeline `inbox` that reads it: one name, so that all tests share one Spark session."""
+
+    def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
+        self.settings = settings
+        self.folder = settings.home / "inbox"
+        self.folder.mkdir()
+        self._register = register
+
+    def write(self, name: str, content: bytes | str) -> Path:
+        """Write one file."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def declare(self, source: Files, **pipeline: Any) -> Pipeline:
+        """Declare and register the pipeline, with one state per name unless told otherwise."""
+        declared = Pipeline(name="inbox", source=source, **{"states": {"per_name": PER_NAME}, **pipeline})
+        self._register(declared)
+        return declared
+
+    def read(self, source: Files, files: int | None = None) -> list[tuple]:
+        """Plan one batch and return its rows as Spark reads them, in order; without a ledger."""
+        metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
+        assert metadata is not None
+        assert files in (None, len(metadata["files"]))
+        emitter = source.emitter(metadata, self.settings)
+        with spark_session(self.settings, "inbox") as spark:
+            rows = [tuple(row) for row in emitter.emit_batch(spark).collect()]
+        emitter.verify_batch()
+        return sorted(rows, key=repr)
+
+    def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
+        """Open whatever is there."""
+        return phases.plan_batches(self.settings, pipeline, run_id=run_id)
+
+    def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
+        """Plan, process and commit whatever is there, one batch after another."""
+        txids = self.plan(pipeline, run_id)
+        for txid in txids:
+            phases.process_batch(self.settings, pipeline, txid, owner=run_id)
+            phases.commit_batch(self.settings, pipeline, txid, owner=run_id)
+        return txids
+
+    def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
+        """Return the state's rows in key order, without their txids."""
+        spec = pipeline.spec.state(state)
+        assert spec is not None
+        with StateStore.connect(self.settings) as store:
+            return [{name: row[name] for name in row if name != "txid"} for row in store.state_rows(spec)]
+
+    def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1) -> str:
+        """Process a planned batch, see it refused with nothing half done, and return the one line that says why."""
+        before = self.rows(pipeline)
+        with pytest.raises(error) as refusal:
+            phases.process_batch(self.settings, pipeline, txid, owner="test")
+        message = str(refusal.value)
+        assert type(refusal.value) is error
+        assert (refusal.value.pipeline, refusal.value.txid) == ("inbox", txid)
+        assert "\n" not in message
+        assert self.rows(pipeline) == before
+        with StateStore.connect(self.settings) as store:
+            assert store.committed("inbox") == txid - 1
+            history = store.batch_history("inbox", txid)
+        assert history.status.phase == "halted"
+        assert message in (history.status.waits_for or "")
+        assert [attempt["sealed_at"] for attempt in history.attempts] == [None] * len(history.attempts)
+        assert history.attempts[-1]["error"] == f"{refusal.value.code}: {message}"
+        assert history.seals == []
+        return message
+
+
+@pytest.fixture
+def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
+    """An empty folder, and how to fill and read it."""
+    return Inbox(settings, register)

@@ -1,0 +1,60 @@
+"""The tree of errors: what each is for, and that it survives a process border."""
+
+import inspect
+import pickle
+
+import pytest
+
+from state_store import errors
+from state_store.errors import PermanentError, RetryableError, TidegateError
+
+ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidegateError)]
+
+
+def documented() -> dict[str, str | None]:
+    """Return each class that the module's docstring lists, and the class above it by its indentation."""
+    parents: dict[str, str | None] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        indentation = len(line) - len(line.lstrip())
+        if indentation < 4 or not (words := line.split()) or not words[0].isidentifier():
+            continue
+        above = [(depth, name) for depth, name in above if depth < indentation]
+        parents[words[0]] = above[-1][1] if above else None
+        above.append((indentation, words[0]))
+    return parents
+
+
+def test_the_docstring_shows_the_whole_tree() -> None:
+    """Every class is listed under its parent, and nothing that does not exist is listed."""
+    actual = {cls.__name__: None if cls is TidegateError else cls.__base__.__name__ for cls in ERRORS}
+
+    assert documented() == actual
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_survives_pickling_with_its_attributes(error: type[TidegateError]) -> None:
+    """Airflow and Spark hand errors from process to process; what they are about travels along."""
+    raised = error("flights 7:2 is wrong.", pipeline="flights", txid=7, attempt=2)
+    copy = pickle.loads(pickle.dumps(raised))
+
+    assert type(copy) is error
+    assert str(copy) == "flights 7:2 is wrong."
+    assert (copy.pipeline, copy.txid, copy.attempt) == ("flights", 7, 2)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_tells_what_to_do(error: type[TidegateError]) -> None:
+    """An error is retryable or permanent, never both; only the root and a fence, whose work goes on elsewhere, are neither."""
+    families = [family for family in (RetryableError, PermanentError) if issubclass(error, family)]
+
+    assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1)
+    assert issubclass(error, Exception)
+    assert (error.__doc__ or "").endswith(".")
+
+
+def test_the_code_of_an_error_is_its_name() -> None:
+    """Programs and the contract write it in capitals."""
+    assert errors.SourceChanged("x").code == "SOURCE_CHANGED"
+    assert errors.Overflow("x").code == "OVERFLOW"
+    assert len({cls("x").code for cls in ERRORS}) == len(ERRORS)

@@ -1,0 +1,168 @@
+"""Imports go one way, and what is imported often stays light (HOUSE section 5)."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
+# Airflow itself imports this file, to warm its processes; see its docstring.
+AIRFLOWS_OWN = "tidegate/stack/airflow_settings/airflow_local_settings.py"
+FILES = [
+    path
+    for package in PACKAGES
+    for file in sorted((REPOSITORY / package).rglob("*.py"))
+    if (path := file.relative_to(REPOSITORY).as_posix()) != AIRFLOWS_OWN
+]
+MAY_IMPORT = {
+    "dags": {"dags", "jobs", "state_store"},
+    "jobs": {"jobs", "state_store"},
+    "migrations": {"migrations", "state_store"},
+    "state_store": {"state_store"},
+    "tidegate": {"tidegate", "jobs", "migrations", "state_store"},
+}
+OTHER_PEOPLES = {"airflow": {"dags"}, "pyspark": {"jobs"}, "alembic": {"migrations"}}
+
+
+def imports(path: str, *, at_import: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield line and full module name of every import in a file; or only of those that run when it is imported."""
+
+    def walk(node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            if at_import and (isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(child)):
+                continue
+            yield child
+            yield from walk(child)
+
+    for node in walk(ast.parse((REPOSITORY / path).read_text(), path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.module is not None
+            yield node.lineno, node.module
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Tell whether this is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def run(program: str, cwd: Path) -> str:
+    """Run a program in a fresh interpreter, far from any project folder; return what it prints."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_"))}
+    environ |= {"PYTHONPATH": str(REPOSITORY), "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_parser_sees_what_there_is() -> None:
+    """The other tests would pass over an empty list."""
+    assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
+    assert (REPOSITORY / AIRFLOWS_OWN).is_file()
+    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/process.py")}
+    assert "jobs.phases" in {name for _, name in imports("dags/batch_dag.py")}
+    assert "jobs.phases" not in {name for _, name in imports("dags/batch_dag.py", at_import=True)}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_go_one_way(path: str) -> None:
+    """Allowed: dags -> jobs -> state_store <- migrations; tidegate -> jobs, migrations, state_store; nothing the other way."""
+    package = path.partition("/")[0]
+    for line, name in imports(path):
+        root = name.split(".")[0]
+        if root in PACKAGES:
+            assert root in MAY_IMPORT[package], f"{path}:{line} imports {name}"
+        if root in OTHER_PEOPLES:
+            assert package in OTHER_PEOPLES[root], f"{path}:{line} imports {name}"
+        assert root != "tests", f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("state_store/")])
+def test_the_store_needs_nothing_but_the_driver(path: str) -> None:
+    """state_store stands on SQLAlchemy, psycopg2 and the standard library."""
+    for line, name in imports(path):
+        root = name.split(".")[0]
+        assert root in {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "state_store"}, f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("migrations/versions/")])
+def test_migrations_import_nothing_of_ours(path: str) -> None:
+    """History is frozen: what a migration did must not change with the code."""
+    assert [name for _, name in imports(path) if name.split(".")[0] in PACKAGES] == []
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("dags/")])
+def test_dag_files_import_no_job_at_the_top(path: str) -> None:
+    """The scheduler parses Dags all the time; what brings pyspark is imported when a task runs."""
+    heavy = ("jobs.phases", "jobs.process", "jobs.run", "jobs.spark", "jobs.staging_sink", "jobs.pipelines")
+    assert [name for _, name in imports(path, at_import=True) if name.startswith(heavy)] == []
+
+
+LIGHT = {
+    "declaring all pipelines": "from jobs.registry import all_pipelines; assert all_pipelines()",
+    "importing the Dag factory": "import dags.batch_dag",
+    "importing the store": "from state_store import StateStore",
+    "importing the command line": "import tidegate.cli",
+}
+
+
+@pytest.mark.parametrize("program", LIGHT.values(), ids=LIGHT.keys())
+def test_what_is_done_often_loads_no_pyspark(tmp_path: Path, program: str) -> None:
+    """Importing pyspark takes seconds; only what reads or computes rows pays for it."""
+    seen = run(f"import json, sys; {program}; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))", tmp_path)
+
+    assert "jobs" in json.loads(seen) or "state_store" in json.loads(seen)
+    assert {"pyspark", "pandas", "pyarrow"}.isdisjoint(json.loads(seen))
+
+
+MODULES = [
+    path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for path in FILES
+    if path != "migrations/env.py" and not path.startswith("migrations/versions/")  # Alembic runs these, inside a migration
+]
+READS_NOTHING = """
+import importlib, json, os, sys
+from state_store.settings import Settings
+
+def refuse(*arguments, **named):
+    raise AssertionError("settings were read while a module was imported")
+
+Settings.load = Settings.sources = classmethod(refuse)
+Settings.__init__ = refuse
+for name in {modules!r}:
+    importlib.import_module(name)
+print(json.dumps([name for name in sys.modules if name in {modules!r}]))
+"""
+
+
+def test_no_module_reads_settings_when_it_is_imported(tmp_path: Path) -> None:
+    """Settings are read once, at the edge, and passed down; an import must not depend on where it happens."""
+    imported = json.loads(run(READS_NOTHING.format(modules=MODULES), tmp_path))
+
+    assert set(imported) == set(MODULES)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_module_reads_the_environment_when_it_is_imported(path: str) -> None:
+    """Only functions look into os.environ; a default argument may name it, for it is looked into when called."""
+    tree = ast.parse((REPOSITORY / path).read_text(), path)
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
+            assert id(node) in inside, f"{path}:{node.lineno} reads the environment"

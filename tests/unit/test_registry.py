@@ -1,0 +1,101 @@
+"""Pipelines are found by name, and a name that is wrong gets a useful answer."""
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import jobs.pipelines
+from jobs import Pipeline
+from jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, pipeline_names
+from state_store.errors import SettingsInvalid, UnknownPipeline
+
+DECLARATION = """
+from jobs import Count, Files, Pipeline, State
+PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_state": State({{"value": "text"}}, {{"n": Count()}})}})
+"""
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """A function that adds a module to package jobs.pipelines, for one test."""
+    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
+
+    def write(name: str, content: str) -> None:
+        (tmp_path / f"{name}.py").write_text(content)
+        monkeypatch.delitem(sys.modules, f"jobs.pipelines.{name}", raising=False)
+
+    return write
+
+
+def test_every_pipeline_is_found_by_its_name() -> None:
+    """The examples are there, in alphabetical order, and each has the name of its module."""
+    names = pipeline_names()
+
+    assert {"flights", "word_count"} <= set(names)
+    assert names == sorted(names) == [pipeline.name for pipeline in all_pipelines()]
+    assert all(find_pipeline(name) is pipeline for name, pipeline in zip(names, all_pipelines(), strict=True))
+
+
+def test_a_pipeline_is_itself() -> None:
+    """Whoever has a pipeline may pass it where a name is asked for, registered or not."""
+    pipeline = find_pipeline("flights")
+
+    assert find_pipeline(pipeline) is pipeline
+
+
+@pytest.mark.parametrize("name", ["flight", "flihgts", "Flights", "flights "])
+def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
+    """A slip of the finger is answered with what was meant, and with all there is."""
+    with pytest.raises(
+        UnknownPipeline, match=f"There is no pipeline {name}. Did you mean flights\\? Pipelines: flights, word_count"
+    ):
+        find_pipeline(name)
+
+
+@pytest.mark.parametrize("name", ["zzz", "", "jobs.pipelines.flights", "os"])
+def test_any_other_name_gets_the_list(name: str) -> None:
+    """No suggestion where nothing is near; and no name reaches beyond the pipelines."""
+    with pytest.raises(UnknownPipeline) as refusal:
+        find_pipeline(name)
+    assert str(refusal.value) == f"There is no pipeline {name}. Pipelines: {', '.join(pipeline_names())}."
+    assert refusal.value.pipeline == name
+
+
+def test_a_new_module_is_a_new_pipeline(write_module: Callable[[str, str], None]) -> None:
+    """An author adds one file and edits nothing of ours."""
+    write_module("clicks", DECLARATION.format(name="clicks"))
+
+    assert "clicks" in pipeline_names()
+    assert find_pipeline("clicks").name == "clicks"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "PIPELINE = 'clicks'", DECLARATION.format(name="klicks")],
+    ids=["nothing", "no pipeline", "another name"],
+)
+def test_a_module_without_its_pipeline_says_what_to_write(write_module: Callable[[str, str], None], content: str) -> None:
+    """The place and the line to write are in the message."""
+    write_module("clicks", content)
+
+    with pytest.raises(SettingsInvalid, match=r"jobs\.pipelines\.clicks must define PIPELINE = Pipeline\('clicks', \.\.\.\)\."):
+        find_pipeline("clicks")
+
+
+def test_a_pipeline_of_another_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that names its pipeline in group tidegate.pipelines needs no file of ours."""
+    (tmp_path / "their_package.py").write_text(DECLARATION.format(name="theirs"))
+    metadata = tmp_path / "their_package-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ntheirs = their_package:PIPELINE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "theirs" in entry_points(group=ENTRY_POINTS).names
+
+    assert "theirs" in pipeline_names()
+    found = find_pipeline("theirs")
+    assert isinstance(found, Pipeline)
+    assert found.name == "theirs"

@@ -1,0 +1,190 @@
+"""Settings come from the first place that has them, say where that was, and hold no password."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_store import Settings
+from state_store.errors import SettingsInvalid
+
+NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "home"]
+VARIABLES = Settings.environment_names()
+
+
+def value_for(name: str, number: int) -> tuple[str, Any]:
+    """Return a setting's text, and what it is read as, different for each number."""
+    kind = next(f.type for f in dataclasses.fields(Settings) if f.name == name)
+    if kind is int:
+        return str(1000 + number), 1000 + number
+    text = f"/somewhere/{number}"
+    return text, text if kind is str else Path(text)
+
+
+def write_toml(home: Path, content: str) -> Path:
+    """Write the project's settings file."""
+    file = home / "tidegate.toml"
+    file.write_text(content)
+    return file
+
+
+def write_stack(home: Path, settings: dict[str, Any]) -> Path:
+    """Write what a running stack leaves."""
+    file = home / ".tidegate" / "stack.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"settings": settings, "ports": {}}))
+    return file
+
+
+def sources(home: Path, **environ: str) -> tuple[Settings, dict[str, str]]:
+    """Read the settings of a project folder, with nothing but these variables."""
+    return Settings.sources({"TIDEGATE_HOME": str(home), **environ})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, name: str) -> None:
+    """Environment, then tidegate.toml, then the running stack, then the default; each is named as the origin."""
+    default = next(f.default for f in dataclasses.fields(Settings) if f.name == name)
+    found, origins = sources(tmp_path)
+    assert (getattr(found, name), origins[name]) == (default, "default")
+
+    text, value = value_for(name, 1)
+    stack = write_stack(tmp_path, {name: value if isinstance(value, int) else text})
+    found, origins = sources(tmp_path)
+    assert (getattr(found, name), origins[name]) == (value, str(stack))
+
+    text, value = value_for(name, 2)
+    toml = write_toml(tmp_path, f"{name} = {value if isinstance(value, int) else json.dumps(text)}")
+    found, origins = sources(tmp_path)
+    assert (getattr(found, name), origins[name]) == (value, str(toml))
+
+    text, value = value_for(name, 3)
+    found, origins = sources(tmp_path, **{VARIABLES[name]: text})
+    assert (getattr(found, name), origins[name]) == (value, f"environment {VARIABLES[name]}")
+
+
+def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:
+    """Compose files and shells set variables to nothing; that means unset."""
+    found, origins = sources(tmp_path, PGHOST="", TIDEGATE_SPARK_REMOTE="")
+
+    assert (found.pg_host, origins["pg_host"]) == ("127.0.0.1", "default")
+    assert origins["spark_remote"] == "default"
+
+
+def test_the_connection_uses_the_names_that_libpq_knows() -> None:
+    """Whoever has set up psql has set up Tidegate."""
+    expected = {
+        "pg_host": "PGHOST",
+        "pg_port": "PGPORT",
+        "pg_database": "PGDATABASE",
+        "pg_user": "PGUSER",
+        "pg_passfile": "PGPASSFILE",
+    }
+
+    assert {name: variable for name, variable in VARIABLES.items() if not variable.startswith("TIDEGATE_")} == expected
+    assert len(set(VARIABLES.values())) == len(VARIABLES)
+
+
+@pytest.mark.parametrize("raw", ["abc", "", 0, -1, 1.5, True, [1]])
+def test_a_number_that_is_none_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
+    """The message has the setting, the file and the value; nothing is rounded or guessed."""
+    file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
+
+    with pytest.raises(SettingsInvalid) as refusal:
+        sources(tmp_path)
+    assert str(refusal.value) == f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
+
+
+@pytest.mark.parametrize("raw", ["abc", "0", "-5", "1.5", "1e3"])
+def test_a_variable_that_is_no_number_is_refused_by_its_name(tmp_path: Path, raw: str) -> None:
+    """The variable is named, because a file may say something else."""
+    write_toml(tmp_path, "pg_port = 5432")
+
+    with pytest.raises(
+        SettingsInvalid, match=f"pg_port must be a whole number of at least 1, but environment PGPORT says '{raw}'"
+    ):
+        sources(tmp_path, PGPORT=raw)
+
+
+@pytest.mark.parametrize("raw", ["5", "true", "['a']", "{a = 1}"])
+@pytest.mark.parametrize("name", ["pg_host", "pg_passfile"])
+def test_a_text_that_is_none_is_refused_with_its_place(tmp_path: Path, name: str, raw: str) -> None:
+    """A list or a number where a name or a file belongs is a mistake."""
+    file = write_toml(tmp_path, f"{name} = {raw}")
+
+    with pytest.raises(SettingsInvalid, match=f"{name} .*{file}"):
+        sources(tmp_path)
+
+
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    """A misspelt setting would otherwise be ignored silently."""
+    file = write_toml(tmp_path, "pg_hots = 'db'\npassword = 'secret'")
+
+    with pytest.raises(SettingsInvalid) as refusal:
+        sources(tmp_path)
+    assert str(refusal.value).startswith(f"{file} has no setting password, pg_hots. Known settings: ")
+    assert "pg_host" in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("content", ["pg_port = ", "not toml", "= 1"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: str) -> None:
+    """A damaged file is no empty file."""
+    file = write_toml(tmp_path, content)
+
+    with pytest.raises(SettingsInvalid, match=f"{file} cannot be read: ") as refusal:
+        sources(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '"text"', '{"settings": []}', '{"settings": null}', '{"settings": {"pg_port": "x"}}']
+)
+def test_a_stack_file_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+    """A stack that died while it wrote leaves a message, not a traceback."""
+    file = write_stack(tmp_path, {})
+    file.write_text(content)
+
+    with pytest.raises(SettingsInvalid, match=str(file)):
+        sources(tmp_path)
+
+
+def test_paths_start_at_the_project_folder(tmp_path: Path) -> None:
+    """A relative path means the same wherever the command is typed; ~ is the user's home."""
+    write_toml(tmp_path, "pg_passfile = 'secrets/pgpass'\nspark_token_file = '~/token'")
+    found, _ = sources(tmp_path)
+
+    assert found.pg_passfile == tmp_path / "secrets" / "pgpass"
+    assert found.spark_token_file == Path.home() / "token"
+
+
+def test_the_project_folder_is_found_from_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with git: the nearest folder upwards that has the project's file; else the one you are in."""
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert Settings.load({}).home == below
+
+    write_toml(tmp_path, "pg_host = 'db'")
+    found = Settings.load({})
+    assert (found.home, found.pg_host) == (tmp_path, "db")
+
+
+def test_no_setting_is_a_password(tmp_path: Path) -> None:
+    """Settings are shown to anybody: secrets are named by the file that holds them, or found by libpq itself."""
+    secret = "open sesame"
+    found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
+
+    assert secret not in repr(found) + repr(origins)
+    assert secret not in repr(found.conninfo())
+    assert "password" not in found.conninfo()
+    for f in dataclasses.fields(Settings):
+        if any(word in f.name for word in ("pass", "secret", "token", "key")):
+            assert f.name.endswith("file"), f"{f.name} would hold a secret"
+
+
+def test_every_setting_has_a_help_text() -> None:
+    """`tidegate settings` explains each of them."""
+    assert all(f.metadata["help"] for f in dataclasses.fields(Settings))
