@@ -44,8 +44,8 @@ class Pipeline:
     `transform` takes and returns a DataFrame. It must be a function of its rows alone: the same rows in, the same rows out,
     whenever and however often it runs. It sees no txid, no attempt and no connection.
 
-    `window` is how many batches are processed at once. Raise `version` when the transform's meaning changes: attempts that
-    an older version computed then never count.
+    `window` is how many batches are processed at once. Raise `version` when the transform's meaning or the source changes:
+    attempts that an older version computed then never count, and batches that have committed stay as they are.
     """
 
     name: str

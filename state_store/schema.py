@@ -57,8 +57,9 @@ def check_revision(connection: Connection) -> None:
 def register(connection: Connection, spec: PipelineSpec) -> bool:
     """Write down a pipeline, its states and its cursor; return whether anything is new. Part of `tidegate migrate`.
 
-    Once a batch has committed, only `version` may change: an added state would miss the batches before it, and a changed
-    aggregate would give the values that are there another meaning (CONTRACT I1, I16).
+    Once a batch has committed, states may not change: an added one would miss the batches before it, and a changed
+    aggregate would give the values that are there another meaning (CONTRACT I1, I16). The source may, such as when its files
+    get a new column, if `version` is raised to say that this is meant: what has committed stays as it was read.
 
     Raises: DeclarationChanged.
     """
@@ -78,11 +79,19 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
     if known:
         committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
-        before = {**known.declaration, "version": spec.version}
-        if committed and before != _as_json(spec):
+        declaration = _as_json(spec)
+        changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
+        if committed and changed - {"version", "source_identity"}:
             raise DeclarationChanged(
-                f"{spec.name} has committed {committed} batches under another declaration of its source or states. Give the "
-                "pipeline and its states new names, or take the change back. Only `version` may change in between.",
+                f"{spec.name} has committed {committed} batches into other states than these. Give the pipeline and its states "
+                "new names, or take the change back.",
+                pipeline=spec.name,
+            )
+        if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
+            raise DeclarationChanged(
+                f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
+                f"If the change is meant for the batches to come, raise the pipeline's version above "
+                f"{known.declaration['version']}.",
                 pipeline=spec.name,
             )
     row = {
@@ -109,5 +118,5 @@ def accept_epoch(connection: Connection) -> Sequence[str]:
     return list(connection.scalars(sa.update(tables.cursor).where(c.epoch != epoch).values(epoch=epoch).returning(c.pipeline)))
 
 
-def _as_json(spec: PipelineSpec) -> object:
-    return json.loads(json.dumps(spec.declaration))
+def _as_json(spec: PipelineSpec) -> dict[str, object]:
+    return dict(json.loads(json.dumps(spec.declaration)))

@@ -1,5 +1,6 @@
 """Real neighbours for the tests: one embedded Postgres and one Spark Connect server per session, a database per test."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,13 +15,24 @@ from psycopg2 import sql
 import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
+from state_store.settings import STACK_FOLDER
 from tidegate import stack as embedded
+from tidegate.stack.component import free_port
+from tidegate.stack.layout import USUAL_PORTS
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach a database of the person who runs them
 
 TEMPLATE = "tidegate_template"
 _numbers = count(1)
+WHOLE_STACKS = ("end_to_end", "stack")  # folders of tests that start stacks of their own, mostly waiting for them
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let two processes share the tests: one waits for whole stacks, the other keeps a Postgres and a Spark busy."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("whole stacks" if folder in WHOLE_STACKS else "one server"))
 
 
 class Server:
@@ -56,6 +68,10 @@ class Server:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
     home = tmp_path_factory.mktemp("stack")
+    # The usual ports are left to the tests of whole stacks, which may start at the same moment.
+    stack_file = home / STACK_FOLDER / "stack.json"
+    stack_file.parent.mkdir(mode=0o711)
+    stack_file.write_text(json.dumps({"ports": {name: free_port() for name in USUAL_PORTS}}))
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     settings = Settings.load(environ)
     embedded.up(settings, without_airflow=True)

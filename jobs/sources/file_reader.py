@@ -84,8 +84,8 @@ class FileReader:
                 line = file_content.line_of_digest(path, finding["digest"], skip=skip)
             place = f"{path}, line {line}" if line else str(path)
             return MalformedRecord(
-                f"{place}: the record does not fit the schema: {shown!r}. Correct the schema, or replace the file before "
-                "its batch is planned."
+                f"{place}: the record does not fit the schema: {shown!r}. Correct the schema and raise the pipeline's "
+                "version; a planned file must stay as it is."
             )
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])

@@ -13,7 +13,7 @@ import migrations
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, schema, tables
 from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
-from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StoreUnavailable
+from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate.stack import component as components
@@ -82,12 +82,13 @@ def _with_states(spec: PipelineSpec, **changes: object) -> PipelineSpec:
 
 SPEC = TALLY.spec
 MORE_VALUES = replace(SPEC.states[1], values=(*SPEC.states[1].values, ValueColumn("latest", ColumnType("bigint"), "max")))
+ANOTHER_SOURCE = replace(SPEC, source_identity="elsewhere")
 CHANGES = {
-    "source": replace(SPEC, source_identity="elsewhere"),
     "state removed": replace(SPEC, states=SPEC.states[:1]),
     "value added": replace(SPEC, states=(SPEC.states[0], MORE_VALUES)),
     "value type": _with_states(SPEC, values=(ValueColumn("sold", ColumnType("integer"), "sum"),)),
     "merge rule": _with_states(SPEC, values=(ValueColumn("sold", ColumnType("bigint"), "max"),)),
+    "input column": _with_states(SPEC, values=(replace(SPEC.states[0].values[0], computed="sum(another)"),)),
 }
 
 
@@ -101,7 +102,7 @@ def test_registering_again_changes_nothing(tally: Tally, settings: Settings, reg
     assert contents(settings) == before
 
 
-@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("changed", [ANOTHER_SOURCE, *CHANGES.values()], ids=["source", *CHANGES.keys()])
 def test_a_declaration_may_change_until_the_first_commit(
     tally: Tally, register_spec: Register, as_role: Execute, changed: PipelineSpec
 ) -> None:
@@ -125,12 +126,35 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally.commit(1)
     before = contents(settings)
 
-    with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches under another declaration.*new names"):
+    with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches into other states than these.*new names"):
         register_spec(replace(changed, version=2))
 
     assert contents(settings) == before
     tally.process(2)
     tally.commit(2)
+
+
+def test_the_source_may_change_if_the_version_says_that_this_is_meant(
+    tally: Tally, settings: Settings, register_spec: Register
+) -> None:
+    """Files may get a new column: what has committed stays, what was computed in between is computed again."""
+    tally.plan(2)
+    tally.process(1)
+    tally.commit(1)
+    tally.process(2)
+    before = contents(settings)
+
+    with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches from another source.*version above 1"):
+        register_spec(ANOTHER_SOURCE)
+    assert contents(settings) == before
+
+    meant = replace(ANOTHER_SOURCE, version=2)
+    assert register_spec(meant) is True
+    later = Tally(tally.store, meant)
+    with pytest.raises(StagingLost, match="another declaration"):
+        later.commit(2)
+    later.process(2)
+    later.commit(2)
 
 
 def test_the_version_may_change_at_any_time(tally: Tally, register_spec: Register) -> None:

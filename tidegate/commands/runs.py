@@ -249,10 +249,12 @@ def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[Callable[[], None]]:
 def _summary(outcome: Outcome) -> str:
     if not outcome.txids:
         return f"{outcome.pipeline}: {outcome.state}"
-    counts = Counter(outcome.phases.get(txid, "planned") for txid in outcome.txids)
     shown = {"failed": "to be tried again"}
-    order = ("planned", "failed", "processing", "processed", "committed", "halted")
-    return f"{outcome.pipeline}: " + ", ".join(f"{counts[p]} {shown.get(p, p)}" for p in order if counts[p])
+    parts = []
+    for phase in ("committed", "processed", "processing", "failed", "planned", "halted"):
+        if txids := [txid for txid in outcome.txids if outcome.phases.get(txid, "planned") == phase]:
+            parts.append(f"{_ranges(txids)} {shown.get(phase, phase)}")
+    return f"{outcome.pipeline}: {'; '.join(parts)}"
 
 
 def _report(outcome: Outcome, as_json: bool) -> None:
