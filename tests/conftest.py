@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
 from state_store.settings import STACK_FOLDER
 from tidegate import stack as embedded
-from tidegate.stack.component import free_port
+from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
@@ -28,6 +29,7 @@ _numbers = count(1)
 WHOLE_STACKS = ("end_to_end", "stack")  # folders of tests that start stacks of their own, mostly waiting for them
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let two processes share the tests: one waits for whole stacks, the other keeps a Postgres and a Spark busy."""
     for item in items:
@@ -65,13 +67,21 @@ class Server:
 
 
 @pytest.fixture(scope="session")
+def free_port() -> Iterator[Callable[[], int]]:
+    """A function that returns a loopback port which nobody else gets before the tests end."""
+    with ExitStack() as held:
+        yield lambda: reserve_port(None, held)
+
+
+@pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
     home = tmp_path_factory.mktemp("stack")
     # The usual ports are left to the tests of whole stacks, which may start at the same moment.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711)
-    stack_file.write_text(json.dumps({"ports": {name: free_port() for name in USUAL_PORTS}}))
+    with ExitStack() as chosen:
+        stack_file.write_text(json.dumps({"ports": {name: reserve_port(None, chosen) for name in USUAL_PORTS}}))
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     settings = Settings.load(environ)
     embedded.up(settings, without_airflow=True)

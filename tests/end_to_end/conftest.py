@@ -142,7 +142,7 @@ class Held:
         return pid
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, with 60 daily files of flights and two texts."""
     home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")

@@ -194,10 +194,10 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
 
 
 @pytest.fixture
-def other_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[EmbeddedPostgres]:
     """A second Postgres server, with our roles and an empty database."""
     folder = tmp_path / ".tidegate"
-    postgres = EmbeddedPostgres(folder, components.free_port(0))
+    postgres = EmbeddedPostgres(folder, free_port())
     postgres.initialize()
     component = postgres.component()
     process = components.start(component, folder)

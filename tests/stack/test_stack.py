@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -119,7 +120,8 @@ def test_a_missing_java_is_the_first_thing_said(version: str | None, new_stack: 
 def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable[[str], Stack]) -> None:
     """When Postgres cannot start, one line says so, names its log and quotes the reason; `down` still leaves nothing."""
     stack = new_stack("broken")
-    postgres = Layout.choose(stack.home).postgres
+    with ExitStack() as ports:
+        postgres = Layout.choose(stack.home, ports).postgres
     postgres.initialize()
     (postgres.data / "postgresql.conf").write_text("this is = no 'configuration\n")
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -338,10 +338,10 @@ def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[EmbeddedPostgres]:
     """A new cluster with no role but its administrator, as the image's entry point leaves it to the init script."""
     home = tmp_path_factory.mktemp("cluster")
-    postgres = EmbeddedPostgres(home, components.free_port())
+    postgres = EmbeddedPostgres(home, free_port())
     postgres.initialize()
     component = postgres.component()
     process = components.start(component, home)

@@ -64,7 +64,6 @@ def up(
         gave_up = status and any(known["gave_up"] for known in status["components"].values())
         if status is None or (status["without_airflow"] and not without_airflow) or status["failure"] or gave_up:
             _stop(folder)
-            Layout.choose(settings.home)
             _start_supervisor(settings.home, without_airflow)
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 

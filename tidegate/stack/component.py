@@ -5,12 +5,14 @@ can be found and ended even when the component, or the supervisor, was killed.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -167,15 +169,32 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def free_port(usual: int | None = None) -> int:
-    """Return the usual port if nobody listens there, else a free one."""
+def reserve_port(usual: int | None, until: contextlib.ExitStack) -> int:
+    """Return the usual port if nobody has it, else another; until `until` closes, no other stack of this user gets it.
+
+    Asking alone would not do: between the answer and the component's start another stack could ask too.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tidegate-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     for port in (*([usual] if usual else []), *random.SystemRandom().sample(FREE_PORTS, 100)):
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                listener.bind(("127.0.0.1", port))
+        lock = (folder / str(port)).open("w")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_free(port):
+                until.callback(lock.close)
                 return port
+        lock.close()
     raise OSError("no free port on 127.0.0.1")
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on a loopback port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return True
+    return False
 
 
 def listens(stack_folder: Path, name: str, port: int) -> str | None:

@@ -1,5 +1,6 @@
 """Where an embedded stack keeps its things and which ports it uses; what both `up` and the supervisor need to know."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +35,18 @@ class Layout:
         return cls._of(home / STACK_FOLDER, content["ports"])
 
     @classmethod
-    def choose(cls, home: Path) -> "Layout":
-        """Choose ports, the ones of last time if they are free, and write the settings that lead to them."""
+    def choose(cls, home: Path, until: contextlib.ExitStack) -> "Layout":
+        """Choose ports, the ones of last time if they are free, and write the settings that lead to them.
+
+        The ports are this stack's until `until` closes.
+        """
         folder = home / STACK_FOLDER
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         try:
             wanted = json.loads((folder / "stack.json").read_text())["ports"]
         except (OSError, ValueError, KeyError):
             wanted = USUAL_PORTS
-        ports: dict[str, int] = {}
-        for name, usual in USUAL_PORTS.items():
-            port = components.free_port(wanted.get(name, usual))
-            ports[name] = port if port not in ports.values() else components.free_port()
+        ports = {name: components.reserve_port(wanted.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
         layout = cls._of(folder, ports)
         unfinished = folder / ".stack.json.tmp"
         unfinished.write_text(json.dumps({"ports": ports, "settings": layout.settings()}, indent=2))

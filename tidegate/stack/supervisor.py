@@ -82,7 +82,8 @@ class Supervisor:
     """Runs one stack until it is told to stop."""
 
     def __init__(self, home: Path, *, without_airflow: bool) -> None:
-        self._layout = Layout.load(home)
+        self._ports = contextlib.ExitStack()  # held until this process ends
+        self._layout = Layout.choose(home, self._ports)
         self._without_airflow = without_airflow
         self._supervised: list[Supervised] = []
         self._failure: str | None = None
