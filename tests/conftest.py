@@ -26,15 +26,6 @@ for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG")
 
 TEMPLATE = "tidegate_template"
 _numbers = count(1)
-WHOLE_STACKS = ("end_to_end", "stack")  # folders of tests that start stacks of their own, mostly waiting for them
-
-
-@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let two processes share the tests: one waits for whole stacks, the other keeps a Postgres and a Spark busy."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group("whole stacks" if folder in WHOLE_STACKS else "one server"))
 
 
 class Server:
@@ -77,7 +68,7 @@ def free_port() -> Iterator[Callable[[], int]]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
     home = tmp_path_factory.mktemp("stack")
-    # The usual ports are left to the tests of whole stacks, which may start at the same moment.
+    # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711)
     with ExitStack() as chosen:
