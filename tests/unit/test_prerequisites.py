@@ -1,0 +1,54 @@
+"""What set-up says, in its first line, when something is missing on the machine."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+JAVA_17, JAVA_11 = 'openjdk version "17.0.9" 2023-10-17', 'openjdk version "11.0.2" 2019-01-15'
+
+
+@pytest.mark.parametrize(
+    ("java", "python", "said"),
+    [
+        (None, sys.executable, "Java is missing. Install Java 17 or 21"),
+        (JAVA_11, sys.executable, "is Java 11. Install Java 17 or 21"),
+        (JAVA_17, "no-such-python", "no-such-python is missing or older than 3.11"),
+        (JAVA_17, sys.executable, None),
+    ],
+    ids=["no Java", "old Java", "no Python", "all there"],
+)
+def test_what_is_missing_is_said_first_with_how_to_get_it(
+    tmp_path: Path, java: str | None, python: str, said: str | None
+) -> None:
+    """Before anything is downloaded."""
+    for tool in ("sed", "head"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    if java:
+        (tmp_path / "java").write_text(f"#!/bin/sh\necho '{java}' >&2\n")
+        (tmp_path / "java").chmod(0o755)
+
+    done = subprocess.run(
+        ["/bin/sh", PROJECT / ".ci" / "prerequisites"],
+        env={"PATH": str(tmp_path), "PYTHON": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    first = (done.stderr.splitlines() or [""])[0]
+    assert (done.returncode, done.stdout) == (1 if said else 0, "")
+    assert (said or "") in first
+    assert bool(first) == bool(said)
+
+
+def test_make_help_explains_every_target() -> None:
+    """A person who types make sees what there is."""
+    shown = subprocess.run(["make", "help"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+
+    targets = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert {"setup", "demo", "test", "check", "down"} <= targets.keys()
+    assert all(targets.values())
