@@ -23,6 +23,7 @@ from state_store.errors import (
     DeclarationChanged,
     GuardMismatch,
     HoleDetected,
+    RangeRefused,
     SchemaOutOfDate,
     StagingLost,
     StoreUnavailable,
@@ -34,17 +35,22 @@ CONNECTION_CHECK_INTERVAL = "500ms"
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed txid: which attempt counted, how many state rows it wrote, and whether it had counted before."""
+    """A committed txid: which attempt counted, how many state rows it wrote, and whether it had counted before.
+
+    A skipped txid has a commit too, without rows and with the reason.
+    """
 
     pipeline: str
     txid: int
     attempt: int
     key_count: int
     committed_at: datetime
+    skipped_reason: str | None
     already_committed: bool
 
     def __str__(self) -> str:
-        outcome = "already committed" if self.already_committed else "committed"
+        outcome = "committed" if self.skipped_reason is None else "skipped"
+        outcome = f"already {outcome}" if self.already_committed else outcome
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
 
 
@@ -111,7 +117,9 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
     """Return the commit of a txid, or None if it has not committed."""
     c = tables.commit.c
     row = connection.execute(
-        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at).where(c.pipeline == pipeline, c.txid == txid)
+        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at, c.skipped_reason).where(
+            c.pipeline == pipeline, c.txid == txid
+        )
     ).one_or_none()
     return Commit(*row, already_committed=True) if row else None
 
@@ -146,6 +154,46 @@ def merge_and_advance(
         sealed = staging.recount(connection, state, txid, batch.attempt)
         keys += _merge(connection, spec, state, txid, batch.attempt, sealed)
 
+    return _record(connection, spec, batch, owner, keys=keys)
+
+
+def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+    """Commit a batch that cannot be processed without its rows, so that order goes on; the reason stays in the ledger.
+
+    Raises: RangeRefused if the pipeline waits for another txid, or if this one has not failed; HoleDetected, UnknownBatch.
+    """
+    cursor = lock_cursor(connection, spec.name)
+    if txid <= cursor.txid:
+        return _already(connection, spec.name, txid, cursor.txid)
+    _check_no_hole(connection, spec.name, cursor.txid)
+    batch = attempts.lock_batch(connection, spec.name, txid)
+    if txid != cursor.txid + 1:
+        raise RangeRefused(
+            f"{spec.name} waits for txid {cursor.txid + 1}: only that one can be skipped, because commits go in order.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+    attempt = attempts.newest(connection, spec.name, txid, batch.attempt)
+    if attempt is None or (attempt.failed_at is None and batch.halted_at is None):
+        raise RangeRefused(
+            f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
+            pipeline=spec.name,
+            txid=txid,
+        )
+    return _record(connection, spec, batch, owner, keys=0, skipped_reason=reason)
+
+
+def _record(
+    connection: Connection,
+    spec: PipelineSpec,
+    batch: sa.Row,  # type: ignore[type-arg]
+    owner: str,
+    *,
+    keys: int,
+    skipped_reason: str | None = None,
+) -> Commit:
+    """Write the commit and advance the cursor, which is locked."""
+    txid = batch.txid
     committed_at = connection.scalar(
         insert(tables.commit)
         .values(
@@ -155,6 +203,7 @@ def merge_and_advance(
             source_digest=batch.source_digest,
             owner=owner,
             key_count=keys,
+            skipped_reason=skipped_reason,
         )
         .returning(tables.commit.c.committed_at)
     )
@@ -167,7 +216,7 @@ def merge_and_advance(
     if advanced.rowcount != 1:
         raise GuardMismatch(f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid)
     assert committed_at is not None
-    return Commit(spec.name, txid, batch.attempt, keys, committed_at, already_committed=False)
+    return Commit(spec.name, txid, batch.attempt, keys, committed_at, skipped_reason, already_committed=False)
 
 
 def committed(connection: Connection, pipeline: str) -> int:

@@ -27,7 +27,7 @@ _lag = sa.table(
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed or committed."""
+    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed, committed or skipped."""
 
     pipeline: str
     txid: int
@@ -72,6 +72,7 @@ class BatchHistory:
     source_digest: str
     attempts: Sequence[dict[str, Any]]
     seals: Sequence[dict[str, Any]]
+    commit: dict[str, Any] | None
 
 
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
@@ -98,7 +99,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
     """
     metadata = load_metadata(connection, pipeline, txid)
     (status,) = batch_statuses(connection, pipeline, [txid], 1)
-    b, a, s = tables.batch.c, tables.attempt.c, tables.seal.c
+    b, a, s, c = tables.batch.c, tables.attempt.c, tables.seal.c, tables.commit.c
     digest = connection.scalar(sa.select(b.source_digest).where(b.pipeline == pipeline, b.txid == txid))
     attempts = (
         sa.select(
@@ -112,12 +113,14 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         .where(s.pipeline == pipeline, s.txid == txid)
         .order_by(s.attempt, s.state, s.partition)
     )
+    commit = sa.select(c.owner, c.committed_at, c.key_count, c.skipped_reason).where(c.pipeline == pipeline, c.txid == txid)
     return BatchHistory(
         status,
         metadata,
         bytes(digest or b"").hex(),
         list(_dicts(connection.execute(attempts))),
         list(_dicts(connection.execute(seals))),
+        next(_dicts(connection.execute(commit)), None),
     )
 
 

@@ -199,6 +199,17 @@ class StateStore:
             logger.warning("%s %s: %s The cursor says that it committed.", spec.name, txid, unknown)
             return done
 
+    def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+        """Let order go on without a batch that has failed: a commit without rows takes its place, with who and why.
+
+        Whatever its attempts have staged never counts. Says so if the txid has committed, or was skipped, before.
+
+        Raises: RangeRefused if the pipeline waits for another txid or this one has not failed; UnknownBatch.
+        """
+        with self._transaction(f"skipping {spec.name} {txid}") as connection:
+            self._set_commit_limits(connection)
+            return commits.skip(connection, spec, txid, owner, reason)
+
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Find out under the cursor's lock whether txid committed; None if it did not."""
         for tries_left in reversed(range(RESOLVE_TRIES)):

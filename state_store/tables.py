@@ -146,6 +146,7 @@ commit = Table(
     Column("owner", Text, nullable=False, comment="who committed it, for people"),
     Column("key_count", BigInteger, nullable=False, comment="state rows it wrote, over all states"),
     _now("committed_at", "when its transaction began"),
+    Column("skipped_reason", Text, comment="why the batch was skipped; NULL if it was not"),
     ForeignKeyConstraint(["pipeline", "txid", "attempt"], [attempt.c.pipeline, attempt.c.txid, attempt.c.attempt]),
     comment="One row per committed txid, written in the commit's own transaction.",
 )

@@ -9,7 +9,7 @@ import typer
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
-from tidegate.commands import demo, inspection, pipelines, runs, stack
+from tidegate.commands import demo, inspection, operations, pipelines, runs, stack
 
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (stack, pipelines, runs, inspection, demo):
+for module in (stack, pipelines, runs, inspection, operations, demo):
     for command in module.COMMANDS:
         app.command()(command)
 

@@ -136,3 +136,21 @@ def test_a_lookup_loads_nothing_slow() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_bad_batch_is_given_up_only_by_saying_so_twice(tidegate: CommandLine) -> None:
+    """Then the next batch commits, and the ledger keeps who and why."""
+    write_flights(tidegate.settings.home, 1, "2013,1,1,five,2,UA,1545,EWR,IAH,1400")
+    assert tidegate("run", "flights").returncode == 1
+
+    asked = tidegate("skip", "flights", "1", "--reason", "a test record")
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "is halted (MALFORMED_RECORD" in asked.stderr
+    assert "Add --yes" in asked.stderr
+
+    assert tidegate.json("skip", "flights", "1", "--reason", "a test record", "--yes")["skipped"] is True
+    write_flights(tidegate.settings.home, 2, *ROWS)
+    assert tidegate.json("run", "flights")["committed"] == [2]
+    first, second = tidegate.json("inspect", "flights")
+    assert (first["phase"], second["phase"]) == ("skipped", "committed")
+    assert "a test record" in tidegate("inspect", "flights", "--txid", "1").stdout

@@ -21,12 +21,13 @@ from state_store.errors import (
     HoleDetected,
     Overflow,
     PermanentError,
+    RangeRefused,
     SchemaOutOfDate,
     StagingLost,
     StoreUnavailable,
     UnknownBatch,
 )
-from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, contents, until
+from tests.integration.conftest import PATIENCE_SECONDS, TALLY, Execute, Tally, contents, until
 
 BIGINT_MAX = 2**63 - 1
 
@@ -622,3 +623,46 @@ def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, 
     with closing(psycopg2.connect(**settings.conninfo())) as holder, holder.cursor() as cursor:
         cursor.execute("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE")
         assert other.commit(1).already_committed is False
+
+
+# giving a batch up
+
+
+def test_a_failed_batch_can_be_skipped_and_order_goes_on(tally: Tally, settings: Settings) -> None:
+    """A commit without rows takes its place, with who and why; its staged rows never count, nor does a late attempt."""
+    tally.plan(3)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    late = tally.start(2)
+    tally.stage(late, "per_shop", [("a", 5, 5, 5, 5)])
+    tally.store.fail_attempt(late, "MALFORMED_RECORD: a.csv, line 3")
+    tally.process(3, [("a", 1, 1, 1, 1)])
+
+    skipped = tally.store.skip_batch(TALLY.spec, 2, "an operator", "cut off by the exporter")
+
+    assert (skipped.key_count, skipped.skipped_reason, skipped.already_committed) == (0, "cut off by the exporter", False)
+    assert [status.phase for status in tally.store.batch_statuses("tally")] == ["committed", "skipped", "processed"]
+    history = tally.store.batch_history("tally", 2)
+    assert history.commit is not None
+    assert (history.commit["owner"], history.commit["skipped_reason"]) == ("an operator", "cut off by the exporter")
+    assert tally.commit(3).key_count == 1
+    before = contents(settings)
+    assert tally.store.skip_batch(TALLY.spec, 2, "another", "again").already_committed
+    assert str(tally.commit(2)) == "tally 2:1 already skipped, 0 keys"
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("txid", [2, 3], ids=["not failed", "not its turn"])
+def test_what_could_still_commit_is_not_skipped(tally: Tally, settings: Settings, txid: int) -> None:
+    """Only the batch that the pipeline waits for, and only after it has failed."""
+    tally.plan(3)
+    tally.process(1)
+    tally.commit(1)
+    tally.process(2)
+    tally.store.halt_batch("tally", 3, "SOURCE_CHANGED: a.csv")
+    before = contents(settings)
+
+    with pytest.raises(RangeRefused, match=r"has not failed|waits for txid 2"):
+        tally.store.skip_batch(TALLY.spec, txid, "an operator", "out of impatience")
+
+    assert contents(settings) == before

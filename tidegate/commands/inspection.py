@@ -104,7 +104,8 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
         output.print_json(asdict(history))
         return
     status = history.status
-    output.print_table(f"{pipeline} {txid}", ["fact", "value"], [[k, v] for k, v in asdict(status).items() if v is not None])
+    facts = {**asdict(status), **{f"commit_{name}": value for name, value in (history.commit or {}).items()}}
+    output.print_table(f"{pipeline} {txid}", ["fact", "value"], [[k, v] for k, v in facts.items() if v is not None])
     output.out().print()
     if "files" in history.source_metadata:
         files = history.source_metadata["files"]

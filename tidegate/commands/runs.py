@@ -86,7 +86,7 @@ def backfill(
         _report(Outcome(pipeline, "none", "success", already_committed=list(range(from_txid, to_txid + 1))), as_json)
         return
     outcome = _through_airflow(pipeline, parameters, wait_seconds, as_json)
-    done = {*outcome.already_committed, *outcome.committed}
+    done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ("committed", "skipped"))}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
         raise RunUnfinished(f"The source of {pipeline} has no data yet for {_ranges(missing)}. Run it again when it has.")
 
@@ -251,7 +251,7 @@ def _summary(outcome: Outcome) -> str:
         return f"{outcome.pipeline}: {outcome.state}"
     shown = {"failed": "to be tried again"}
     parts = []
-    for phase in ("committed", "processed", "processing", "failed", "planned", "halted"):
+    for phase in ("committed", "skipped", "processed", "processing", "failed", "planned", "halted"):
         if txids := [txid for txid in outcome.txids if outcome.phases.get(txid, "planned") == phase]:
             parts.append(f"{_ranges(txids)} {shown.get(phase, phase)}")
     return f"{outcome.pipeline}: {'; '.join(parts)}"
