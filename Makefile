@@ -14,7 +14,7 @@ demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, sho
 	@$(BIN)/tidegate demo
 
 test: setup ## Run all tests
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Lint, types, formatting
 	@$(BIN)/ruff check .

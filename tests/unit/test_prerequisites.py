@@ -1,8 +1,9 @@
-"""What set-up says, in its first line, when something is missing on the machine."""
+"""What set-up says when something is missing on the machine, and that make runs every test."""
 
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,10 @@ def test_make_help_explains_every_target() -> None:
     targets = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
     assert {"setup", "demo", "test", "check", "down"} <= targets.keys()
     assert all(targets.values())
+
+
+def test_no_folder_of_tests_is_forgotten() -> None:
+    """pytest runs what pyproject.toml lists; a new folder has to be listed too."""
+    listed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
+
+    assert sorted(listed) == sorted({f"tests/{file.parent.name}" for file in (PROJECT / "tests").glob("*/test_*.py")})
