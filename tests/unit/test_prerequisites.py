@@ -56,7 +56,7 @@ def test_make_help_explains_every_target() -> None:
 
 
 def test_no_folder_of_tests_is_forgotten() -> None:
-    """pytest runs what pyproject.toml lists; a new folder has to be listed too."""
+    """Pytest runs what pyproject.toml lists; a new folder has to be listed too."""
     listed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
 
     assert sorted(listed) == sorted({f"tests/{file.parent.name}" for file in (PROJECT / "tests").glob("*/test_*.py")})
