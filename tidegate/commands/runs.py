@@ -88,7 +88,9 @@ def backfill(
     outcome = _through_airflow(pipeline, parameters, wait_seconds, as_json)
     done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ("committed", "skipped"))}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
-        raise RunUnfinished(f"The source of {pipeline} has no data yet for {_ranges(missing)}. Run it again when it has.")
+        raise RunUnfinished(
+            f"The source of {pipeline} has no data yet for {_ranges(missing)}, or one run could not take so many. Run it again."
+        )
 
 
 def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_json: bool) -> None:
