@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tidegate.stack.layout import USUAL_PORTS
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach a database of the person who runs them
 
+COMMAND = Path(sys.executable).with_name("tidegate")
 TEMPLATE = "tidegate_template"
 _numbers = count(1)
 

@@ -22,7 +22,7 @@ CORRUPT = "_tidegate_corrupt_record"
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
 # Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
 NO_VALUE = "\x01NULL"
-DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
+DECIMAL = re.compile(r"(?:decimal|dec|numeric)\b\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
 
 
 class FileReader:
@@ -36,6 +36,7 @@ class FileReader:
         format: str,
         schema: Mapping[str, str],
         header: bool,
+        separator: str,
         options: Mapping[str, str],
     ) -> None:
         self._folder = folder
@@ -44,7 +45,7 @@ class FileReader:
         self._schema = schema
         self._header = header
         self._options = options
-        self._separator = options.get("sep", options.get("delimiter", ","))
+        self._separator = separator
         # Column and scale; read as text, because Spark rounds what has more digits.
         self._decimals = {name: int(kind[1] or 0) for name, text in schema.items() if (kind := DECIMAL.fullmatch(text.strip()))}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.sources.file_content import digest_of
-from jobs.sources.file_reader import FileReader
+from jobs.sources.file_reader import DECIMAL, FileReader
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
@@ -33,7 +33,6 @@ RESERVED_OPTIONS = (
     *("pathglobfilter", "modifiedbefore", "modifiedafter", "recursivefilelookup", "path"),
     *("ignorecorruptfiles", "ignoremissingfiles"),
 )
-DECIMAL = re.compile(r"(decimal|dec|numeric)\b")
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ class Files:
             raise ValueError(f"Files({self.folder!r}) needs a schema, such as {{'name': 'string', 'amount': 'int'}}.")
         if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
             raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
-        separator = self.options.get("sep", self.options.get("delimiter", ","))
-        if len(separator) != 1:
-            raise ValueError(f"Files({self.folder!r}) cannot be separated by {separator!r}: use one character.")
+        if len(self.separator) != 1:
+            raise ValueError(f"Files({self.folder!r}) cannot be separated by {self.separator!r}: use one character.")
         if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
             raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
         nested = [name for name, kind in self.schema.items() if DECIMAL.search(kind) and not DECIMAL.match(kind)]
@@ -90,6 +88,11 @@ class Files:
     def kind(self) -> Literal["transactional"]:
         """Files replay: the same bytes, or SourceChanged."""
         return "transactional"
+
+    @property
+    def separator(self) -> str:
+        """Return what stands between the values of a CSV record."""
+        return self.options.get("sep", self.options.get("delimiter", ","))
 
     @property
     def identity(self) -> str:
@@ -118,6 +121,7 @@ class Files:
             format=self.format,
             schema=self.schema,
             header=self.header,
+            separator=self.separator,
             options=self.options,
         )
 

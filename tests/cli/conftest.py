@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from jobs.pipelines import flights
 from state_store import Settings
-
-COMMAND = Path(sys.executable).with_name("tidegate")
+from tests.conftest import COMMAND
 
 
 @dataclass

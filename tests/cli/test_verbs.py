@@ -6,7 +6,8 @@ import sys
 import pytest
 from typer.main import get_command
 
-from tests.cli.conftest import COMMAND, CommandLine, write_flights
+from tests.cli.conftest import CommandLine, write_flights
+from tests.conftest import COMMAND
 from tidegate.cli import app
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ import pytest
 from psycopg2 import sql
 
 from state_store import Settings
+from tests.conftest import COMMAND
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 
 DAGS = Path(__file__).resolve().parent / "dags"
-COMMAND = Path(sys.executable).with_name("tidegate")
 PATIENCE_SECONDS = 120
 FILES_PER_BATCH = 15
 FLIGHTS_FROM_RAW_FILES = """

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -15,11 +14,10 @@ import psutil
 import pytest
 
 from state_store import Settings
+from tests.conftest import COMMAND
 from tidegate import stack as embedded
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, wait_until
 from tidegate.stack.layout import USUAL_PORTS, Layout
-
-TIDEGATE = Path(sys.executable).parent / "tidegate"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Stack:
     def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the command line as an operator does."""
         return subprocess.run(
-            [TIDEGATE, *arguments], env=self.environ | environ, capture_output=True, text=True, check=False, timeout=200
+            [COMMAND, *arguments], env=self.environ | environ, capture_output=True, text=True, check=False, timeout=200
         )
 
     def statuses(self) -> dict[str, embedded.ComponentStatus]:
@@ -142,7 +140,7 @@ def small(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> Stack
     for name in ("supervisor", "postgres", "spark"):
         (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "created": bystander.create_time() - 3600}))
     (run / "airflow-scheduler.json").write_text('{"pid": 12')  # the disk was full
-    both = [subprocess.Popen([TIDEGATE, "up", "--without-airflow"], env=stack.environ) for _ in range(2)]
+    both = [subprocess.Popen([COMMAND, "up", "--without-airflow"], env=stack.environ) for _ in range(2)]
     assert [up.wait(200) for up in both] == [0, 0]
     return stack
 

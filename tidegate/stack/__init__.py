@@ -141,11 +141,12 @@ def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watc
 
 
 def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
-    identity = RunFolder(folder).read("supervisor")
+    run = RunFolder(folder)
+    identity = run.read("supervisor")
     if identity is None or identity.process() is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((folder / "run" / "stack.status").read_text()))
+        return dict(json.loads(run.status_file.read_text()))
     return None
 
 
@@ -180,7 +181,7 @@ def _stop(folder: Path) -> int:
     components.end(components.members(run))
     for name in run.names():
         run.forget(name)
-    (folder / "run" / "stack.status").unlink(missing_ok=True)
+    run.status_file.unlink(missing_ok=True)
     return before
 
 

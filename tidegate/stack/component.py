@@ -75,12 +75,15 @@ class RunFolder:
         self.stack_folder = stack_folder
         self._folder = stack_folder / "run"
 
+    @property
+    def status_file(self) -> Path:
+        """Where the supervisor tells how it goes."""
+        return self._folder / "stack.status"
+
     def write(self, name: str, identity: Identity) -> None:
         """Remember a component's process, at once and whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f".{name}.tmp"
-        unfinished.write_text(json.dumps(asdict(identity)))
-        unfinished.rename(self._folder / f"{name}.json")
+        write_whole(self._folder / f"{name}.json", json.dumps(asdict(identity)))
 
     def read(self, name: str) -> Identity | None:
         """Return what was remembered; None if there is nothing, or nothing legible."""
@@ -131,6 +134,13 @@ def start(component: Component, stack_folder: Path) -> subprocess.Popen[bytes]:
         )
     RunFolder(stack_folder).write(component.name, Identity.of(process.pid))
     return process
+
+
+def write_whole(file: Path, content: str) -> None:
+    """Write a file so that whoever reads it sees the old content or the new, never half of it."""
+    unfinished = file.with_name(f".{file.name}.tmp")
+    unfinished.write_text(content)
+    unfinished.rename(file)
 
 
 def log_file(stack_folder: Path, name: str) -> Path:

@@ -48,9 +48,7 @@ class Layout:
             wanted = USUAL_PORTS
         ports = {name: components.reserve_port(wanted.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
         layout = cls._of(folder, ports)
-        unfinished = folder / ".stack.json.tmp"
-        unfinished.write_text(json.dumps({"ports": ports, "settings": layout.settings()}, indent=2))
-        unfinished.rename(folder / "stack.json")
+        components.write_whole(folder / "stack.json", json.dumps({"ports": ports, "settings": layout.settings()}, indent=2))
         return layout
 
     def settings(self) -> dict[str, str | int]:

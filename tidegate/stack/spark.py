@@ -32,11 +32,7 @@ class EmbeddedSpark:
         self._stager_passfile = stager_passfile
 
     def initialize(self) -> None:
-        """Write the token and the server's properties, readable by their owner only.
-
-        Raises: PermanentError without a Java that Spark runs on.
-        """
-        check_java()
+        """Write the token and the server's properties, readable by their owner only."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.token_file.exists():

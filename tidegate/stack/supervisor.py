@@ -84,6 +84,7 @@ class Supervisor:
     def __init__(self, home: Path, *, without_airflow: bool) -> None:
         self._ports = contextlib.ExitStack()  # held until this process ends
         self._layout = Layout.choose(home, self._ports)
+        self._run = RunFolder(self._layout.folder)
         self._without_airflow = without_airflow
         self._supervised: list[Supervised] = []
         self._failure: str | None = None
@@ -91,8 +92,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Start the stack, watch it, stop it."""
-        folder = self._layout.folder
-        RunFolder(folder).write("supervisor", Identity.of(os.getpid()))
+        self._run.write("supervisor", Identity.of(os.getpid()))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         with ThreadPoolExecutor(1) as background:
@@ -113,8 +113,8 @@ class Supervisor:
                     supervised.ask_to_stop()
                 for supervised in together:
                     supervised.stop()
-        (folder / "run" / "stack.status").unlink(missing_ok=True)
-        RunFolder(folder).forget("supervisor")
+        self._run.status_file.unlink(missing_ok=True)
+        self._run.forget("supervisor")
 
     def _start(self) -> None:
         """Start Postgres and Spark at once, Airflow when its database is ready; then Tidegate's own tables."""
@@ -158,10 +158,7 @@ class Supervisor:
                 for s in self._supervised
             },
         }
-        file = self._layout.folder / "run" / "stack.status"
-        unfinished = file.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(status))
-        unfinished.rename(file)
+        components.write_whole(self._run.status_file, json.dumps(status))
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._stopping.set()
