@@ -2,6 +2,7 @@
 
 from jobs.aggregates import Count, Max, Min, Sum
 from jobs.pipeline import Pipeline, State
-from jobs.sources import Files, Source
+from jobs.sources import Source
+from jobs.sources.files import Files
 
 __all__ = ["Count", "Files", "Max", "Min", "Pipeline", "Source", "State", "Sum"]

@@ -48,11 +48,11 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     Raises: the source's errors, DeclarationInvalid, MalformedRecord, BadKey, Overflow (all permanent); SparkUnavailable,
     StoreUnavailable (retryable); AttemptFenced.
     """
-    emitter = pipeline.source.emitter(attempt.source_metadata, store.settings)
+    emitter = pipeline.source.emitter(spark, store.settings)
     with _spark_errors(emitter, attempt):
         # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
         counted = Observation(f"source of {attempt}")
-        rows = emitter.emit_batch(spark).observe(counted, F.count(F.lit(1)).alias("rows"))
+        rows = emitter.emit_batch(attempt, attempt.source_metadata).observe(counted, F.count(F.lit(1)).alias("rows"))
         if pipeline.transform:
             rows = pipeline.transform(rows)
         staged: list[StagedPartition] = []
@@ -71,7 +71,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
                     )
                 staged.append(StagedPartition(name, answer.partition, answer.task_attempt, answer.rows, answer.digest))
         source_rows = int(counted.get["rows"])
-        emitter.verify_batch()
+        emitter.verify_batch(attempt, attempt.source_metadata)
     store.seal(attempt, staged, source_rows)
     logger.info("%s sealed: %d source rows, %d partials", attempt, source_rows, sum(p.rows for p in staged))
 

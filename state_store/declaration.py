@@ -19,6 +19,9 @@ COMBINER_VERSION = 1
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
 Merge = Literal["sum", "min", "max"]
+# What a source promises about replays, and what a state keeps to make use of it (SEMANTICS (a), Sources and States).
+SourceKind = Literal["transactional", "opaque", "non-transactional"]
+StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
 _RESERVED_COLUMNS = ("txid", "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
@@ -101,7 +104,7 @@ class PipelineSpec:
     """What the store knows of a pipeline."""
 
     name: str
-    source_kind: Literal["transactional"]
+    source_kind: SourceKind
     source_identity: str
     states: tuple[StateSpec, ...]
     version: int = 1

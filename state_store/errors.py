@@ -7,6 +7,13 @@
         StagingLost               the sealed rows are gone or damaged: process the batch again
         StoreUnavailable          no connection, a lock or statement timeout, a deadlock
         SparkUnavailable          the Spark server is away
+        SparkFailed               Spark gave up on the batch, for a reason that may pass
+        SourceUnavailable         the source does not answer
+          PartitionUnavailable    one of its partitions has vanished or cannot be reached
+        AttemptTimedOut           the attempt exceeded the pipeline's message timeout
+        RowsLost                  the acker's sums do not meet: not every row was fully processed
+        BatchRetried              a try at a batch has failed; the pipeline's policy wants another
+        PipelinePaused            somebody has paused the pipeline
       AttemptFenced               a newer attempt owns the batch; this one stops and its work never counts
       PermanentError              a person has to look; trying again cannot help
         UsageError                the request itself is wrong (exit code 2)
@@ -20,6 +27,7 @@
         DeclarationChanged        the pipeline's declaration no longer matches what was registered
         SourceUnreadable          a file or folder is missing, not readable, or not what it claims to be
         SourceChanged             a transactional source would replay other rows than it planned
+        RangeExpired              the source no longer has the rows that the batch would read
         MalformedRecord           a record that cannot be read as declared
         BadKey                    a key that cannot be stored: NULL, NUL character, too long
         Overflow                  a value outside its column's range
@@ -85,6 +93,34 @@ class SparkUnavailable(RetryableError):
     """The Spark server did not answer, or lost the work."""
 
 
+class SparkFailed(RetryableError):
+    """Spark gave up on the batch, for a reason that may pass."""
+
+
+class SourceUnavailable(RetryableError):
+    """The source does not answer."""
+
+
+class PartitionUnavailable(SourceUnavailable):
+    """A partition of the source has vanished or cannot be reached."""
+
+
+class AttemptTimedOut(RetryableError):
+    """The attempt exceeded the pipeline's message timeout."""
+
+
+class RowsLost(RetryableError):
+    """The acker's sums do not meet: not every row of the batch was fully processed."""
+
+
+class BatchRetried(RetryableError):
+    """A try at a batch has failed; the pipeline's policy wants another."""
+
+
+class PipelinePaused(RetryableError):
+    """Somebody has paused the pipeline."""
+
+
 class AttemptFenced(TidegateError):
     """A newer attempt owns the batch; this one stops and its work never counts (CONTRACT I4, I5)."""
 
@@ -135,6 +171,10 @@ class SourceUnreadable(PermanentError):
 
 class SourceChanged(PermanentError):
     """A transactional source would replay other rows than it planned (CONTRACT I11)."""
+
+
+class RangeExpired(PermanentError):
+    """The source no longer has the rows that the batch would read."""
 
 
 class MalformedRecord(PermanentError):

@@ -1,72 +1,127 @@
 """Sources: two questions, after Storm's ITridentSpout: "what is batch txid?" and "read it".
 
 The answer to the first is metadata, plain JSON data that the store freezes before anything is read. The second gets
-nothing but this metadata, so that every attempt reads the same rows.
+nothing but this metadata. What a source promises about a second attempt at the same txid is its kind:
+
+    transactional      the identical rows; each row in exactly one batch, none left out
+    opaque             perhaps other rows, but each row counts in exactly one batch: an attempt may leave out what cannot be
+                       reached now, and a later batch has it
+    non-transactional  nothing: rows may be lost or come twice
+
+A new source is one file: a frozen dataclass that inherits `Source`, its `Coordinator`, its `Emitter`. Sources made of
+partitions start from `jobs.sources.partitioned`. `jobs.testing` tells whether the result keeps the promise of its kind.
 """
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from jobs.sources.files import Files
-from state_store.declaration import SourceMetadata
-from state_store.errors import TidegateError
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import DeclarationInvalid, TidegateError
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Coordinator", "Emitter", "Files", "Source"]
+    from state_store.attempts import Attempt
+
+__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "Source"]
+
+# What `Emitter.emit_records` adds to each row: where the record stood, why it cannot be read (NULL: it can), its raw text.
+ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
 
 
 class Coordinator(Protocol):
     """Answers "what is batch txid?" for one plan; it may remember what it saw of the source meanwhile."""
+
+    def is_ready(self, txid: int) -> bool:
+        """Tell whether a new batch may be opened now. Not asked for a txid that has metadata: replays need no readiness."""
+        del txid
+        return True
 
     def initialize_transaction(
         self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
     ) -> SourceMetadata | None:
         """Return the metadata of batch txid, given that of txid - 1 (None for the first batch); None: nothing there yet.
 
-        `current_metadata` is what was saved for this txid before; a transactional source returns it unchanged.
+        `current_metadata` is what was saved for this txid before. A transactional source returns it unchanged. An opaque
+        one may cut the batch anew, always from where `previous_metadata` ends, and never returns None then: a batch
+        without rows has metadata too, so that the position is not lost.
 
-        Raises: SourceUnreadable, SourceChanged.
+        Raises: SourceUnavailable, SourceUnreadable, SourceChanged, RangeExpired.
         """
+
+    def success(self, txid: int) -> None:
+        """Take note that everything up to txid has committed; called before new batches are planned."""
+        del txid
 
 
 class Emitter(Protocol):
-    """Reads what the metadata of one batch names, and nothing else."""
+    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt."""
 
-    def emit_batch(self, spark: "SparkSession") -> "DataFrame":
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return exactly the rows of the batch; lazily, so failures may also come when the rows are computed.
 
-        Raises: SourceChanged, SourceUnreadable, MalformedRecord.
+        Raises: SourceChanged, SourceUnavailable, SourceUnreadable, RangeExpired, MalformedRecord.
         """
 
-    def verify_batch(self) -> None:
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows of `emit_batch` and those that it would refuse, with the columns ORIGIN, REFUSAL and PAYLOAD.
+
+        Asked for instead of `emit_batch` when the pipeline quarantines bad records. A source whose records cannot be
+        malformed keeps this; its rows then have no origin.
+        """
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+
+        nothing = F.lit(None).cast("string")
+        return self.emit_batch(attempt, metadata).withColumns({ORIGIN: nothing, REFUSAL: nothing, PAYLOAD: nothing})
+
+    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+        """Return quarantined raw records, rows of ORIGIN and PAYLOAD, as `emit_records` would return them today."""
+        del payloads
+        raise DeclarationInvalid(f"{type(self).__name__} has no malformed records, so it cannot read one again.")
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check after the rows were read that they were those of the metadata; the batch is sealed only then.
 
-        Raises: SourceChanged.
+        Raises: SourceChanged, RangeExpired.
         """
+        del attempt, metadata
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return what a Spark error means in the source's terms (which file, which line), None if it is not about it."""
+        del error
+        return None
 
 
 class Source(Protocol):
     """Where a pipeline's rows come from.
 
-    A transactional source gives the identical rows for a txid on every attempt, each row in exactly one batch, none left
-    out (SEMANTICS (a), Sources).
+    Its position is kept in the ledger under the pipeline's name, so that the same source may serve many pipelines.
     """
 
     @property
-    def kind(self) -> Literal["transactional"]:
+    def kind(self) -> SourceKind:
         """What the source promises about replays."""
 
     @property
     def identity(self) -> str:
-        """What is read, in words that change when another set of rows is meant."""
+        """What is read, in words that change when another set of rows is meant; no secrets: the ledger shows it."""
 
     def coordinator(self, settings: Settings) -> Coordinator:
-        """Return the coordinator for one plan."""
+        """Return the coordinator for one plan.
 
-    def emitter(self, metadata: SourceMetadata, settings: Settings) -> Emitter:
-        """Return the emitter for one attempt at the batch with this metadata."""
+        Raises: SourceUnavailable, SourceUnreadable.
+        """
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> Emitter:
+        """Return the emitter for one attempt."""
+
+    def ack(self, attempt: "Attempt", settings: Settings) -> None:
+        """Do what is due after the batch has committed, such as telling lag tools. Called at least once, also for old ones.
+
+        What it raises is logged and changes nothing: the batch counts.
+        """
+        del attempt, settings
+
+    def fail(self, attempt: "Attempt", error: Exception, settings: Settings) -> None:
+        """Do what is due after an attempt has failed. What it raises is logged and changes nothing."""
+        del attempt, error, settings

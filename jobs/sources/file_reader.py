@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from jobs.sources import file_content
+from jobs.sources import Emitter, file_content
+from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from state_store.attempts import Attempt
 
 SHOWN_RECORD_CHARACTERS = 200
 CORRUPT = "_tidegate_corrupt_record"
@@ -25,13 +28,13 @@ NO_VALUE = "\x01NULL"
 DECIMAL = re.compile(r"(?:decimal|dec|numeric)\b\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
 
 
-class FileReader:
+class FileReader(Emitter):
     """Reads the named files of a folder."""
 
     def __init__(
         self,
+        spark: "SparkSession",
         folder: Path,
-        files: list[dict[str, Any]],
         *,
         format: str,
         schema: Mapping[str, str],
@@ -39,8 +42,9 @@ class FileReader:
         separator: str,
         options: Mapping[str, str],
     ) -> None:
+        self._spark = spark
         self._folder = folder
-        self._files = files
+        self._files: list[dict[str, Any]] = []
         self._format = format
         self._schema = schema
         self._header = header
@@ -49,8 +53,9 @@ class FileReader:
         # Column and scale; read as text, because Spark rounds what has more digits.
         self._decimals = {name: int(kind[1] or 0) for name, text in schema.items() if (kind := DECIMAL.fullmatch(text.strip()))}
 
-    def emit_batch(self, spark: "SparkSession") -> "DataFrame":
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
+        spark, self._files = self._spark, metadata["files"]
         for file in self._files:
             self._check_planned(file)
             if self._format != "parquet":
@@ -64,9 +69,9 @@ class FileReader:
             return rows
         return self._read_csv(spark, paths) if self._format == "csv" else self._read_json(spark, paths)
 
-    def verify_batch(self) -> None:
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check the digests again: a file that changed during the read is found before the seal."""
-        for file in self._files:
+        for file in metadata["files"]:
             self._check_planned(file)
 
     def explain(self, error: Exception) -> TidegateError | None:

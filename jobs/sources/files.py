@@ -14,13 +14,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from jobs.sources import Coordinator, Source
 from jobs.sources.file_content import digest_of
 from jobs.sources.file_reader import DECIMAL, FileReader
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Format = Literal["parquet", "csv", "json", "text"]
 # What writers call files that are not finished, and what they leave beside those that are.
@@ -36,7 +40,7 @@ RESERVED_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Source):
     """A folder of files of one format, each read exactly once, in the order of their names.
 
     `folder` starts at the project folder if it is relative. A batch is the next `max_files` files, or fewer when they
@@ -113,11 +117,11 @@ class Files:
         names = glob.glob(self.glob, root_dir=folder, recursive=True)  # noqa: PTH207 - pathlib's is five times slower
         return FilesCoordinator(self, folder, sorted(name for name in names if not UNFINISHED.search(name)))
 
-    def emitter(self, metadata: SourceMetadata, settings: Settings) -> FileReader:
+    def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
         """Return what reads the files that the metadata names."""
         return FileReader(
+            spark,
             settings.home / self.folder,
-            metadata["files"],
             format=self.format,
             schema=self.schema,
             header=self.header,
@@ -126,7 +130,7 @@ class Files:
         )
 
 
-class FilesCoordinator:
+class FilesCoordinator(Coordinator):
     """Cuts one listing of the folder into batches."""
 
     def __init__(self, source: Files, folder: Path, names: list[str]) -> None:

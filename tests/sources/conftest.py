@@ -9,6 +9,7 @@ import pytest
 from jobs import Count, Files, Pipeline, State, Sum, phases
 from jobs.spark import spark_session
 from state_store import Settings, StateStore
+from state_store.attempts import Attempt
 from state_store.errors import TidegateError
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -42,10 +43,11 @@ class Inbox:
         metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
         assert files in (None, len(metadata["files"]))
-        emitter = source.emitter(metadata, self.settings)
+        attempt = Attempt("inbox", 1, 1, metadata)
         with spark_session(self.settings, "inbox") as spark:
-            rows = [tuple(row) for row in emitter.emit_batch(spark).collect()]
-        emitter.verify_batch()
+            emitter = source.emitter(spark, self.settings)
+            rows = [tuple(row) for row in emitter.emit_batch(attempt, metadata).collect()]
+        emitter.verify_batch(attempt, metadata)
         return sorted(rows, key=repr)
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:

@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 
 from jobs import Count, Files, Pipeline, State, phases
 from state_store import StateStore
+from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable
 from tests.sources.conftest import SCHEMA, Inbox
@@ -231,7 +232,9 @@ def test_any_file_name_is_read(inbox: Inbox) -> None:
     one_each = Files("inbox", format="csv", schema=SCHEMA, max_files=1)
     metadata = {"files": [file for file in plan(inbox, source)["files"] if file["name"] == "star*.csv"], "files_before": 0}
     with phases.spark_session(inbox.settings, "inbox") as spark:
-        assert [tuple(r) for r in one_each.emitter(metadata, inbox.settings).emit_batch(spark).collect()] == [("file", 4)]
+        emitter = one_each.emitter(spark, inbox.settings)
+        rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata).collect()
+    assert [tuple(row) for row in rows] == [("file", 4)]
 
 
 def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> None:
@@ -239,9 +242,12 @@ def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> No
     inbox.write("!first.csv", HEADER + "a,1\n")
     for name in NAMES_OF_FILES:
         file = inbox.write(name, HEADER + "a,1\nb,two\n")
-        emitter = CSV.emitter(plan(inbox, CSV), inbox.settings)
-        with phases.spark_session(inbox.settings, "inbox") as spark, pytest.raises(PySparkException) as failure:
-            emitter.emit_batch(spark).collect()
+        metadata = plan(inbox, CSV)
+        with phases.spark_session(inbox.settings, "inbox") as spark:
+            emitter = CSV.emitter(spark, inbox.settings)
+            rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+            with pytest.raises(PySparkException) as failure:
+                rows.collect()
         explained = emitter.explain(failure.value)
         assert isinstance(explained, MalformedRecord)
         assert str(explained).startswith(f"{file}, line 3: ")

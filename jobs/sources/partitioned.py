@@ -1,0 +1,96 @@
+"""Sources made of partitions: one slice per partition and batch, all slices of a batch frozen in one row.
+
+    metadata = {"partitions": {name: slice}, "idle": {name: last slice}}
+
+`partitions` is what the batch reads; `idle` is where the other known partitions stand, so that no position is ever lost.
+A partition that appears joins with the next new txid. One that vanishes or cannot be reached stops a transactional source
+with a named error, because its batch could not be replayed; an opaque source leaves it idle, and its rows come in a later
+batch (SEMANTICS (b), PartitionedTridentSpoutExecutor and OpaquePartitionedTridentSpoutExecutor).
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from functools import reduce
+from typing import TYPE_CHECKING, Protocol
+
+from jobs.sources import Coordinator, Emitter
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import PartitionUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from state_store.attempts import Attempt
+
+logger = logging.getLogger(__name__)
+
+
+class Partitions(Protocol):
+    """What the author of a partitioned source answers, as of one plan."""
+
+    def names(self) -> Collection[str]:
+        """Return the partitions that exist now.
+
+        Raises: SourceUnavailable if that cannot be found out.
+        """
+
+    def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
+        """Return what comes after the previous slice (None: the partition is new), None if there is nothing.
+
+        Raises: PartitionUnavailable, RangeExpired.
+        """
+
+
+class PartitionedCoordinator(Coordinator):
+    """Cuts a batch over all partitions, by the rules of the source's kind."""
+
+    def __init__(self, kind: SourceKind, partitions: Partitions) -> None:
+        self._kind = kind
+        self._partitions = partitions
+
+    def initialize_transaction(
+        self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
+    ) -> SourceMetadata | None:
+        """Return one slice for every partition that has something new; None if none has.
+
+        Raises: PartitionUnavailable if a transactional source misses one; what `next_slice` raises.
+        """
+        if current_metadata is not None and self._kind == "transactional":
+            return current_metadata
+        known = {**previous_metadata["idle"], **previous_metadata["partitions"]} if previous_metadata else {}
+        names = sorted(self._partitions.names())
+        if gone := sorted(known.keys() - set(names)):
+            self._miss(txid, PartitionUnavailable(f"Partition {', '.join(gone)} of the source has vanished."))
+        slices: dict[str, SourceMetadata] = {}
+        for name in names:
+            try:
+                following = self._partitions.next_slice(name, known.get(name))
+            except PartitionUnavailable as unavailable:
+                self._miss(txid, unavailable)
+                continue
+            if following is not None:
+                slices[name] = following
+        if not slices and current_metadata is None:
+            return None
+        return {"partitions": slices, "idle": {name: last for name, last in known.items() if name not in slices}}
+
+    def _miss(self, txid: int, unavailable: PartitionUnavailable) -> None:
+        if self._kind == "transactional":
+            raise unavailable
+        logger.warning("Batch %d goes without it: %s Its rows come in a later batch.", txid, unavailable)
+
+
+class PartitionedEmitter(Emitter):
+    """Reads a batch slice by slice with one function; for sources that cannot read all slices at once."""
+
+    def __init__(self, emit_slice: "Callable[[str, SourceMetadata], DataFrame]", empty: "Callable[[], DataFrame]") -> None:
+        self._emit_slice = emit_slice
+        self._empty = empty
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
+        """Return the rows of all slices.
+
+        Raises: PartitionUnavailable, and whatever the function raises.
+        """
+        rows = [self._emit_slice(name, found) for name, found in sorted(metadata["partitions"].items())]
+        return reduce(lambda one, other: one.unionByName(other), rows) if rows else self._empty()
