@@ -45,6 +45,9 @@ class Settings:
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
     spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
+    spark_packages: str = _setting("", "Maven packages (group:artifact:version, ...) that the embedded Spark loads")
+    kafka_bootstrap: str | None = _setting(None, "Kafka brokers (host:port, ...)")
+    kafka_properties_file: Path | None = _setting(None, "librdkafka properties file with how to log in to them")
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
     airflow_user: str = _setting("admin", "its user")
     airflow_password_file: Path | None = _setting(None, "file with that user's password")
@@ -113,6 +116,38 @@ class Settings:
         }
         return {**parameters, "passfile": str(self.pg_passfile)} if self.pg_passfile else parameters
 
+    def kafka_client(self) -> dict[str, str]:
+        """Return the configuration of a librdkafka client, secrets included: not to be shown or kept.
+
+        Raises: SettingsInvalid if no broker is set, or if the properties file cannot be read.
+        """
+        if not self.kafka_bootstrap:
+            raise SettingsInvalid(
+                "kafka_bootstrap is not set, so there is no Kafka to ask. Set it, or start one here: tidegate up --with kafka"
+            )
+        properties = _read_properties(self.kafka_properties_file) if self.kafka_properties_file else {}
+        return {**properties, "bootstrap.servers": self.kafka_bootstrap}
+
+    def kafka_java_client(self) -> dict[str, str]:
+        """Return the same for a Java client; Spark's options are these names after ``kafka.``.
+
+        Java has other names for what librdkafka calls ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
+        """
+        properties = self.kafka_client()
+        mechanism = properties.pop("sasl.mechanisms", None) or properties.get("sasl.mechanism", "")
+        user, password = properties.pop("sasl.username", None), properties.pop("sasl.password", None)
+        if mechanism:
+            properties["sasl.mechanism"] = mechanism
+        if user and password:
+            module = "scram.Scram" if mechanism.startswith("SCRAM") else "plain.Plain"
+            properties["sasl.jaas.config"] = (
+                f"org.apache.kafka.common.security.{module}LoginModule required "
+                f"username={_quoted(user)} password={_quoted(password)};"
+            )
+        if authority := properties.pop("ssl.ca.location", None):
+            properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
+        return properties
+
 
 def _project_folder() -> Path:
     """Return the nearest folder upwards that has a tidegate.toml or a running stack, else the current one."""
@@ -135,6 +170,25 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
     return content
 
 
+def _read_properties(file: Path) -> dict[str, str]:
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"kafka_properties_file {file} cannot be read: {error}. Mend it or name another.") from error
+    properties = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.partition("=")
+        if line and not line.startswith("#"):
+            if not equals:
+                raise SettingsInvalid(f"kafka_properties_file {file}: line {number} is not name=value. Mend it.")
+            properties[name.strip()] = value.strip()
+    return properties
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def _convert(name: str, kind: Any, raw: Any, origin: str, home: Path) -> Any:
     if kind is int:
         try:
@@ -146,4 +200,4 @@ def _convert(name: str, kind: Any, raw: Any, origin: str, home: Path) -> Any:
         return number
     if not isinstance(raw, str):
         raise SettingsInvalid(f"{name} must be a text in quotes, but {origin} says {raw!r}.")
-    return raw if kind is str else home / Path(raw).expanduser()
+    return raw if kind in {str, str | None} else home / Path(raw).expanduser()

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,8 +17,10 @@ from psycopg2 import sql
 import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
+from state_store.errors import PermanentError
 from state_store.settings import STACK_FOLDER
 from tidegate import stack as embedded
+from tidegate.stack import kafka, maven
 from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 
@@ -69,7 +71,30 @@ def free_port() -> Iterator[Callable[[], int]]:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
-    home = tmp_path_factory.mktemp("stack")
+    with running_stack(tmp_path_factory.mktemp("stack")) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of a running embedded stack of its own, without Airflow, with Kafka."""
+    fetch_kafka()
+    with running_stack(tmp_path_factory.mktemp("kafka_stack"), "kafka") as settings:
+        yield settings
+
+
+def fetch_kafka() -> None:
+    """Make sure that Kafka's libraries are in the user's cache; skip the test if they cannot be fetched."""
+    try:
+        maven.fetch(kafka.PACKAGES)
+        maven.fetch(kafka.SPARK_PACKAGES)
+    except PermanentError as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
+    """Run an embedded stack without Airflow in an empty folder; it is deleted in the end."""
     # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711)
@@ -77,7 +102,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         stack_file.write_text(json.dumps({"ports": {name: reserve_port(None, chosen) for name in USUAL_PORTS}}))
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     settings = Settings.load(environ)
-    embedded.up(settings, without_airflow=True)
+    embedded.up(settings, without_airflow=True, extras=extras)
     try:
         yield Settings.load(environ)
     finally:

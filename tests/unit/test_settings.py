@@ -20,7 +20,7 @@ def value_for(name: str, number: int) -> tuple[str, Any]:
     if kind is int:
         return str(1000 + number), 1000 + number
     text = f"/somewhere/{number}"
-    return text, text if kind is str else Path(text)
+    return text, text if kind in {str, str | None} else Path(text)
 
 
 def write_toml(home: Path, content: str) -> Path:
@@ -109,7 +109,7 @@ def test_a_variable_that_is_no_number_is_refused_by_its_name(tmp_path: Path, raw
 
 
 @pytest.mark.parametrize("raw", ["5", "true", "['a']", "{a = 1}"])
-@pytest.mark.parametrize("name", ["pg_host", "pg_passfile"])
+@pytest.mark.parametrize("name", ["pg_host", "pg_passfile", "kafka_bootstrap"])
 def test_a_text_that_is_none_is_refused_with_its_place(tmp_path: Path, name: str, raw: str) -> None:
     """A list or a number where a name or a file belongs is a mistake."""
     file = write_toml(tmp_path, f"{name} = {raw}")
@@ -183,6 +183,56 @@ def test_no_setting_is_a_password(tmp_path: Path) -> None:
     for f in dataclasses.fields(Settings):
         if any(word in f.name for word in ("pass", "secret", "token", "key")):
             assert f.name.endswith("file"), f"{f.name} would hold a secret"
+
+
+def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
+    """One properties file serves librdkafka, by its names, and Java, by its own; the settings show nothing of it."""
+    file = tmp_path / "kafka.properties"
+    file.write_text(
+        "# how to log in\n\nsecurity.protocol=SASL_SSL\nsasl.mechanism = SCRAM-SHA-256\n"
+        'sasl.username=reader\nsasl.password=open="sesame\\\nssl.ca.location=/etc/ca.pem\n'
+    )
+    settings = Settings(kafka_bootstrap="a:9092,b:9092", kafka_properties_file=file)
+
+    assert settings.kafka_client() == {
+        "bootstrap.servers": "a:9092,b:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "reader",
+        "sasl.password": 'open="sesame\\',
+        "ssl.ca.location": "/etc/ca.pem",
+    }
+    assert settings.kafka_java_client() == {
+        "bootstrap.servers": "a:9092,b:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="reader" password="open=\\"sesame\\\\";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/etc/ca.pem",
+    }
+    assert "sesame" not in repr(settings)
+
+
+def test_kafka_without_login_needs_no_file() -> None:
+    """A broker that asks for nothing is told nothing."""
+    settings = Settings(kafka_bootstrap="a:9092")
+
+    assert settings.kafka_client() == settings.kafka_java_client() == {"bootstrap.servers": "a:9092"}
+
+
+def test_kafka_without_a_broker_says_how_to_have_one(tmp_path: Path) -> None:
+    """What is missing is named: the setting, the file, or the line of the file that is none, without its content."""
+    file = tmp_path / "kafka.properties"
+
+    with pytest.raises(SettingsInvalid, match=r"kafka_bootstrap is not set.*tidegate up --with kafka"):
+        Settings(kafka_properties_file=file).kafka_client()
+    with pytest.raises(SettingsInvalid, match=f"kafka_properties_file {file} cannot be read"):
+        Settings(kafka_bootstrap="a:9092", kafka_properties_file=file).kafka_client()
+    file.write_text("security.protocol=SASL_SSL\nsesame\n")
+    with pytest.raises(SettingsInvalid, match=r"kafka\.properties: line 2 is not name=value") as refusal:
+        Settings(kafka_bootstrap="a:9092", kafka_properties_file=file).kafka_client()
+    assert "sesame" not in str(refusal.value)
 
 
 def test_every_setting_has_a_help_text() -> None:

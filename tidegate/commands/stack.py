@@ -16,6 +16,9 @@ STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "faile
 
 def up(
     without_airflow: Annotated[bool, typer.Option("--without-airflow", help="Start Postgres and Spark only.")] = False,
+    extras: Annotated[
+        list[str] | None, typer.Option("--with", metavar="NAME", help="Start this too, until `down`: kafka.")
+    ] = None,
     wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to wait for all components.")] = 300,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +34,14 @@ def up(
                 output.say(f"{status.name} is up ({time.monotonic() - started:.0f} s)")
                 shown.add(status.name)
 
-    statuses = stack.up(settings, without_airflow=without_airflow, wait_seconds=wait_seconds, watch=watch)
+    statuses = stack.up(
+        settings,
+        without_airflow=without_airflow,
+        extras=extras or (),
+        wait_seconds=wait_seconds,
+        watch=watch,
+        tell=output.say,
+    )
     if as_json:
         output.print_json([asdict(status) for status in statuses])
         return
@@ -41,6 +51,8 @@ def up(
         output.say(
             f"Airflow: {settings.airflow_url}, user {settings.airflow_user}, password in {settings.airflow_password_file}"
         )
+    if any(status.name == "kafka" for status in statuses):
+        output.say(f"Kafka: {settings.kafka_bootstrap}, how to log in is in {settings.kafka_properties_file}")
 
 
 def down(

@@ -1,4 +1,4 @@
-"""The embedded stack: Postgres, Spark Connect and Airflow on this machine, all below ``.tidegate``.
+"""The embedded stack: Postgres, Spark Connect, Airflow and, if wanted, Kafka on this machine, all below ``.tidegate``.
 
     up      one supervisor process in the background, which starts, watches and restarts the components
     status  what each component is doing
@@ -14,15 +14,16 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from state_store.errors import PermanentError, RetryableError
+from state_store.errors import PermanentError, RetryableError, UsageError
 from state_store.settings import Settings
 from tidegate.stack import component as components
+from tidegate.stack import kafka, maven
 from tidegate.stack.component import Component, RunFolder, log_file
-from tidegate.stack.layout import Layout
+from tidegate.stack.layout import EXTRAS, Layout, spark_packages
 from tidegate.stack.spark import check_java
 
 SUPERVISOR_SECONDS = 30
@@ -50,21 +51,38 @@ Watcher = Callable[[list[ComponentStatus]], None]
 
 
 def up(
-    settings: Settings, *, without_airflow: bool = False, wait_seconds: int = 300, watch: Watcher = lambda _statuses: None
+    settings: Settings,
+    *,
+    without_airflow: bool = False,
+    extras: Collection[str] = (),
+    wait_seconds: int = 300,
+    watch: Watcher = lambda _statuses: None,
+    tell: maven.Teller = lambda _text: None,
 ) -> list[ComponentStatus]:
     """Start whatever of the stack does not run and wait until all of it is well. Quick if it already is.
 
-    Raises: PermanentError (no Java, a component that cannot start) and StackUnavailable, both naming component and log.
+    Extras are wanted from then on, until `down`. What they need from Maven Central is fetched before anything is stopped.
+
+    Raises: UsageError (an extra that there is not), PermanentError (no Java, no Maven Central, a component that cannot start)
+    and StackUnavailable, the latter naming component and log.
     """
+    if unknown := sorted(set(extras) - set(EXTRAS)):
+        raise UsageError(f"There is no {', '.join(unknown)} to start the stack with. There is: {', '.join(EXTRAS)}.")
     check_java()
     folder = settings.stack_folder
     folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     with _only_one(folder):
+        wanted = sorted({*extras, *_extras(settings.home)})
+        maven.fetch(spark_packages(settings, wanted), tell)
+        if "kafka" in wanted:
+            maven.fetch(kafka.PACKAGES, tell)
         status = _supervisor_status(folder)
-        gave_up = status and any(known["gave_up"] for known in status["components"].values())
-        if status is None or (status["without_airflow"] and not without_airflow) or status["failure"] or gave_up:
+        if status is None or status["failure"] or any(known["gave_up"] for known in status["components"].values()):
             _stop(folder)
-            _start_supervisor(settings.home, without_airflow)
+            _start_supervisor(settings.home, without_airflow, wanted)
+        elif (status["without_airflow"] and not without_airflow) or not set(wanted) <= set(status.get("extras", ())):
+            _stop(folder)
+            _start_supervisor(settings.home, without_airflow and status["without_airflow"], wanted)  # what is well stays
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
@@ -78,6 +96,8 @@ def down(settings: Settings, *, delete_data: bool = False) -> int:
         return 0
     with _only_one(folder):
         ended = _stop(folder)
+        with contextlib.suppress(FileNotFoundError):
+            Layout.load(settings.home).forget_extras()
         if delete_data:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(Layout.load(settings.home).postgres.data)  # elsewhere, if root runs the stack
@@ -97,12 +117,26 @@ def status(settings: Settings) -> list[ComponentStatus]:
 
 
 def _wanted(layout: Layout, *, without_airflow: bool) -> list[Component]:
-    return [layout.postgres.component(), layout.spark.component(), *([] if without_airflow else layout.airflow.components())]
+    extras = [layout.kafka.component()] if "kafka" in layout.extras else []
+    airflow = [] if without_airflow else layout.airflow.components()
+    return [layout.postgres.component(), layout.spark.component(), *extras, *airflow]
+
+
+def _extras(home: Path) -> tuple[str, ...]:
+    """Return the extras that are wanted since an earlier `up`."""
+    try:
+        return Layout.load(home).extras
+    except FileNotFoundError:
+        return ()
 
 
 def _status_of(layout: Layout, component: Component, supervised: dict | None) -> ComponentStatus:  # type: ignore[type-arg]
     known = (supervised or {"components": {}})["components"].get(component.name, {})
-    address = {"postgres": f"127.0.0.1:{layout.ports['postgres']}", "spark": f"sc://localhost:{layout.ports['spark']}"}
+    address = {
+        "postgres": f"127.0.0.1:{layout.ports['postgres']}",
+        "spark": f"sc://localhost:{layout.ports['spark']}",
+        "kafka": layout.kafka.bootstrap,
+    }
     reason = known.get("gave_up")
     state = "gave up" if reason else "stopped" if supervised is None else "starting"
     if state == "starting" and known.get("pid") and (reason := component.check()) is None:
@@ -150,7 +184,7 @@ def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
     return None
 
 
-def _start_supervisor(home: Path, without_airflow: bool) -> None:
+def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]) -> None:
     folder = home / ".tidegate"
     log = log_file(folder, "supervisor")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +194,7 @@ def _start_supervisor(home: Path, without_airflow: bool) -> None:
         "tidegate.stack.supervisor",
         str(home),
         *(["--without-airflow"] if without_airflow else []),
+        *extras,
     ]
     process = components.start(Component("supervisor", command, lambda: None), folder)
     if not components.wait_until(

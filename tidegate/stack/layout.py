@@ -2,12 +2,14 @@
 
 import contextlib
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from state_store.settings import STACK_FOLDER, Settings
 from tidegate.stack import component as components
 from tidegate.stack.airflow import USER, EmbeddedAirflow
+from tidegate.stack.kafka import SPARK_PACKAGES, EmbeddedKafka
 from tidegate.stack.postgres import EmbeddedPostgres
 from tidegate.stack.spark import EmbeddedSpark
 
@@ -15,7 +17,10 @@ USUAL_PORTS = {
     "postgres": 15432,  # not 5432, where an installed Postgres may come and go
     "spark": 15002,
     "airflow": 8080,
+    "kafka": 19092,  # not 9092, as for Postgres
+    "kafka_controller": 19093,
 }
+EXTRAS = ("kafka",)
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,17 @@ class Layout:
     postgres: EmbeddedPostgres
     spark: EmbeddedSpark
     airflow: EmbeddedAirflow
+    kafka: EmbeddedKafka
+    extras: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, home: Path) -> "Layout":
         """Return the layout that `choose` wrote down."""
         content = json.loads((home / STACK_FOLDER / "stack.json").read_text())
-        return cls._of(home / STACK_FOLDER, content["ports"])
+        return cls._of(home / STACK_FOLDER, {**USUAL_PORTS, **content.get("ports", {})}, content.get("extras", ()))
 
     @classmethod
-    def choose(cls, home: Path, until: contextlib.ExitStack) -> "Layout":
+    def choose(cls, home: Path, until: contextlib.ExitStack, extras: Collection[str] = ()) -> "Layout":
         """Choose ports, the ones of last time if they are free, and write the settings that lead to them.
 
         The ports are this stack's until `until` closes.
@@ -47,12 +54,18 @@ class Layout:
         except (OSError, ValueError, KeyError):
             wanted = USUAL_PORTS
         ports = {name: components.reserve_port(wanted.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
-        layout = cls._of(folder, ports)
-        components.write_whole(folder / "stack.json", json.dumps({"ports": ports, "settings": layout.settings()}, indent=2))
+        layout = cls._of(folder, ports, extras)
+        layout._write()
         return layout
+
+    def forget_extras(self) -> None:
+        """Write down that only the usual components are wanted; the ports of the others stay theirs."""
+        if self.extras:
+            replace(self, extras=())._write()
 
     def settings(self) -> dict[str, str | int]:
         """Return Tidegate's settings for this stack, by their names."""
+        kafka = {"kafka_bootstrap": self.kafka.bootstrap, "kafka_properties_file": str(self.kafka.client_properties)}
         return {
             "pg_host": "127.0.0.1",
             "pg_port": self.ports["postgres"],
@@ -63,6 +76,7 @@ class Layout:
             "airflow_url": self.airflow.url,
             "airflow_user": USER,
             "airflow_password_file": str(self.airflow.password_file),
+            **(kafka if "kafka" in self.extras else {}),
         }
 
     def migrate(self) -> None:
@@ -73,8 +87,21 @@ class Layout:
         settings = Settings.load({"TIDEGATE_HOME": str(self.folder.parent)})
         migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
 
+    def _write(self) -> None:
+        content = {"ports": self.ports, "extras": self.extras, "settings": self.settings()}
+        components.write_whole(self.folder / "stack.json", json.dumps(content, indent=2))
+
     @classmethod
-    def _of(cls, folder: Path, ports: dict[str, int]) -> "Layout":
+    def _of(cls, folder: Path, ports: dict[str, int], extras: Collection[str]) -> "Layout":
         postgres = EmbeddedPostgres(folder, ports["postgres"])
         spark = EmbeddedSpark(folder, ports["spark"], postgres.stager_passfile)
-        return cls(folder, ports, postgres, spark, EmbeddedAirflow(folder, ports, ports["postgres"], postgres.passfile))
+        airflow = EmbeddedAirflow(folder, ports, ports["postgres"], postgres.passfile)
+        return cls(folder, ports, postgres, spark, airflow, EmbeddedKafka(folder, ports), tuple(extras))
+
+
+def spark_packages(settings: Settings, extras: Collection[str]) -> list[str]:
+    """Return the Maven packages that Spark loads: what the settings name, and what the extras need if they do not name it."""
+    packages = [package.strip() for package in settings.spark_packages.split(",") if package.strip()]
+    if "kafka" in extras and not any("spark-sql-kafka" in package for package in packages):
+        packages += SPARK_PACKAGES
+    return packages

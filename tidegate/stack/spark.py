@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,8 +32,8 @@ class EmbeddedSpark:
         self._properties = stack_folder / "secrets" / "spark.conf"
         self._stager_passfile = stager_passfile
 
-    def initialize(self) -> None:
-        """Write the token and the server's properties, readable by their owner only."""
+    def initialize(self, jars: Sequence[Path] = ()) -> None:
+        """Write the token and the server's properties, readable by their owner only; the server will load these jars too."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.token_file.exists():
@@ -56,14 +57,13 @@ class EmbeddedSpark:
             # Sessions are shared by all batches of a pipeline: they must outlive the night (jobs.spark).
             "spark.connect.session.manager.defaultSessionTimeout": "30d",
         }
+        if jars:
+            properties["spark.jars"] = ",".join(map(str, jars))
         write_secret(self._properties, "".join(f"{name} {value}\n" for name, value in properties.items()))
 
     def component(self) -> Component:
         """Return how to start the server."""
-        package = find_spec("pyspark")
-        if package is None or not package.submodule_search_locations:
-            raise PermanentError("Spark is not installed. Run: make setup")
-        home = Path(package.submodule_search_locations[0])
+        home = spark_home()
         command = [home / "bin" / "spark-submit", "--properties-file", self._properties, "--class", SERVER_CLASS]
         environment = {
             "SPARK_HOME": str(home),
@@ -80,6 +80,20 @@ class EmbeddedSpark:
             folder=self.folder,
             deadline_seconds=120,
         )
+
+
+def spark_home() -> Path:
+    """Return the folder of the installed Spark."""
+    package = find_spec("pyspark")
+    if package is None or not package.submodule_search_locations:
+        raise PermanentError("Spark is not installed. Run: make setup")
+    return Path(package.submodule_search_locations[0])
+
+
+def java_program() -> str:
+    """Return how to call the Java that `check_java` has found good."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
 
 
 def check_java() -> None:

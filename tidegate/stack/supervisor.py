@@ -1,6 +1,6 @@
 """The supervisor: starts the components in their order, restarts what dies, and ends everything when it is told to.
 
-Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow]`` by `tidegate up`. It tells how it goes in
+Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow] [EXTRA ...]`` by `tidegate up`. It tells how it goes in
 ``.tidegate/run/stack.status``, one JSON document; `tidegate status` and `up` read it.
 """
 
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -20,9 +21,11 @@ from types import FrameType
 import psutil
 
 from state_store.errors import PermanentError, TidegateError
+from state_store.settings import Settings
 from tidegate.stack import component as components
+from tidegate.stack import maven
 from tidegate.stack.component import Component, Identity, RunFolder
-from tidegate.stack.layout import Layout
+from tidegate.stack.layout import Layout, spark_packages
 
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
@@ -81,9 +84,9 @@ class Supervised:
 class Supervisor:
     """Runs one stack until it is told to stop."""
 
-    def __init__(self, home: Path, *, without_airflow: bool) -> None:
+    def __init__(self, home: Path, *, without_airflow: bool, extras: Collection[str]) -> None:
         self._ports = contextlib.ExitStack()  # held until this process ends
-        self._layout = Layout.choose(home, self._ports)
+        self._layout = Layout.choose(home, self._ports, extras)
         self._run = RunFolder(self._layout.folder)
         self._without_airflow = without_airflow
         self._supervised: list[Supervised] = []
@@ -117,12 +120,18 @@ class Supervisor:
         self._run.forget("supervisor")
 
     def _start(self) -> None:
-        """Start Postgres and Spark at once, Airflow when its database is ready; then Tidegate's own tables."""
+        """Start Postgres, Spark and the extras at once, Airflow when its database is ready; then Tidegate's own tables."""
         postgres, spark, airflow = self._layout.postgres, self._layout.spark, self._layout.airflow
-        spark.initialize()
+        settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
+        packages = spark_packages(settings, self._layout.extras)
+        maven.fetch(packages)
+        spark.initialize(maven.spark_jars(packages))
         postgres.initialize()
         self._supervise(postgres.component())
         self._supervise(spark.component())
+        if "kafka" in self._layout.extras:
+            self._layout.kafka.initialize()
+            self._supervise(self._layout.kafka.component())
         self._await(postgres.component())
         postgres.bootstrap()
         with ThreadPoolExecutor(1) as both:
@@ -148,6 +157,7 @@ class Supervisor:
     def _report(self) -> None:
         status = {
             "without_airflow": self._without_airflow,
+            "extras": self._layout.extras,
             "failure": self._failure,
             "components": {
                 s.component.name: {
@@ -174,4 +184,6 @@ def _rest_of_session(session: int) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    Supervisor(Path(sys.argv[1]), without_airflow="--without-airflow" in sys.argv).run()
+    home, *words = sys.argv[1:]
+    wanted = [word for word in words if word != "--without-airflow"]
+    Supervisor(Path(home), without_airflow="--without-airflow" in words, extras=wanted).run()

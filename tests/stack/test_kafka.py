@@ -1,0 +1,306 @@
+"""`tidegate up --with kafka`: a real broker with real libraries from Maven Central, reached with its password only."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from jobs.spark import spark_session
+from state_store import Settings
+from tests.conftest import fetch_kafka
+from tests.stack.conftest import Stack
+from tests.stack.test_stack import assert_ends
+from tidegate import stack as embedded
+from tidegate.stack import kafka, maven
+from tidegate.stack.component import wait_until
+from tidegate.stack.layout import Layout
+
+PARTITIONS = 8
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def with_kafka(new_stack: Callable[[str], Stack]) -> Stack:
+    """A stack without Airflow in a folder with a difficult name, to which Kafka was added while it ran."""
+    fetch_kafka()
+    stack = new_stack("Zürich à la carte")
+    embedded.up(stack.settings, without_airflow=True)
+    embedded.up(stack.settings, without_airflow=True, extras=["kafka"])
+    return stack
+
+
+@pytest.fixture
+def running(with_kafka: Stack) -> Stack:
+    """The same stack, made whole if the test before left it otherwise."""
+    embedded.up(with_kafka.settings, without_airflow=True, extras=["kafka"])
+    return with_kafka
+
+
+def create_topic(settings: Settings, name: str) -> None:
+    """Create a topic."""
+    admin = AdminClient(settings.kafka_client())
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SECONDS)
+
+
+def produce(settings: Settings, topic: str, values: range) -> None:
+    """Write numbers to a topic, in turn to each partition, and wait until the broker has them."""
+    producer = Producer(settings.kafka_client())
+    for value in values:
+        producer.produce(topic, str(value), partition=value % PARTITIONS)
+    assert producer.flush(SECONDS) == 0
+
+
+def consume(settings: Settings, topic: str, group: str, count: int) -> list[tuple[int, int]]:
+    """Read that many partitions and numbers as a new consumer group."""
+    consumer = Consumer({**settings.kafka_client(), "group.id": group, "auto.offset.reset": "earliest"})
+    found: list[tuple[int, int]] = []
+
+    def has_all() -> bool:
+        found.extend((message.partition(), int(message.value())) for message in consumer.consume(count, 0.5))
+        return len(found) >= count
+
+    try:
+        consumer.subscribe([topic])
+        assert wait_until(has_all, SECONDS), found
+    finally:
+        consumer.close()
+    return sorted(found)
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
+
+
+def test_kafka_is_added_to_a_running_stack(running: Stack) -> None:
+    """Kafka is a component like the others, and the settings lead to it; a plain `up` leaves it where it is."""
+    before = running.statuses()
+    assert list(before) == ["postgres", "spark", "kafka"]
+    assert {status.state for status in before.values()} == {"up"}
+    assert before["kafka"].address == running.settings.kafka_bootstrap
+
+    done = running.tidegate("up", "--without-airflow")
+
+    assert done.returncode == 0, done.stderr
+    assert str(running.settings.kafka_properties_file) in done.stderr.replace("\n", "")
+    assert running.statuses() == before
+
+
+def test_a_topic_is_written_and_read(running: Stack) -> None:
+    """With the generated credentials a topic of several partitions is made, written and read."""
+    create_topic(running.settings, "numbers")
+    produce(running.settings, "numbers", range(1000))
+
+    assert consume(running.settings, "numbers", "readers", 1000) == sorted((n % PARTITIONS, n) for n in range(1000))
+
+
+def test_a_topic_that_was_not_made_is_not_made_by_accident(running: Stack) -> None:
+    """A misspelt topic is an error, not an empty topic."""
+    refused: list[object] = []
+    producer = Producer(running.settings.kafka_client() | {"message.timeout.ms": "5000"})
+    producer.produce("nmubers", "1", on_delivery=lambda error, _message: refused.append(error))
+    producer.flush(SECONDS)
+
+    assert len(refused) == 1
+    assert refused[0] is not None
+    assert "nmubers" not in AdminClient(running.settings.kafka_client()).list_topics(timeout=SECONDS).topics
+
+
+@pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}, {"sasl.username": "root"}])
+def test_who_does_not_know_the_password_is_refused(change: dict[str, str], running: Stack) -> None:
+    """Without login, with another password or as somebody else nobody gets in; the controller is closed to all."""
+    right = running.settings.kafka_client()
+    controller = {"bootstrap.servers": f"127.0.0.1:{Layout.load(running.home).ports['kafka_controller']}"}
+
+    assert AdminClient(right).list_topics(timeout=SECONDS).brokers
+    for address in ({}, controller):
+        with pytest.raises(KafkaException):
+            AdminClient({**right, **change, **address, "log_level": 0}).list_topics(timeout=3)
+
+
+def test_the_broker_listens_on_loopback_only(running: Stack) -> None:
+    """Neither the broker nor its controller can be reached from another machine."""
+    listening = [
+        c for c in psutil.Process(running.statuses()["kafka"].pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
+    ]
+    ports = Layout.load(running.home).ports
+
+    assert {c.laddr.port for c in listening} == {ports["kafka"], ports["kafka_controller"]}
+    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+
+
+def test_kafkas_secrets_are_in_private_files_only(running: Stack) -> None:
+    """Passwords are in files that only their owner reads: no argument, no environment, no log, no setting tells them."""
+    folder = running.folder / "secrets"
+    secrets = {name: (folder / name).read_text() for name in ("kafka_tidegate_password", "kafka_controller_password")}
+    texts = {str(log): log.read_text(errors="replace") for log in (running.folder / "logs").iterdir()}
+    texts |= {name: (running.folder / name).read_text() for name in ("stack.json", "run/stack.status")}
+    for process in running.processes():
+        with suppress(psutil.Error):
+            texts[f"process {process.pid}"] = "\0".join([*process.cmdline(), *process.environ().values()])
+
+    assert min(len(secret) for secret in secrets.values()) >= 20
+    assert secrets["kafka_tidegate_password"] == running.settings.kafka_client()["sasl.password"]
+    assert {file.name for file in folder.iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
+    assert stat.S_IMODE((running.folder / "kafka").stat().st_mode) == 0o700
+    assert str(running.folder / "logs" / "kafka.log") in texts
+    assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
+    assert not (folder / "kafka_format_arguments").exists()
+
+
+def test_a_killed_broker_comes_back_with_its_data(running: Stack) -> None:
+    """After kill -9 the supervisor starts the broker again; what it had confirmed is there, the others did not notice."""
+    before = running.statuses()
+    create_topic(running.settings, "kept")
+    produce(running.settings, "kept", range(100))
+
+    after = running.kill("kafka")
+
+    assert after.restarts == before["kafka"].restarts + 1
+    assert {n: s for n, s in running.statuses().items() if n != "kafka"} == {n: s for n, s in before.items() if n != "kafka"}
+    assert consume(running.settings, "kept", "after", 100) == sorted((n % PARTITIONS, n) for n in range(100))
+
+
+def test_a_broker_that_does_not_answer_is_not_well(running: Stack) -> None:
+    """A broker that is stopped still listens; `status` says that it does not answer."""
+    process = psutil.Process(running.statuses()["kafka"].pid)
+    process.suspend()
+    try:
+        said = running.statuses()["kafka"]
+    finally:
+        process.resume()
+
+    assert said.state == "starting"
+    assert "does not answer" in said.reason
+    assert wait_until(lambda: running.statuses()["kafka"].state == "up", SECONDS)
+
+
+def test_spark_reads_a_topic(running: Stack) -> None:
+    """The Connect server has the connector: it reads a topic in one batch, with the options that the settings give."""
+    create_topic(running.settings, "spark")
+    produce(running.settings, "spark", range(1000))
+    options = {f"kafka.{name}": value for name, value in running.settings.kafka_java_client().items()}
+
+    with spark_session(running.settings, "kafka") as spark:
+        read = spark.read.format("kafka").options(**options, subscribe="spark", startingOffsets="earliest")
+        rows = read.load().selectExpr("partition", "CAST(CAST(value AS STRING) AS INT) AS number").collect()
+
+    assert sorted(map(tuple, rows)) == sorted((n % PARTITIONS, n) for n in range(1000))
+
+
+def test_down_ends_the_broker_and_up_finds_its_data(running: Stack) -> None:
+    """`down` leaves no process and ends the wish for Kafka; whoever wants it again needs no network and finds the topics."""
+    create_topic(running.settings, "lasting")
+    produce(running.settings, "lasting", range(10))
+    assert_ends(running)
+    assert list(running.statuses()) == ["postgres", "spark", *(n for n in running.statuses() if n.startswith("airflow"))]
+    assert running.settings.kafka_bootstrap is None
+
+    done = running.tidegate("up", "--without-airflow", "--with", "kafka", JAVA_TOOL_OPTIONS=NO_NETWORK)
+
+    assert done.returncode == 0, done.stderr
+    assert "Fetching" not in done.stderr
+    assert len(consume(running.settings, "lasting", "later", 10)) == 10
+
+
+def test_a_killed_supervisor_does_not_make_kafka_forgotten(running: Stack) -> None:
+    """After kill -9 of the supervisor a plain `up` brings the broker back too."""
+    running.supervisor().kill()
+
+    embedded.up(running.settings, without_airflow=True)
+
+    assert {name: status.state for name, status in running.statuses().items()}["kafka"] == "up"
+
+
+def test_an_extra_that_there_is_not_is_refused(new_stack: Callable[[str], Stack]) -> None:
+    """The refusal lists what there is; nothing is started."""
+    stack = new_stack("misspelt")
+
+    done = stack.tidegate("up", "--with", "kafak")
+
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "tidegate: There is no kafak to start the stack with. There is: kafka.",
+    )
+    assert not stack.folder.exists()
+
+
+# -- the libraries -----------------------------------------------------------------------------------------------------
+
+# A proxy that nobody is: Java gets nowhere, and nothing else is hindered.
+NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
+SMALL = "org.slf4j:slf4j-simple:1.7.36"
+FETCH = "import sys; from tidegate.stack import maven; maven.fetch(sys.argv[1:], print); print('done')"
+
+
+def fetch(cache: Path, *packages: str, **environ: str) -> "subprocess.Popen[str]":
+    """Start to fetch packages into a cache, in a process of its own."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **environ}
+    return subprocess.Popen(
+        [sys.executable, "-c", FETCH, *packages], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Stack], tmp_path: Path) -> None:
+    """What cannot be fetched is named, with the reason and the ways out; nothing is started, nothing half-made is kept."""
+    stack = new_stack("offline")
+
+    done = stack.tidegate("up", "--with", "kafka", JAVA_TOOL_OPTIONS=NO_NETWORK, XDG_CACHE_HOME=str(tmp_path))
+
+    said = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
+    assert done.returncode == 1
+    assert len(said) == 1
+    assert "spark-sql-kafka" in said[0]
+    assert "Connection refused" in said[0]
+    assert "JAVA_TOOL_OPTIONS" in said[0]
+    assert str(tmp_path) in said[0]
+    assert "Traceback" not in done.stderr
+    assert [path for path in (tmp_path / "tidegate" / "jars").iterdir() if path.suffix != ".lock"] == []
+    assert not (stack.folder / "run").exists()
+
+
+def test_two_who_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
+    """One of them fetches; both find all of it, and nothing else is left in the cache. Later nobody needs a network."""
+    left_over = tmp_path / "tidegate" / "jars" / f"{maven.folder([SMALL]).name}.unfinished-1"
+    left_over.mkdir(parents=True)  # somebody was killed
+    both = [fetch(tmp_path, SMALL) for _ in range(2)]
+    answers = [process.communicate(timeout=200) for process in both]
+    if refused := next((error for _, error in answers if "cannot be fetched from Maven Central" in error), None):
+        pytest.skip(refused.splitlines()[-1])
+
+    said = sorted(text.splitlines() for text, _ in answers)
+    assert said == [["Fetching org.slf4j:slf4j-simple:1.7.36 from Maven Central, this once", "done"], ["done"]]
+    (found,) = [path for path in left_over.parent.iterdir() if path.is_dir()]
+    assert {jar.name for jar in found.iterdir()} == {"slf4j-simple-1.7.36.jar", "slf4j-api-1.7.36.jar"}
+    assert fetch(tmp_path, SMALL, JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[0] == "done\n"
+
+
+def test_what_is_no_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
+    """A misspelt setting is shown, with the form that is wanted; nothing is started."""
+    stack = new_stack("no-package")
+
+    done = stack.tidegate("up", TIDEGATE_SPARK_PACKAGES="org.slf4j:slf4j-simple")
+
+    assert done.returncode == 1
+    assert done.stderr.strip() == "tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version."
+
+
+def test_the_setting_adds_to_what_kafka_needs() -> None:
+    """Packages of the setting are loaded with the connector, unless the setting names a connector itself."""
+    assert embedded.spark_packages(Settings(), []) == []
+    assert embedded.spark_packages(Settings(spark_packages=f"{SMALL}, "), ["kafka"]) == [SMALL, *kafka.SPARK_PACKAGES]
+    own = "org.apache.spark:spark-sql-kafka-0-10_2.13:9.9.9"
+    assert embedded.spark_packages(Settings(spark_packages=own), ["kafka"]) == [own]
+
+
+def test_the_fixture_leads_to_kafka(kafka_stack: Settings) -> None:
+    """Other tests find a broker by their settings."""
+    assert AdminClient(kafka_stack.kafka_client()).list_topics(timeout=SECONDS).brokers
+    assert json.loads((kafka_stack.stack_folder / "stack.json").read_text())["extras"] == ["kafka"]

@@ -1,0 +1,116 @@
+"""Java libraries from Maven Central, each fetched once per user; the resolver is the Ivy that pyspark brings along.
+
+What is in the cache is whole: it is fetched into a folder of its own, and renamed when nothing is missing.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from state_store.errors import PermanentError, SettingsInvalid
+from tidegate.stack.spark import java_program, spark_home
+
+COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
+FETCH_SECONDS = 600
+SERVER_ERROR = re.compile(r"Server access error at url \S+ \((.+)\)")
+
+Teller = Callable[[str], None]
+
+
+def spark_jars(packages: Sequence[str]) -> list[Path]:
+    """Return the jars of fetched packages that Spark does not have itself: it copies each whenever it starts."""
+    shipped = {_artifact(jar) for jar in (spark_home() / "jars").glob("*.jar")}
+    fetched = sorted(folder(packages).glob("*.jar")) if packages else []
+    return [jar for jar in fetched if _artifact(jar) not in shipped]
+
+
+def folder(packages: Sequence[str]) -> Path:
+    """Return where the jars of these packages are, or will be: one folder for all, because they agree on versions."""
+    first = "-".join(packages[0].split(":")[1:])
+    return _cache() / f"{first}-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}"
+
+
+def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
+    """Put packages, given as ``group:artifact:version``, and all they need into the cache; quick if they are there.
+
+    Whoever else fetches the same is waited for. If the process dies, the next one fetches anew.
+
+    Raises: SettingsInvalid (no coordinates), PermanentError (they cannot be fetched), which says what to do.
+    """
+    if wrong := [package for package in packages if not COORDINATES.fullmatch(package)]:
+        raise SettingsInvalid(f"{wrong[0]!r} is no Maven package: write group:artifact:version.")
+    if not packages or (target := folder(packages)).is_dir():
+        return
+    with _only_one(target):
+        if not target.is_dir():
+            tell(f"Fetching {', '.join(packages)} from Maven Central, this once")
+            for left_over in target.parent.glob(f"{target.name}.unfinished-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f"{target.name}.unfinished-", dir=target.parent) as unfinished:
+                _resolve(packages, Path(unfinished), target)
+                (Path(unfinished) / "jars").rename(target)
+
+
+def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
+    """Fetch into ``workplace/jars``."""
+    wanted = workplace / "ivy.xml"
+    named = [package.split(":") for package in packages]
+    dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
+    # As with Maven, a version that is named goes before one that somebody needs; Ivy would take the newer.
+    dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
+    wanted.write_text(
+        '<ivy-module version="2.0"><info organisation="tidegate" module="packages"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{"".join(dependencies)}</dependencies>'
+        "</ivy-module>"
+    )
+    command = [java_program(), f"-Divy.default.ivy.user.dir={workplace}", "-jar", _ivy(), "-ivy", wanted]
+    # A cache of its own: two Ivys in one cache would read each other's half-written files.
+    command += ["-cache", workplace / "cache", "-confs", "default", "-types", "jar", "bundle"]
+    command += ["-retrieve", workplace / "jars" / "[artifact]-[revision](-[classifier]).[ext]"]
+    advice = (
+        "Connect this machine to Maven Central once (behind a proxy: set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=... "
+        f"-Dhttps.proxyPort=...), or copy {target} from a machine that has it; then try again."
+    )
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command, no shell
+            list(map(str, command)), capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PermanentError(f"{', '.join(packages)} could not be fetched within {FETCH_SECONDS} s. {advice}") from error
+    if done.returncode:
+        unreachable = SERVER_ERROR.search(done.stdout + done.stderr)
+        missing = re.search(r":: (\S+): not found", done.stdout + done.stderr)
+        reason = unreachable[1] if unreachable else f"{missing[1]} is not there" if missing else "Ivy failed"
+        raise PermanentError(f"{', '.join(packages)} cannot be fetched from Maven Central: {reason}. {advice}")
+
+
+def _artifact(jar: Path) -> str:
+    """Return a jar's name without its version."""
+    return re.sub(r"-\d[^-]*\.jar$", "", jar.name)
+
+
+def _ivy() -> Path:
+    found = sorted(spark_home().glob("jars/ivy-*.jar"))
+    if not found:
+        raise PermanentError("Spark's Ivy is missing. Run: make setup")
+    return found[-1]
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate" / "jars"
+
+
+@contextlib.contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Let one process at a time fetch these packages; the lock ends with the process."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
