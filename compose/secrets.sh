@@ -30,6 +30,8 @@ for role in postgres tidegate_owner tidegate tidegate_stager tidegate_reader air
     secret "postgres_$role" 24
 done
 secret spark_token 48
+secret kafka_tidegate_password 24
+secret kafka_controller_password 24
 secret airflow_password 18
 secret fernet_key 32 # Fernet wants exactly 32 bytes
 secret api_secret_key 48

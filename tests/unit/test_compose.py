@@ -16,15 +16,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import psycopg2
 import pytest
 import yaml
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 import migrations
 from jobs.registry import all_pipelines
 from state_store import Settings
+from tests.conftest import fetch_kafka
 from tidegate.stack import component as components
+from tidegate.stack import maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
+from tidegate.stack.kafka import PACKAGES, SPARK_PACKAGES, VERSION
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
 from tidegate.stack.spark import JAVA_VERSIONS
@@ -46,9 +52,11 @@ def embedded(tmp_path: Path) -> Layout:
     return Layout.load(tmp_path)
 
 
-def given(service: str) -> dict[str, str]:
-    """Return the environment of a service; compose knows it as text only."""
-    return SERVICES[service].get("environment", {})
+def given(service: str, *, with_kafka: bool = False) -> dict[str, str]:
+    """Return the environment of a service; compose knows it as text only, and some of it as empty without Kafka."""
+    environment = SERVICES[service].get("environment", {})
+    only_with_kafka = re.compile(r"\$\{COMPOSE_PROFILES:\+([^}]*)\}")
+    return {name: only_with_kafka.sub(r"\1" if with_kafka else "", value) for name, value in environment.items()}
 
 
 def by_place(command: list[str]) -> list[str]:
@@ -56,12 +64,17 @@ def by_place(command: list[str]) -> list[str]:
     return ["python" if word == sys.executable else Path(word).name if word.startswith("/") else word for word in command]
 
 
+def properties_of(file: Path) -> dict[str, str]:
+    """Read a file of name=value lines."""
+    return dict(line.split("=", 1) for line in file.read_text().splitlines() if not line.startswith("#"))
+
+
 # -- the same stack ----------------------------------------------------------------------------------------------------
 
 
 def test_services_are_the_embedded_components(embedded: Layout) -> None:
     """Every component of the embedded stack is a service; what is added is migrations, shared loopback and command line."""
-    names = {embedded.postgres.component().name, embedded.spark.component().name}
+    names = {part.component().name for part in (embedded.postgres, embedded.spark, embedded.kafka)}
     names |= {component.name for component in embedded.airflow.components()}
 
     assert names <= set(SERVICES)
@@ -104,10 +117,13 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
 def test_every_service_is_told_where_the_others_are(service: str, embedded: Layout) -> None:
     """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""
     variables = Settings.environment_names()
-    actual = {name: value for name, value in given(service).items() if name.startswith(("TIDEGATE_", "PG"))}
+    actual = {name: value for name, value in given(service, with_kafka=True).items() if name.startswith(("TIDEGATE_", "PG"))}
+    wanted = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {"TIDEGATE_HOME"}
 
-    assert actual.keys() == {variables[name] for name in embedded.settings()} | {"TIDEGATE_HOME"}
+    assert actual.keys() - {"TIDEGATE_SPARK_PACKAGES"} == wanted
     settings = Settings.load(actual)
+    assert settings.kafka_bootstrap.split(":")[0] in SERVICES
+    assert Settings.load(given(service)).kafka_bootstrap is None
     assert settings.pg_host in SERVICES
     assert settings.spark_remote == embedded.settings()["spark_remote"]
     assert re.fullmatch(r"http://(.+):(\d+)", settings.airflow_url)[1] in SERVICES
@@ -127,6 +143,32 @@ def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
     assert wanted.keys() - actual.keys() == {"spark.driver.memory", "spark.connect.authenticate.token"}
     folders = {"spark.local.dir", "spark.sql.warehouse.dir"}
     assert {k: v for k, v in actual.items() if k not in folders} == {k: wanted[k] for k in actual if k not in folders}
+
+
+def test_kafka_has_the_embedded_properties(embedded: Layout) -> None:
+    """The broker's properties differ in addresses and folders; one more listener is for this machine."""
+    fetch_kafka()
+    embedded.kafka.initialize()
+    wanted = properties_of(embedded.folder / "secrets" / "kafka_server.properties")
+    actual = properties_of(COMPOSE / "kafka.properties")
+    places = {"controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs", "listener.security.protocol.map"}
+    same = wanted.keys() & actual.keys() - places
+    address = given("spark", with_kafka=True)["TIDEGATE_KAFKA_BOOTSTRAP"]
+
+    assert {name for name in wanted.keys() - actual.keys() if not name.endswith("jaas.config")} == set()
+    assert actual.keys() - wanted.keys() == {"listener.name.host.sasl.enabled.mechanisms"}
+    assert {name: actual[name] for name in same} == {name: wanted[name] for name in same}
+    assert all(pair.endswith(":SASL_PLAINTEXT") for pair in actual["listener.security.protocol.map"].split(","))
+    assert f"CLIENT://{address}" in actual["advertised.listeners"].split(",")
+
+
+def test_kafka_is_there_if_it_is_wanted() -> None:
+    """Profile kafka starts the broker, and only then Spark loads the embedded stack's connector."""
+    assert SERVICES["kafka"]["profiles"] == ["kafka"]
+    assert given("spark")["TIDEGATE_SPARK_PACKAGES"] == ""
+    assert given("spark", with_kafka=True)["TIDEGATE_SPARK_PACKAGES"].split(",") == list(SPARK_PACKAGES)
+    with_password = {name for name, service in SERVICES.items() if "kafka_tidegate_password" in service.get("secrets", [])}
+    assert with_password == {"kafka", "spark", "airflow-scheduler", "tidegate"}
 
 
 def test_spark_has_the_embedded_environment(embedded: Layout) -> None:
@@ -167,18 +209,20 @@ def test_ports_are_the_usual_ones_on_loopback_only() -> None:
     assert {(name, address, port) for name, ports in published.items() for address, port, _ in ports} == {
         ("postgres", "127.0.0.1", str(USUAL_PORTS["postgres"])),
         ("airflow-api-server", "127.0.0.1", str(USUAL_PORTS["airflow"])),
+        ("kafka", "127.0.0.1", str(USUAL_PORTS["kafka"])),
     }
     assert published["postgres"][0][2] == given("spark")["PGPORT"]
     assert published["airflow-api-server"][0][2] == given("airflow-api-server")["AIRFLOW__API__PORT"]
 
 
 def test_images_are_pinned(embedded: Layout) -> None:
-    """Postgres is of the embedded version, our own image of the project's version, its base of one Python patch release."""
+    """Postgres and Kafka have the embedded versions, our own image the project's, its base is one Python patch release."""
     version = subprocess.run([embedded.postgres.binaries / "postgres", "--version"], capture_output=True, text=True, check=True)
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     images = {name: service["image"] for name, service in SERVICES.items()}
 
     assert images.pop("postgres").split(":")[1].split("-")[0] == version.stdout.split()[-1]
+    assert images.pop("kafka") == f"apache/kafka:{VERSION}"
     assert set(images.values()) == {f"tidegate:{project}"}
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert len(bases) == 1
@@ -294,7 +338,7 @@ def test_scripts_can_be_run(script: Path) -> None:
     assert subprocess.run([*shell, "-n", script], check=False).returncode == 0
 
 
-def enter(service: str, secrets: Path, run_folder: Path, *command: str) -> Path:
+def enter(service: str, secrets: Path, run_folder: Path, *command: str, with_kafka: bool = False) -> Path:
     """Run the image's entry point here, with a service's secrets and environment; return its private folder."""
     mounted = run_folder / "mounted"
     mounted.mkdir(parents=True)
@@ -303,7 +347,8 @@ def enter(service: str, secrets: Path, run_folder: Path, *command: str) -> Path:
     script = (COMPOSE / "entrypoint.sh").read_text()
     for place, here in {"/run/secrets": mounted, "/run/tidegate": run_folder, IMAGE_FOLDER: PROJECT}.items():
         script = script.replace(place, str(here))
-    environment = {**given(service), "PATH": os.defpath, "PGPASSFILE": str(run_folder / "pgpass")}
+    environment = {**given(service, with_kafka=with_kafka), "PATH": os.defpath, "PGPASSFILE": str(run_folder / "pgpass")}
+    environment |= {"XDG_CACHE_HOME": str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))}
     subprocess.run(["sh", "-c", script, "entrypoint.sh", *command], env=environment, check=True)
     return run_folder
 
@@ -318,20 +363,71 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()} == {0o600}
 
 
-def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path) -> None:
-    """The properties that Spark is started with are those of the project and the token, private to Spark."""
+@pytest.mark.parametrize("with_kafka", [False, True], ids=["without Kafka", "with Kafka"])
+def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafka: bool) -> None:
+    """The properties that Spark is started with are those of the project, the token and the connector, private to Spark."""
+    if with_kafka:
+        fetch_kafka()
     binaries = tmp_path / "bin"
     binaries.mkdir()
     (binaries / "spark-submit").symlink_to("/bin/true")
+    (binaries / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (binaries / "python").chmod(0o755)
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "defpath", f"{binaries}:{os.defpath}")
-        enter("spark", secrets, folder, *SERVICES["spark"]["command"])
+        enter("spark", secrets, folder, *SERVICES["spark"]["command"], with_kafka=with_kafka)
 
     token = (secrets / "spark_token").read_text()
     expected = f"{(COMPOSE / 'spark.conf').read_text()}spark.connect.authenticate.token {token}\n"
+    if with_kafka:
+        expected += f"spark.jars {','.join(map(str, maven.spark_jars(SPARK_PACKAGES)))}\n"
     assert (folder / "spark.conf").read_text() == expected
+    assert (secrets / "kafka_tidegate_password").read_text() in (folder / "kafka.properties").read_text()
     assert (folder / "spark.conf").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """The script starts a broker that lets in who has the secret, after a restart too, and tells it in no argument."""
+    fetch_kafka()
+    run, binaries, data = tmp_path / "run", tmp_path / "bin", tmp_path / "data"
+    for folder in (run, binaries, data):
+        folder.mkdir()
+    for name, main in {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}.items():
+        (binaries / name).write_text(f"#!/bin/sh\nexec java -Xmx256m -cp '{maven.folder(PACKAGES)}/*' {main} \"$@\"\n")
+        (binaries / name).chmod(0o755)
+    ports = {port: str(free_port()) for port in ("19092", "9092", "9093")}
+    properties = re.sub(r"\b(19092|9092|9093)\b", lambda found: ports[found[0]], (COMPOSE / "kafka.properties").read_text())
+    properties = properties.replace("0.0.0.0", "127.0.0.1").replace("/var/lib/kafka/data", str(data))
+    (tmp_path / "kafka.properties").write_text(properties)
+    script = (COMPOSE / "kafka.sh").read_text()
+    places = {"/run/secrets": secrets, "/run/tidegate": run, "/opt/kafka/bin": binaries, "/var/lib/kafka/data": data}
+    for place, here in {**places, "/etc/tidegate": tmp_path}.items():
+        script = script.replace(place, str(here))
+    password = (secrets / "kafka_tidegate_password").read_text()
+    (tmp_path / "login").write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.username=tidegate\nsasl.password={password}\n"
+    )
+    login = Settings(kafka_bootstrap=f"127.0.0.1:{ports['19092']}", kafka_properties_file=tmp_path / "login").kafka_client()
+
+    def brokers(**change: str) -> int:
+        try:
+            return len(AdminClient({**login, **change, "log_level": 0}).list_topics(timeout=3).brokers)
+        except KafkaException:
+            return 0
+
+    for _ in range(2):
+        process = subprocess.Popen(["sh", "-c", script, "kafka.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            assert components.wait_until(lambda: brokers() == 1, 60)
+            assert brokers(**{"sasl.password": "wrong"}) == 0
+            assert password not in " ".join(psutil.Process(process.pid).cmdline())
+        finally:
+            process.terminate()
+            said, _ = process.communicate(timeout=60)
+        assert password.encode() not in said
+    assert {file.name for file in run.iterdir()} == {"server.properties", "client.properties"}
+    assert {file.stat().st_mode & 0o777 for file in run.iterdir()} == {0o600}
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,18 @@ USER = "tidegate"
 MECHANISM = "SCRAM-SHA-256"
 HEAP_MEGABYTES = 512
 CHECK_SECONDS = 3
+CLUSTER_OF_ONE: dict[str, str | int] = {
+    "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty one
+    "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 4,  # by default 50, which makes the first consumer of a group wait
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "transaction.state.log.num.partitions": 4,
+    "share.coordinator.state.topic.replication.factor": 1,
+    "share.coordinator.state.topic.min.isr": 1,
+    "share.coordinator.state.topic.num.partitions": 1,
+    "group.initial.rebalance.delay.ms": 0,  # by default a group waits 3 s for more members
+}
 ENVIRONMENT = {"LC_ALL": "C.UTF-8"}  # or Java cannot open files in folders with umlauts
 LOGGING = """\
 appender.console.type = Console
@@ -138,7 +150,7 @@ class EmbeddedKafka:
             "listener.name.controller.plain.sasl.jaas.config": f"{login}.plain.PlainLoginModule required "
             f'username="controller" password="{controller}" user_controller="{controller}";',
             "log.dirs": str(data),
-            **broker_settings(),
+            **CLUSTER_OF_ONE,
         }
 
     def _check(self) -> str | None:
@@ -154,22 +166,6 @@ class EmbeddedKafka:
         except KafkaException as error:
             return f"the broker at {self.bootstrap} does not answer: {error.args[0].str()}"
         return None if known.brokers else f"the broker at {self.bootstrap} has not joined its cluster"
-
-
-def broker_settings() -> dict[str, str | int]:
-    """Return the settings that the embedded broker and the team server's share: those of a cluster of one."""
-    return {
-        "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty one
-        "offsets.topic.replication.factor": 1,
-        "offsets.topic.num.partitions": 4,  # by default 50, which makes the first consumer of a group wait
-        "transaction.state.log.replication.factor": 1,
-        "transaction.state.log.min.isr": 1,
-        "transaction.state.log.num.partitions": 4,
-        "share.coordinator.state.topic.replication.factor": 1,
-        "share.coordinator.state.topic.min.isr": 1,
-        "share.coordinator.state.topic.num.partitions": 1,
-        "group.initial.rebalance.delay.ms": 0,  # by default a group waits 3 s for more members
-    }
 
 
 def _lines(properties: Mapping[str, str | int]) -> str:

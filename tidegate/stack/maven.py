@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,16 @@ def spark_jars(packages: Sequence[str]) -> list[Path]:
     shipped = {_artifact(jar) for jar in (spark_home() / "jars").glob("*.jar")}
     fetched = sorted(folder(packages).glob("*.jar")) if packages else []
     return [jar for jar in fetched if _artifact(jar) not in shipped]
+
+
+def print_spark_jars(packages: str) -> None:
+    """Fetch packages and print the jars that Spark has to load, for compose/entrypoint.sh; commas between both."""
+    wanted = packages.split(",")
+    try:
+        fetch(wanted)
+    except PermanentError as error:
+        sys.exit(str(error))
+    sys.stdout.write(",".join(map(str, spark_jars(wanted))))
 
 
 def folder(packages: Sequence[str]) -> Path:
