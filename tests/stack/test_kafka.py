@@ -1,6 +1,5 @@
 """`tidegate up --with kafka`: a real broker with real libraries from Maven Central, reached with its password only."""
 
-import json
 import os
 import stat
 import subprocess
@@ -268,9 +267,10 @@ def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Sta
 
 def test_two_who_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
     """One of them fetches; both find all of it, and nothing else is left in the cache. Later nobody needs a network."""
-    left_over = tmp_path / "tidegate" / "jars" / f"{maven.folder([SMALL]).name}.unfinished-1"
+    cache = tmp_path / "Zürich (à la carte)"
+    left_over = cache / "tidegate" / "jars" / f"{maven.folder([SMALL]).name}.unfinished-1"
     left_over.mkdir(parents=True)  # somebody was killed
-    both = [fetch(tmp_path, SMALL) for _ in range(2)]
+    both = [fetch(cache, SMALL) for _ in range(2)]
     answers = [process.communicate(timeout=200) for process in both]
     if refused := next((error for _, error in answers if "cannot be fetched from Maven Central" in error), None):
         pytest.skip(refused.splitlines()[-1])
@@ -279,7 +279,7 @@ def test_two_who_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
     assert said == [["Fetching org.slf4j:slf4j-simple:1.7.36 from Maven Central, this once", "done"], ["done"]]
     (found,) = [path for path in left_over.parent.iterdir() if path.is_dir()]
     assert {jar.name for jar in found.iterdir()} == {"slf4j-simple-1.7.36.jar", "slf4j-api-1.7.36.jar"}
-    assert fetch(tmp_path, SMALL, JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[0] == "done\n"
+    assert fetch(cache, SMALL, JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[0] == "done\n"
 
 
 def test_what_is_no_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
@@ -298,9 +298,3 @@ def test_the_setting_adds_to_what_kafka_needs() -> None:
     assert embedded.spark_packages(Settings(spark_packages=f"{SMALL}, "), ["kafka"]) == [SMALL, *kafka.SPARK_PACKAGES]
     own = "org.apache.spark:spark-sql-kafka-0-10_2.13:9.9.9"
     assert embedded.spark_packages(Settings(spark_packages=own), ["kafka"]) == [own]
-
-
-def test_the_fixture_leads_to_kafka(kafka_stack: Settings) -> None:
-    """Other tests find a broker by their settings."""
-    assert AdminClient(kafka_stack.kafka_client()).list_topics(timeout=SECONDS).brokers
-    assert json.loads((kafka_stack.stack_folder / "stack.json").read_text())["extras"] == ["kafka"]

@@ -19,7 +19,7 @@ from state_store.errors import PermanentError, SettingsInvalid
 from tidegate.stack.spark import java_program, spark_home
 
 COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
-FETCH_SECONDS = 600
+FETCH_SECONDS, CONNECT_MILLISECONDS = 600, 10_000
 SERVER_ERROR = re.compile(r"Server access error at url \S+ \((.+)\)")
 
 Teller = Callable[[str], None]
@@ -71,27 +71,33 @@ def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
 
 def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
     """Fetch into ``workplace/jars``."""
-    wanted = workplace / "ivy.xml"
     named = [package.split(":") for package in packages]
     dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
     # As with Maven, a version that is named goes before one that somebody needs; Ivy would take the newer.
     dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
-    wanted.write_text(
+    (workplace / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="tidegate" module="packages"/>'
         f'<configurations><conf name="default"/></configurations><dependencies>{"".join(dependencies)}</dependencies>'
         "</ivy-module>"
     )
-    command = [java_program(), f"-Divy.default.ivy.user.dir={workplace}", "-jar", _ivy(), "-ivy", wanted]
-    # A cache of its own: two Ivys in one cache would read each other's half-written files.
-    command += ["-cache", workplace / "cache", "-confs", "default", "-types", "jar", "bundle"]
-    command += ["-retrieve", workplace / "jars" / "[artifact]-[revision](-[classifier]).[ext]"]
+    options = [f"-Dsun.net.client.defaultConnectTimeout={CONNECT_MILLISECONDS}", f"-Divy.default.ivy.user.dir={workplace}"]
+    # A cache of its own: two Ivys in one cache would read each other's half-written files. Paths without the user's folder,
+    # because Ivy reads them as patterns.
+    command = [java_program(), *options, "-jar", _ivy(), "-ivy", "ivy.xml", "-cache", "cache", "-confs", "default"]
+    command += ["-types", "jar", "bundle", "-retrieve", "jars/[artifact]-[revision](-[classifier]).[ext]"]
     advice = (
         "Connect this machine to Maven Central once (behind a proxy: set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=... "
         f"-Dhttps.proxyPort=...), or copy {target} from a machine that has it; then try again."
     )
     try:
         done = subprocess.run(  # noqa: S603 - our own command, no shell
-            list(map(str, command)), capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=FETCH_SECONDS,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},  # or Java cannot open files in folders with umlauts
+            cwd=workplace,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise PermanentError(f"{', '.join(packages)} could not be fetched within {FETCH_SECONDS} s. {advice}") from error
