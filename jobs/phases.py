@@ -4,23 +4,28 @@ Each may be repeated, interrupted and run twice at once; what counts is decided 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from jobs.pipeline import Pipeline
 from jobs.process import stage_batch
 from jobs.ranges import check_range
 from jobs.registry import find_pipeline
+from jobs.sources import Source
 from jobs.spark import spark_session
 from state_store import StateStore
-from state_store.attempts import Attempt
-from state_store.batches import encode_metadata
+from state_store.attempts import AirflowTry, Attempt, CutWanted, Recut, Settled
+from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
+from state_store.declaration import SourceMetadata
 from state_store.errors import (
     AttemptFenced,
+    BatchRetried,
     PermanentError,
     RetryableError,
+    SourceUnavailable,
     StagingLost,
     TidegateError,
     UsageError,
@@ -63,10 +68,12 @@ def plan_batches(
     a range: what of it is uncommitted; batches up to `to_txid` are opened if the source has them. The same `run_id` always
     gets the same answer, so a repeated plan changes nothing.
 
-    Raises: RangeRefused if the range is upside down or would leave a gap; the source's errors; UnknownPipeline.
+    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors;
+    UnknownPipeline.
     """
     pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store:
+        store.check_not_paused(pipeline.name)
         check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
@@ -76,30 +83,48 @@ def plan_batches(
         return txids
 
 
-def process_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, restage: bool = False) -> Processed:
-    """Process a batch under a new attempt, unless its newest attempt is sealed or it has committed.
+def process_batch(
+    settings: Settings,
+    pipeline: Pipeline | str,
+    txid: int,
+    *,
+    owner: str,
+    airflow: AirflowTry | None = None,
+    restage: bool = False,
+) -> Processed:
+    """Process a batch under a new attempt, unless its newest attempt is sealed, or it has committed or was given up.
 
-    A permanent error is written into the ledger, so that later txids of the run stop waiting for this one.
+    A permanent error is written into the ledger, so that later txids of the run stop waiting for this one; unless the
+    pipeline skips poison: then the batch is tried again, and given up after the last try.
 
-    Raises: AttemptFenced if a newer attempt took over meanwhile; what `stage_batch` raises.
+    Raises: AttemptFenced if a newer attempt took over meanwhile; BatchRetried; what `stage_batch` and the source's
+    coordinator raise.
     """
     pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
-        attempt = store.start_attempt(pipeline.spec, txid, owner, restage=restage)
-        if attempt is None:
-            return Processed(pipeline.name, txid, None, "processed already")
+        attempt = _start_attempt(store, pipeline, txid, owner, airflow=airflow, restage=restage)
+        if isinstance(attempt, Settled):
+            return Processed(pipeline.name, txid, None, attempt.value)
         if isinstance(attempt, Commit):
             return Processed(pipeline.name, txid, attempt.attempt, "committed already")
-        with _recording_failure(store, attempt), spark_session(settings, pipeline.name) as spark:
-            stage_batch(store, pipeline, attempt, spark)
+        try:
+            _stage(store, pipeline, attempt)
+        except AttemptFenced:
+            raise  # the newer attempt's row tells the story
+        except Exception as error:
+            if not _give_up(store, pipeline, attempt, error):
+                raise
+            return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
         return Processed(pipeline.name, txid, attempt.number, "processed")
 
 
-def commit_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> Commit:
+def commit_batch(
+    settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, airflow: AirflowTry | None = None
+) -> Commit:
     """Commit a batch, then those that directly follow and are ready; report if it had committed before.
 
     Staging that is missing, damaged or failed is made again from the saved metadata: a failure in either phase repeats
-    both (SEMANTICS (a), Pipelined design).
+    both (SEMANTICS (a), Pipelined design). Then the source gets its ack.
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
     """
@@ -107,21 +132,51 @@ def commit_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, own
     with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
         for tries_left in reversed(range(RESTAGE_TRIES)):
             try:
-                done = store.commit_batch(pipeline.spec, txid, owner)
+                done = store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
                 break
             except StagingLost as lost:
                 if not tries_left:
                     raise
                 logger.warning("%s", lost)
-                process_batch(settings, pipeline, txid, owner=owner, restage=True)
+                process_batch(settings, pipeline, txid, owner=owner, airflow=airflow, restage=True)
+        _ack(store, pipeline, done)
         _drain(store, pipeline, done, owner)
         return done
 
 
-def report_exhausted(settings: Settings, pipeline: str, txid: int, reason: str) -> None:
-    """Write into the ledger that nobody retries this batch by itself any more; a later run lifts it again."""
+def redo_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:
+    """Process the last committed batch again, and put the result in the place of what it did to the states (CONTRACT I13).
+
+    An opaque source cuts it anew; then later batches that were planned are cut anew too. For opaque states only. If the
+    process dies before the end, the states are as they were.
+
+    Raises: RangeRefused; what `process_batch` raises; AccessRefused without the password of the tables' owner.
+    """
+    pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store:
-        store.halt_batch(pipeline, txid, reason)
+        attempt = _start_attempt(store, pipeline, txid, owner, redo=True)
+        assert isinstance(attempt, Attempt), "a redo always gets its attempt, or an error"
+        try:
+            _stage(store, pipeline, attempt)
+        except Exception as error:
+            store.fail_attempt(attempt, _told(error), is_poison=_is_poison(error))
+            raise
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        done = store.redo_batch(pipeline.spec, txid, owner, reason)
+        _ack(store, pipeline, done)
+        return done
+
+
+def report_exhausted(settings: Settings, pipeline: str, txid: int, reason: str) -> None:
+    """Write into the ledger that nobody retries this batch by itself any more; a later run lifts it again.
+
+    A pipeline that skips poison gives it up instead, if the batch has ever failed by itself.
+    """
+    with StateStore.connect(settings) as store:
+        if store.poison_tries(pipeline, txid) and find_pipeline(pipeline).on_poison == "skip":
+            store.give_up(pipeline, txid, "the pipeline's policy", reason)
+        else:
+            store.halt_batch(pipeline, txid, reason)
 
 
 def _plan_once(
@@ -130,18 +185,109 @@ def _plan_once(
     """Plan against one look at the ledger; None if another planner was faster."""
     if planned := store.run_txids(pipeline.name, run_id):
         return planned
-    after, previous = store.last_opened(pipeline.name)
-    last_wanted = after + limit if to_txid is None else to_txid
+    after = store.last_opened(pipeline.name)
+    last, position = (after.txid, position_of(after.metadata)) if after else (0, None)
+    last_wanted = last + limit if to_txid is None else to_txid
     pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_wanted]
     metadata: list[bytes] = []
-    if len(pending) < limit and after < last_wanted:
+    if len(pending) < limit and last < last_wanted:
         coordinator = pipeline.source.coordinator(store.settings)
-        for txid in range(after + 1, min(last_wanted, after + limit - len(pending)) + 1):
-            previous = coordinator.initialize_transaction(txid, previous, None)
-            if previous is None:
+        coordinator.success(store.committed(pipeline.name))
+        for txid in range(last + 1, min(last_wanted, last + limit - len(pending)) + 1):
+            if not coordinator.is_ready(txid):
                 break
-            metadata.append(encode_metadata(previous))
+            position = coordinator.initialize_transaction(txid, position, None)
+            if position is None:
+                break
+            metadata.append(encode_metadata(position))
     return store.open_batches(pipeline.spec, run_id, pending, after, metadata)
+
+
+def _start_attempt(
+    store: StateStore,
+    pipeline: Pipeline,
+    txid: int,
+    owner: str,
+    *,
+    airflow: AirflowTry | None = None,
+    restage: bool = False,
+    redo: bool = False,
+) -> Attempt | Commit | Settled:
+    """Take the batch's fence, after the source has cut the batch anew if that is due."""
+    recut: Recut | None = None
+    while True:
+        begun = store.start_attempt(pipeline.spec, txid, owner, airflow=airflow, restage=restage, redo=redo, recut=recut)
+        if not isinstance(begun, CutWanted):
+            return begun
+        metadata = _cut_anew(store, pipeline, txid, begun)
+        recut = Recut(encode_metadata(metadata), begun.continues)
+
+
+def _cut_anew(store: StateStore, pipeline: Pipeline, txid: int, wanted: CutWanted) -> SourceMetadata:
+    before = position_of(wanted.previous)
+    if QUARANTINED in wanted.current:  # the records stay; only the position that they carry along may have moved
+        return {**wanted.current, "source": before}
+    metadata = pipeline.source.coordinator(store.settings).initialize_transaction(txid, before, wanted.current)
+    if metadata is None:
+        raise SourceUnavailable(
+            f"{pipeline.name} {txid}: the source has nothing to put in the place of what it planned.", pipeline=pipeline.name
+        )
+    return metadata
+
+
+def _stage(store: StateStore, pipeline: Pipeline, attempt: Attempt) -> None:
+    with spark_session(store.settings, pipeline.name) as spark:
+        stage_batch(store, pipeline, attempt, spark)
+
+
+def _give_up(store: StateStore, pipeline: Pipeline, attempt: Attempt, error: Exception) -> bool:
+    """Write into the ledger why an attempt failed and tell the source; then decide by the policy what becomes of the batch.
+
+    True: the batch was given up, and is skipped in its turn. False: the error takes its course.
+
+    Raises: BatchRetried if the policy wants another try; AttemptFenced.
+    """
+    told, is_poison = _told(error), _is_poison(error)
+    tries = store.fail_attempt(attempt, told, is_poison=is_poison)
+    _call_back(f"{attempt}: fail", lambda: pipeline.source.fail(attempt, error, store.settings))
+    if pipeline.on_poison != "skip" or not is_poison:
+        return False
+    identity: dict[str, Any] = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
+    if tries < pipeline.tries:
+        raise BatchRetried(
+            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {told}", **identity
+        ) from error
+    logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, told)
+    store.give_up(pipeline.name, attempt.txid, "the pipeline's policy", f"{tries} tries failed, the last with {told}")
+    return True
+
+
+def _ack(store: StateStore, pipeline: Pipeline, done: Commit) -> None:
+    """Tell the source that the batch counts, or never will. Called by the task of each txid, so at least once."""
+    if type(pipeline.source).ack is Source.ack:
+        return
+    metadata = store.source_metadata(pipeline.name, done.txid)
+    if QUARANTINED not in metadata:
+        attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
+        _call_back(f"{attempt}: ack", lambda: pipeline.source.ack(attempt, store.settings))
+
+
+def _call_back(what: str, call: Callable[[], None]) -> None:
+    """Call the source back; what it raises is for people to read, and changes nothing."""
+    try:
+        call()
+    except Exception:
+        logger.exception("%s", what)
+
+
+def _told(error: Exception) -> str:
+    code = error.code if isinstance(error, TidegateError) else type(error).__name__
+    return f"{code}: {error}"
+
+
+def _is_poison(error: Exception) -> bool:
+    """Tell whether a failure is the batch's own; so is whatever an author's code raises."""
+    return error.is_poison if isinstance(error, TidegateError) else True
 
 
 def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> None:
@@ -154,7 +300,7 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
     txid = done.txid + 1
     while (turn := store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))) and turn.opens and not turn.halted:
         try:
-            following = store.commit_batch(pipeline.spec, txid, owner)
+            following = store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
         except (RetryableError, UsageError) as stop:
             logger.info("%s %s is left to its own task: %s", pipeline.name, txid, stop)
             return
@@ -162,19 +308,6 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
             return
         logger.info("%s", following)
         txid += 1
-
-
-@contextmanager
-def _recording_failure(store: StateStore, attempt: Attempt) -> Iterator[None]:
-    """Write into the ledger why an attempt gave up, whatever the reason, and pass the reason on."""
-    try:
-        yield
-    except AttemptFenced:
-        raise  # the newer attempt's row tells the story
-    except Exception as error:
-        code = error.code if isinstance(error, TidegateError) else type(error).__name__
-        store.fail_attempt(attempt, f"{code}: {error}")
-        raise
 
 
 @contextmanager

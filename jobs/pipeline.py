@@ -3,29 +3,47 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jobs.aggregates import Aggregate
-from state_store.declaration import ColumnType, KeyColumn, PipelineSpec, StateSpec, ValueColumn
+from state_store.declaration import (
+    ColumnType,
+    KeyColumn,
+    PipelineSpec,
+    StateKind,
+    StateSpec,
+    ValueColumn,
+    exactly_once,
+)
 
 if TYPE_CHECKING:
     from jobs.sources import Source
 
 # A DataFrame in, a DataFrame out; Any keeps pyspark out of this module.
 Transform = Callable[[Any], Any]
+Guarantee = Literal["exactly_once", "at_least_once"]
+Tracking = Literal["full", "off"]
+PoisonPolicy = Literal["block", "quarantine", "skip"]
 
 
 @dataclass(frozen=True)
 class State:
-    """One row per key, with its aggregates: a table of the same name in schema ``state``.
+    """One row per key, with its aggregates: a table of the same name in schema ``state``. Without a key: one row in all.
 
     `key` maps key columns to Postgres types, `aggregates` value columns to aggregates. A row whose key has a NULL fails the
     batch, unless `null_keys` keeps such rows as a group of their own.
+
+    `kind` is what a row keeps besides its values. An opaque state knows what it was before the last txid, so that this txid
+    can be redone; sources that are opaque need one.
+
+    An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
     """
 
-    key: Mapping[str, str]
-    aggregates: Mapping[str, Aggregate]
+    key: Mapping[str, str] = field(default_factory=dict)
+    aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
     null_keys: bool = False
+    kind: StateKind = "transactional"
+    unanchored: bool = False
 
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this state."""
@@ -34,7 +52,7 @@ class State:
             ValueColumn(column, ColumnType(a.type), a.merge, computed=f"{a.function}({a.column or '*'})")
             for column, a in self.aggregates.items()
         )
-        return StateSpec(name, keys, values)
+        return StateSpec(name, keys, values, self.kind)
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,21 @@ class Pipeline:
 
     `window` is how many batches are processed at once. Raise `version` when the transform's meaning or the source changes:
     attempts that an older version computed then never count, and batches that have committed stay as they are.
+
+    `guarantee`: source and states must be of kinds that give exactly-once, unless this says that at-least-once will do.
+
+    `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
+
+    `on_poison` is what becomes of a batch that fails by itself, not because a server is away:
+
+        block       it is tried `tries` times with growing pauses, then waits for a person; later txids are processed
+                    up to the window
+        quarantine  records that cannot be read, or fail a check, are set aside in ``tidegate.quarantine`` in the commit of
+                    their batch, and the others count; a batch that fails otherwise blocks
+        skip        after `tries` tries a commit without its rows takes its place, with the reason, and order goes on
+
+    `message_timeout_seconds` ends an attempt that takes longer, and it is tried again. `tracking="off"` does without the
+    acker's sums: a replay is then not compared with the first attempt, and lost rows go unnoticed.
     """
 
     name: str
@@ -55,18 +88,66 @@ class Pipeline:
     window: int = 4
     version: int = 1
     description: str = field(default="", compare=False)
+    guarantee: Guarantee = "exactly_once"
+    check: Mapping[str, str] = field(default_factory=dict)
+    on_poison: PoisonPolicy = "block"
+    tries: int = 6
+    retry_delay_seconds: int = 5
+    message_timeout_seconds: int | None = None
+    tracking: Tracking = "full"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"Pipeline {self.name} has a window of {self.window}; it must be at least 1.")
-        if self.version < 1:
-            raise ValueError(f"Pipeline {self.name} has version {self.version}; it must be at least 1.")
-        if self.source.kind != "transactional":
-            raise ValueError(f"Pipeline {self.name}: a {self.source.kind} source does not give exactly-once with these states.")
+        for name, value, least in (
+            ("a window", self.window, 1),
+            ("a version", self.version, 1),
+            ("tries", self.tries, 1),
+            ("a retry_delay_seconds", self.retry_delay_seconds, 0),
+            ("a message_timeout_seconds", self.message_timeout_seconds, 1),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"Pipeline {self.name} has {name} of {value}; it must be at least {least}.")
+        for name, chosen, choice in (
+            ("guarantee", self.guarantee, Guarantee),
+            ("on_poison", self.on_poison, PoisonPolicy),
+            ("tracking", self.tracking, Tracking),
+        ):
+            if chosen not in get_args(choice):
+                raise ValueError(f"Pipeline {self.name} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
         _ = self.spec
+        if self.guarantee == "exactly_once" and not self.is_exactly_once:
+            raise ValueError(self._no_exactly_once())
 
     @cached_property
     def spec(self) -> PipelineSpec:
         """Return the store's view of this pipeline."""
         states = tuple(state.spec(name) for name, state in self.states.items())
-        return PipelineSpec(self.name, self.source.kind, self.source.identity, states, self.version)
+        quarantines = self.on_poison == "quarantine"
+        return PipelineSpec(self.name, self.source.kind, self.source.identity, states, self.version, quarantines)
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Tell whether the kinds of source and states give exactly-once, whatever is asked for."""
+        return all(exactly_once(self.source.kind, state.kind) for state in self.states.values())
+
+    @property
+    def lost_tracking(self) -> list[str]:
+        """Return what goes unnoticed because tracking is lowered, a sentence each."""
+        if self.tracking == "off":
+            return ["lost rows and changed replays go unnoticed: tracking is off"]
+        return [
+            f"rows lost on the way into {name} go unnoticed: it is unanchored"
+            for name, state in self.states.items()
+            if state.unanchored
+        ]
+
+    def _no_exactly_once(self) -> str:
+        kind, state = self.source.kind, next(n for n, s in self.states.items() if not exactly_once(self.source.kind, s.kind))
+        way_out = {
+            "transactional": f"Declare state {state} transactional or opaque",
+            "opaque": f"Declare state {state} opaque",
+            "non-transactional": "Use a source that can replay",
+        }[kind]
+        return (
+            f"Pipeline {self.name}: a {kind} source and the {self.states[state].kind} state {state} do not give exactly-once. "
+            f'{way_out}, or say guarantee="at_least_once".'
+        )

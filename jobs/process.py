@@ -1,23 +1,29 @@
 """The processing phase: read the frozen slice, transform, aggregate per key, stage, seal. Any number of batches at once."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from operator import xor
 from typing import Any
 
 import grpc
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs import staging_sink
+from jobs import quarantine, staging_sink
+from jobs.acker import HASH, ROWS, Observed, Sums, check_complete, row_id, used_columns
 from jobs.pipeline import Pipeline, State
-from jobs.sources import Emitter
-from jobs.spark import LOCAL
+from jobs.sources import ORIGIN, REFUSAL, Emitter
+from jobs.spark import LOCAL, interruptible
 from state_store import StateStore, errors
-from state_store.attempts import Attempt, StagedPartition
-from state_store.declaration import ColumnType, StateSpec
+from state_store.attempts import Attempt, StagedPartition, Tracked
+from state_store.batches import QUARANTINED
+from state_store.declaration import ColumnType, QuarantineSpec, Staged, StateSpec
 from state_store.settings import Settings
 from state_store.tables import staging_table_of
 
@@ -43,41 +49,103 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     """Compute the attempt's partials, stage and seal them.
 
     If the process dies on the way, nothing was sealed and nothing counts. Rows are checked against the frozen metadata
-    before they are read and again before the seal.
+    before they are read and again before the seal, and the acker's sums have to meet (`jobs.acker`).
 
-    Raises: the source's errors, DeclarationInvalid, MalformedRecord, BadKey, Overflow (all permanent); SparkUnavailable,
-    StoreUnavailable (retryable); AttemptFenced.
+    Raises: the source's errors, DeclarationInvalid, MalformedRecord, BadKey, Overflow (all permanent); RowsLost,
+    AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
     """
     emitter = pipeline.source.emitter(spark, store.settings)
-    with _spark_errors(emitter, attempt):
-        # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
-        counted = Observation(f"source of {attempt}")
-        rows = emitter.emit_batch(attempt, attempt.source_metadata).observe(counted, F.count(F.lit(1)).alias("rows"))
+    with _spark_errors(emitter, attempt), interruptible(spark, attempt, pipeline.message_timeout_seconds) as tag:
+        store.note_spark(attempt, spark.conf.get("spark.app.id", None) or "unknown", tag)
+        source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
+        records = _records(store.settings, pipeline, attempt, emitter, spark)
+        is_flagged = REFUSAL in records.columns
+        tracked = None if pipeline.tracking == "off" else [name for name in records.columns if name != ORIGIN]
+        records = source.attach(records, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
+        rows = records
+        if is_flagged:
+            rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
         if pipeline.transform:
             rows = pipeline.transform(rows)
-        staged: list[StagedPartition] = []
+        used = used_columns(pipeline)
+        rows = transformed.attach(rows, used)
+        staged: list[_Staged] = []
         for name, state in pipeline.states.items():
             spec = state.spec(name)
-            partials = aggregate(rows, state, spec)
-            table = staging_table_of(spec, attempt.txid, attempt.number).name
-            sink = staging_sink.staging_sink(_conninfo(store.settings), table, spec)
-            for answer in partials.mapInArrow(sink, staging_sink.ANSWER).collect():  # one row per partition
-                if answer.refusal:
-                    raise getattr(errors, answer.refusal)(
-                        f"{attempt}: {answer.reason}",
-                        pipeline=attempt.pipeline,
-                        txid=attempt.txid,
-                        attempt=attempt.number,
-                    )
-                staged.append(StagedPartition(name, answer.partition, answer.task_attempt, answer.rows, answer.digest))
-        source_rows = int(counted.get["rows"])
-        emitter.verify_batch(attempt, attempt.source_metadata)
-    store.seal(attempt, staged, source_rows)
-    logger.info("%s sealed: %d source rows, %d partials", attempt, source_rows, sum(p.rows for p in staged))
+            partials = aggregate(rows, state, spec, None if state.unanchored else used)
+            staged.append(_stage(store.settings, attempt, spec, partials))
+        emitted, returned = source.sums(), transformed.sums()
+        if emitted.flagged:
+            bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
+            check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
+            staged.append(bad)
+        staged_at = datetime.now(UTC)
+        if used is not None:
+            for name, done in zip(pipeline.states, staged, strict=False):
+                if not pipeline.states[name].unanchored:
+                    check_complete(attempt, f"state {name}", returned, done.acked)
+        if pipeline.transform is None:
+            check_complete(attempt, "the rows without a transform", Sums(emitted.rows - emitted.flagged), Sums(returned.rows))
+        if QUARANTINED not in attempt.source_metadata:
+            emitter.verify_batch(attempt, attempt.source_metadata)
+    sums = Tracked(
+        source_rows=emitted.rows,
+        source_hash=emitted.hash,
+        quarantined_rows=emitted.flagged,
+        transformed_rows=returned.rows,
+        transformed_hash=returned.hash,
+        staged_bytes=sum(done.bytes for done in staged),
+        staged_at=staged_at,
+    )
+    store.seal(attempt, [partition for done in staged for partition in done.partitions], sums)
+    logger.info("%s sealed: %d source rows, %d partials", attempt, emitted.rows, sum(done.rows for done in staged))
 
 
-def aggregate(rows: DataFrame, state: State, spec: StateSpec) -> DataFrame:
+@dataclass(frozen=True)
+class _Staged:
+    """What was staged for one state, or of a batch's bad records."""
+
+    partitions: list[StagedPartition]
+    acked: Sums
+    bytes: int
+
+    @property
+    def rows(self) -> int:
+        return sum(partition.rows for partition in self.partitions)
+
+
+def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: Emitter, spark: SparkSession) -> DataFrame:
+    """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad."""
+    if QUARANTINED in attempt.source_metadata:
+        tasks = settings.staging_connections
+        records = quarantine.waiting_records(spark, emitter, _conninfo(settings), pipeline.name, attempt.txid, tasks)
+    elif pipeline.spec.quarantines or pipeline.check:
+        records = emitter.emit_records(attempt, attempt.source_metadata)
+    else:
+        return emitter.emit_batch(attempt, attempt.source_metadata)
+    return quarantine.with_checks(records, pipeline.check)
+
+
+def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame) -> _Staged:
+    """Copy rows into the attempt's staging table; the driver gets one answer per partition.
+
+    Raises: what the executors refuse (BadKey, Overflow, StoreUnavailable, ...).
+    """
+    table = staging_table_of(spec, attempt.txid, attempt.number).name
+    answers = rows.mapInArrow(staging_sink.staging_sink(_conninfo(settings), table, spec), staging_sink.ANSWER).collect()
+    for answer in answers:
+        if answer.refusal:
+            raise getattr(errors, answer.refusal)(f"{attempt}: {answer.reason}", **_identity(attempt))
+    partitions = [StagedPartition(spec.name, a.partition, a.task_attempt, a.rows, a.digest) for a in answers]
+    acked_hash = reduce(xor, (answer.acked_hash for answer in answers), 0)
+    return _Staged(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
+
+
+def aggregate(rows: DataFrame, state: State, spec: StateSpec, anchors: Sequence[str] | None = None) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
+
+    With `anchors`, the columns by which a row is known, each partial also tells how many rows it was made of, and the XOR
+    of their hashes.
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
@@ -94,6 +162,8 @@ def aggregate(rows: DataFrame, state: State, spec: StateSpec) -> DataFrame:
         if declared.function == "sum":
             result = F.coalesce(result, F.lit(0))
         values.append(result.cast(_spark_type(value.type)).alias(value.name))
+    if anchors is not None:
+        values += [F.count(F.lit(1)).alias(ROWS), F.bit_xor(row_id(rows, anchors)).alias(HASH)]
     return rows.groupBy(*keys).agg(*values)
 
 
@@ -135,13 +205,13 @@ def _conninfo(settings: Settings) -> dict[str, Any]:
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
     """Turn Spark's errors into ours: the source's if it knows better, permanent if they lie in data or code."""
-    identity: dict[str, Any] = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
+    identity = _identity(attempt)
     try:
         yield
     except errors.TidegateError as error:
         raise type(error)(str(error).removeprefix(f"{attempt}: "), **identity) from error
     except (PySparkException, grpc.RpcError) as error:
-        if explained := emitter.explain(error):
+        if explained := quarantine.explain(error) or emitter.explain(error):
             raise type(explained)(str(explained), **identity) from error
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         state = (error.getSqlState() or "") if isinstance(error, PySparkException) else ""
@@ -150,4 +220,9 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
             raise errors.Overflow(f"A value is out of range: {message}", **identity) from error
         if isinstance(error, AnalysisException) or state.startswith(_PERMANENT_SQLSTATES):
             raise errors.DeclarationInvalid(f"Spark refused the batch: {message}", **identity) from error
-        raise errors.SparkUnavailable(f"Spark failed: {message}", **identity) from error
+        family = errors.SparkUnavailable if isinstance(error, grpc.RpcError) else errors.SparkFailed
+        raise family(f"Spark failed: {message}", **identity) from error
+
+
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    return {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}

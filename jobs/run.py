@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jobs import phases
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store.commits import Commit
-from state_store.errors import AttemptFenced, AttemptNotSealed
+from state_store.errors import AttemptFenced, AttemptNotSealed, BatchRetried, RetryableError
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.5
+LONGEST_RETRY_DELAY_SECONDS = 120
 Progress = Callable[[int, str], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,9 @@ def run_pipeline(
     """Plan, then process up to the pipeline's window of batches at once while the caller's thread commits in order.
 
     `progress` is called with a txid and one of planned, processed, committed; from several threads. If the process dies,
-    the next run picks up what was planned; what was committed stays. The first error ends the run: later batches that are
-    already processed keep their work.
+    the next run picks up what was planned; what was committed stays. A batch that fails by itself, for a reason that may
+    pass, is tried again as often as the pipeline says, with growing pauses. Any other error ends the run: later batches that
+    are already processed keep their work.
 
     Raises: what `plan_batches`, `process_batch` and `commit_batch` raise.
     """
@@ -54,7 +58,7 @@ def run_pipeline(
 
     def process(txid: int) -> None:
         try:
-            phases.process_batch(settings, pipeline, txid, owner=run_id)
+            _with_retries(pipeline, lambda: phases.process_batch(settings, pipeline, txid, owner=run_id))
         except AttemptFenced as fenced:
             logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
         progress(txid, "processed")
@@ -77,7 +81,21 @@ def _commit(settings: Settings, pipeline: Pipeline, txid: int, owner: str) -> Co
     """Commit a batch; if another run has taken it over, wait for that one. An attempt that never ends becomes overdue."""
     while True:
         try:
-            return phases.commit_batch(settings, pipeline, txid, owner=owner)
+            return _with_retries(pipeline, lambda: phases.commit_batch(settings, pipeline, txid, owner=owner))
         except AttemptNotSealed as elsewhere:
             logger.info("%s", elsewhere)
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _with_retries(pipeline: Pipeline, step: Callable[[], Result]) -> Result:
+    """Repeat a step while the batch fails by itself for a reason that may pass; servers that are away end the run."""
+    for failed in range(1, pipeline.tries + 1):
+        try:
+            return step()
+        except RetryableError as error:
+            if failed == pipeline.tries or not (error.is_poison or isinstance(error, BatchRetried)):
+                raise
+            delay = min(pipeline.retry_delay_seconds * 2 ** (failed - 1), LONGEST_RETRY_DELAY_SECONDS)
+            logger.warning("%s Next try in %d s.", error, delay)
+            time.sleep(delay)
+    raise AssertionError("the last try returns or raises")

@@ -5,13 +5,15 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event, Timer
 from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
-from state_store.errors import SettingsInvalid, SparkUnavailable
+from state_store.attempts import Attempt
+from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable
 from state_store.settings import Settings
 
 REACH_TIMEOUT_SECONDS = 5
@@ -49,6 +51,49 @@ def spark_session(settings: Settings, pipeline: str) -> Iterator[SparkSession]:
     finally:
         session.release_session_on_close = False
         session.stop()
+
+
+def tag_of(pipeline: str, txid: int, number: int) -> str:
+    """Return the tag of an attempt's Spark operations."""
+    return f"tidegate-{pipeline}-{txid}-{number}"
+
+
+@contextmanager
+def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int | None) -> Iterator[str]:
+    """Tag what this thread runs, so that it can be interrupted: by a newer attempt, or after the timeout. Yields the tag.
+
+    The attempts that this one has fenced are interrupted first: nothing of them counts any more.
+
+    Raises: AttemptTimedOut.
+    """
+    for number in attempt.fenced:
+        spark.interruptTag(tag_of(attempt.pipeline, attempt.txid, number))
+    tag, is_over = tag_of(attempt.pipeline, attempt.txid, attempt.number), Event()
+
+    def interrupt() -> None:
+        is_over.set()
+        spark.interruptTag(tag)
+
+    timer = Timer(timeout_seconds, interrupt) if timeout_seconds else None
+    spark.addTag(tag)
+    try:
+        if timer:
+            timer.daemon = True
+            timer.start()
+        yield tag
+    except Exception as error:
+        if not is_over.is_set():
+            raise
+        raise AttemptTimedOut(
+            f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. It is tried again.",
+            pipeline=attempt.pipeline,
+            txid=attempt.txid,
+            attempt=attempt.number,
+        ) from error
+    finally:
+        if timer:
+            timer.cancel()
+        spark.removeTag(tag)
 
 
 def _join(settings: Settings, name: str) -> SparkSession:

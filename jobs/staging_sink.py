@@ -1,21 +1,24 @@
-"""The staging sink: what Spark's executors do with the partials of one state.
+"""The staging sink: what Spark's executors do with the partials of one state, or with a batch's bad records.
 
 Each task streams its Arrow batches into one COPY and answers with one row: which partition, which task attempt, how many
-rows, what digest. The driver sees only these answers, at most one per partition; memory on both sides is one Arrow batch.
-Refusals (a NULL key, a lost connection) are answers too, so that the driver raises them with their own class.
+rows, what digest, and which of the transform's rows the partials were made of (`jobs.acker`). The driver sees only these
+answers, at most one per partition; memory on both sides is one Arrow batch. Refusals (a NULL key, a lost connection) are
+answers too, so that the driver raises them with their own class.
 """
 
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import psycopg2
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark import TaskContext
 
-from state_store.declaration import StateSpec
+from jobs.acker import HASH, ROWS
+from state_store.declaration import Staged
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 from state_store.partition_copy import copy_partition
@@ -23,13 +26,19 @@ from state_store.partition_copy import copy_partition
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
 MAX_VALUE_BYTES = 64 * 1024 * 1024
-ANSWER = "partition int, task_attempt long, rows long, digest long, refusal string, reason string"
+ANSWER = (
+    "partition int, task_attempt long, rows long, digest long, bytes long, acked_rows long, acked_hash long, "
+    "refusal string, reason string"
+)
 _ANSWER_SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
         ("task_attempt", pa.int64()),
         ("rows", pa.int64()),
         ("digest", pa.int64()),
+        ("bytes", pa.int64()),
+        ("acked_rows", pa.int64()),
+        ("acked_hash", pa.int64()),
         ("refusal", pa.string()),
         ("reason", pa.string()),
     ]
@@ -38,25 +47,29 @@ _CSV = csv.WriteOptions(include_header=False)
 Sink = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def staging_sink(conninfo: dict[str, Any], table: str, state: StateSpec) -> Sink:
-    """Return the function for `DataFrame.mapInArrow` that stages one state's partials and yields answers."""
-    columns = [*(column.name for column in state.columns), "task_attempt"]
+def staging_sink(conninfo: dict[str, Any], table: str, staged: Staged) -> Sink:
+    """Return the function for `DataFrame.mapInArrow` that stages rows with these columns and yields answers.
+
+    The columns ROWS and HASH, if they are there, are summed up into the answer and not staged.
+    """
+    columns = [*(column.name for column in staged.columns), "task_attempt"]
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
-        reader = PartialsReader(batches, state, task.taskAttemptId())
+        reader = PartialsReader(batches, staged, task.taskAttemptId())
         rows = digest = 0
         refusal: TidegateError | None = None
         if not reader.is_empty:
             try:
                 rows, digest = copy_partition(conninfo, table, columns, reader, task.taskAttemptId())
             except psycopg2.Error as error:
-                refusal = reader.refusal or translate(error, f"staging state {state.name}")
+                refusal = reader.refusal or translate(error, f"staging {staged.name}")
             if refusal is None and rows != reader.rows:
                 refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {table}.")
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
-        answer = [task.partitionId(), task.taskAttemptId(), rows, digest, code, reason]
+        acked = reader.acked_rows, reader.acked_hash
+        answer = [task.partitionId(), task.taskAttemptId(), rows, digest, reader.bytes, *acked, code, reason]
         yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER_SCHEMA.names, answer, strict=True))], _ANSWER_SCHEMA)
 
     return stage
@@ -65,13 +78,13 @@ def staging_sink(conninfo: dict[str, Any], table: str, state: StateSpec) -> Sink
 class PartialsReader:
     """Arrow batches as the CSV that COPY reads: NULL is empty, every text is quoted."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], state: StateSpec, task_attempt: int) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], staged: Staged, task_attempt: int) -> None:
         self._batches = (batch for batch in batches if batch.num_rows)
-        self._state = state
+        self._staged = staged
         self._task_attempt = task_attempt
         self._next = next(self._batches, None)
         self._block = io.BytesIO()
-        self.rows = 0
+        self.rows = self.bytes = self.acked_rows = self.acked_hash = 0
         # COPY turns whatever read() raises into an error of its own, so the real reason is kept here.
         self.refusal: TidegateError | None = None
 
@@ -97,31 +110,43 @@ class PartialsReader:
         return content
 
     def _encode(self, batch: pa.RecordBatch) -> io.BytesIO:
+        batch = self._ack(batch)
         self._check(batch)
         self.rows += batch.num_rows
         task_attempts = pa.repeat(pa.scalar(self._task_attempt, pa.int64()), batch.num_rows)
         block = io.BytesIO()
         csv.write_csv(batch.append_column("task_attempt", task_attempts), block, _CSV)
+        self.bytes += block.tell()
         block.seek(0)
         return block
 
+    def _ack(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Sum up the rows that these partials were made of, and take the sums off."""
+        if ROWS not in batch.schema.names:
+            return batch
+        self.acked_rows += pc.sum(batch.column(ROWS)).as_py()
+        if HASH in batch.schema.names:
+            hashes = pc.fill_null(batch.column(HASH), 0).to_numpy()  # NULL: a global state of no rows
+            self.acked_hash ^= int(np.bitwise_xor.reduce(hashes))
+        return batch.drop_columns([name for name in (ROWS, HASH) if name in batch.schema.names])
+
     def _check(self, batch: pa.RecordBatch) -> None:
         """Refuse what cannot be a key or a value, and say which: nothing is dropped or cut."""
-        for key in self._state.keys:
-            if not key.nullable and batch.column(key.name).null_count:
+        for key in self._staged.keys:
+            if not key.nullable and (nulls := batch.column(key.name).null_count):
                 raise BadKey(
-                    f"State {self._state.name}: key column {key.name} is NULL in {batch.column(key.name).null_count} group(s). "
+                    f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
                     "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
                 )
-        texts = [c for c in self._state.columns if pa.types.is_string(batch.schema.field(c.name).type)]
+        texts = [c for c in self._staged.columns if pa.types.is_string(batch.schema.field(c.name).type)]
         for column in texts:
             values = batch.column(column.name)
             if pc.any(pc.match_substring(values, "\0")).as_py():
-                raise BadKey(f"State {self._state.name}: a text in column {column.name} holds a NUL character. Remove it.")
+                raise BadKey(f"State {self._staged.name}: a text in column {column.name} holds a NUL character. Remove it.")
             longest = pc.max(pc.binary_length(values)).as_py() or 0
-            limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._state.keys else (MAX_VALUE_BYTES, Overflow)
+            limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._staged.keys else (MAX_VALUE_BYTES, Overflow)
             if longest > limit:
                 raise kind(
-                    f"State {self._state.name}: a text in column {column.name} takes {longest} bytes, "
+                    f"State {self._staged.name}: a text in column {column.name} takes {longest} bytes, "
                     f"the limit is {limit}. Shorten it."
                 )

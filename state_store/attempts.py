@@ -4,8 +4,11 @@ The fence is ``batch.attempt``, raised by compare-and-set under the batch's row 
 cursor. Airflow's try number, clocks and process ids play no part.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import Enum
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -14,24 +17,59 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
-from state_store.batches import decode_metadata
+from state_store.batches import Cut, decode_metadata, encode_metadata
 from state_store.declaration import PipelineSpec, SourceMetadata
-from state_store.errors import AttemptFenced, UnknownBatch
+from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 
 LOCK_NOT_AVAILABLE = "55P03"
+FENCED = AttemptFenced("").code
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a batch: its fence and what it has to read."""
+    """One try at a batch: its fence, what it has to read, and the older attempts that it has just fenced."""
 
     pipeline: str
     txid: int
     number: int
     source_metadata: SourceMetadata
+    fenced: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.pipeline} {self.txid}:{self.number}"
+
+
+@dataclass(frozen=True)
+class AirflowTry:
+    """Which Airflow task instance runs an attempt; recorded for people, nothing rests on it."""
+
+    run_id: str
+    task_id: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Recut:
+    """A new cut of a batch of an opaque source: its metadata, and the digest of the metadata behind which it was cut."""
+
+    metadata: bytes
+    continues: bytes | None
+
+
+@dataclass(frozen=True)
+class CutWanted:
+    """What a source needs to cut a batch anew: where the batch before it ends, and how it was cut last."""
+
+    previous: SourceMetadata | None
+    current: SourceMetadata
+    continues: bytes | None
+
+
+class Settled(Enum):
+    """Why an uncommitted batch needs no attempt."""
+
+    SEALED = "processed already"
+    GIVEN_UP = "given up: it is skipped in its turn"
 
 
 @dataclass(frozen=True)
@@ -43,6 +81,19 @@ class StagedPartition:
     task_attempt: int
     rows: int
     digest: int
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The acker's sums of one attempt: how many rows passed a place, and the XOR of their 64-bit hashes, None if untracked."""
+
+    source_rows: int
+    source_hash: int | None = None
+    quarantined_rows: int = 0
+    transformed_rows: int | None = None
+    transformed_hash: int | None = None
+    staged_bytes: int | None = None
+    staged_at: datetime | None = None
 
 
 def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # type: ignore[type-arg]
@@ -68,24 +119,60 @@ def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.
     ).one_or_none()
 
 
-def take_fence(connection: Connection, spec: PipelineSpec, batch: sa.Row, owner: str) -> Attempt:  # type: ignore[type-arg]
-    """Start the next attempt at a locked, uncommitted batch: raise the fence, create its staging tables, lift a halt."""
+def take_fence(
+    connection: Connection,
+    spec: PipelineSpec,
+    batch: sa.Row,  # type: ignore[type-arg]
+    cut: Cut,
+    owner: str,
+    *,
+    airflow: AirflowTry | None,
+    recut: Recut | None,
+) -> Attempt:
+    """Start the next attempt at a locked batch: raise the fence, create its staging tables, lift a halt.
+
+    Older attempts that have not ended are over: their rows say so, and their Spark operations may be interrupted.
+    """
     number = batch.attempt + 1
-    metadata = decode_metadata(spec.name, batch.txid, batch.source_metadata, batch.source_digest)
-    b = tables.batch.c
+    digest = cut.digest if recut is None else hashlib.sha256(recut.metadata).digest()
+    metadata = cut.metadata if recut is None else decode_metadata(spec.name, batch.txid, recut.metadata, digest)
+    a, b = tables.attempt.c, tables.batch.c
+    fenced = connection.scalars(
+        sa.update(tables.attempt)
+        .where(a.pipeline == spec.name, a.txid == batch.txid, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .values(failed_at=sa.func.now(), error=f"{FENCED}: attempt {number} took over.", is_poison=False)
+        .returning(a.attempt)
+    ).all()
     connection.execute(
         sa.update(tables.batch)
         .where(b.pipeline == spec.name, b.txid == batch.txid)
         .values(attempt=number, halted_at=None, halted_reason=None)
     )
+    # Its own copy only if that is not what was planned: metadata may be large.
+    is_planned = digest == bytes(batch.source_digest)
     connection.execute(
         insert(tables.attempt).values(
-            pipeline=spec.name, txid=batch.txid, attempt=number, owner=owner, fingerprint=spec.fingerprint
+            pipeline=spec.name,
+            txid=batch.txid,
+            attempt=number,
+            owner=owner,
+            airflow_run_id=airflow and airflow.run_id,
+            airflow_task_id=airflow and airflow.task_id,
+            airflow_try=airflow and airflow.number,
+            fingerprint=spec.fingerprint,
+            source_metadata=None if is_planned else encode_metadata(metadata),
+            source_digest=digest,
+            previous_digest=cut.continues if recut is None else recut.continues,
         )
     )
-    for state in spec.states:
-        connection.execute(CreateTable(tables.staging_table_of(state, batch.txid, number)))
-    return Attempt(spec.name, batch.txid, number, metadata)
+    for staged in spec.staged:
+        connection.execute(CreateTable(tables.staging_table_of(staged, batch.txid, number)))
+    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced))
+
+
+def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
+    """Write down where the attempt computes, so that people find its operations."""
+    connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
 
 
 def check_fence(batch: sa.Row, attempt: Attempt) -> None:  # type: ignore[type-arg]
@@ -102,7 +189,37 @@ def check_fence(batch: sa.Row, attempt: Attempt) -> None:  # type: ignore[type-a
         )
 
 
-def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], source_rows: int) -> None:
+def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
+    """Refuse a replay whose source emitted other rows than an earlier attempt with the same declaration and metadata (I11).
+
+    Asked of transactional sources only: the others promise nothing of the kind.
+
+    Raises: SourceChanged.
+    """
+    if tracked.source_hash is None:
+        return
+    a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier").c
+    found = connection.execute(
+        sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash)
+        .select_from(tables.attempt)
+        .where(*_is(attempt), earlier.pipeline == a.pipeline, earlier.txid == a.txid, earlier.attempt < a.attempt)
+        .where(earlier.source_digest == a.source_digest, earlier.fingerprint == a.fingerprint)
+        .where(earlier.source_hash.is_not(None), p.pipeline == a.pipeline, p.source_kind == "transactional")
+        .order_by(earlier.attempt)
+        .limit(1)
+    ).one_or_none()
+    if found and (found.source_rows, found.source_hash) != (tracked.source_rows, tracked.source_hash):
+        raise SourceChanged(
+            f"{attempt}: the source emitted {tracked.source_rows} rows with hash {tracked.source_hash}, "
+            f"attempt {found.attempt} at the same batch {found.source_rows} with hash {found.source_hash}. "
+            "A transactional source replays the identical rows: put them back, or declare the source opaque.",
+            pipeline=attempt.pipeline,
+            txid=attempt.txid,
+            attempt=attempt.number,
+        )
+
+
+def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
     """Write down what counts as this attempt's staging, and that it is complete."""
     rows = [
         {
@@ -121,18 +238,30 @@ def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[St
     if rows:
         connection.execute(insert(tables.seal).values(rows))
     connection.execute(
-        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), source_rows=source_rows)
+        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
     )
 
 
-def write_failure(connection: Connection, attempt: Attempt, error: str) -> None:
-    """Write down why the attempt gave up, unless it had already ended."""
+def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
+    """Write down why the attempt gave up, unless it had already ended; return how many tries have failed by the batch itself.
+
+    A try counts if the failure is the batch's own, and came after the batch was last forgiven.
+    """
     a = tables.attempt.c
     connection.execute(
         sa.update(tables.attempt)
         .where(*_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
-        .values(failed_at=sa.func.clock_timestamp(), error=error)
+        .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
     )
+    return poison_tries(connection, attempt.pipeline, attempt.txid)
+
+
+def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
+    """Return how many tries at the batch have failed by the batch itself, since it was last forgiven."""
+    a, b = tables.attempt.c, tables.batch.c
+    both = sa.join(tables.attempt, tables.batch, sa.and_(a.pipeline == b.pipeline, a.txid == b.txid))
+    of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
+    return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
 
 
 def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
@@ -141,13 +270,15 @@ def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours
     At most `limit` attempts, skipping those that somebody holds, so that it can ride along with every plan.
     """
     a, c = tables.attempt.c, tables.commit.c
+    oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
     old = connection.execute(
         sa.select(a.txid, a.attempt)
         .join(tables.commit, sa.and_(a.pipeline == c.pipeline, a.txid == c.txid))
         .where(
             a.pipeline == spec.name,
             a.dropped_at.is_(None),
-            c.committed_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours),
+            c.committed_at < oldest,
+            a.started_at < oldest,  # a redo of the batch is younger than its commit
         )
         .order_by(a.txid, a.attempt)
         .limit(limit)
@@ -157,8 +288,8 @@ def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours
     for txid, number in old:
         try:
             with connection.begin_nested():
-                for state in spec.states:
-                    connection.execute(DropTable(tables.staging_table_of(state, txid, number), if_exists=True))
+                for staged in spec.staged:
+                    connection.execute(DropTable(tables.staging_table_of(staged, txid, number), if_exists=True))
                 connection.execute(
                     sa.update(tables.attempt)
                     .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)

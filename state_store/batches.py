@@ -1,8 +1,14 @@
-"""Open batches: the next txids, each with source metadata that is frozen before anything is read (CONTRACT I6)."""
+"""Open batches: the next txids, each with source metadata that is frozen before anything is read (CONTRACT I6).
+
+Each batch records the digest of the metadata behind which it was cut. The commit compares it with the cursor's: what
+commits continues exactly what has committed, whoever cut or re-cut what in the meantime (CONTRACT I12).
+"""
 
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -13,6 +19,8 @@ from state_store.declaration import SourceMetadata
 from state_store.errors import MetadataCorrupt, UnknownBatch
 
 METADATA_VERSION = 1
+# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is where the source stands.
+QUARANTINED = "_quarantined"
 MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
 MAX_TXID = 2**63 - 2
 
@@ -45,40 +53,94 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
     )
 
 
-def last_opened(connection: Connection, pipeline: str) -> tuple[int, SourceMetadata | None]:
-    """Return the newest txid and its metadata; 0 and None before the first batch."""
-    b = tables.batch.c
-    row = connection.execute(
-        sa.select(b.txid, b.source_metadata, b.source_digest).where(b.pipeline == pipeline).order_by(b.txid.desc()).limit(1)
-    ).one_or_none()
-    return (row.txid, decode_metadata(pipeline, *row)) if row else (0, None)
+@dataclass(frozen=True)
+class Cut:
+    """What one batch reads, as of now: the committed attempt's metadata, else the newest attempt's, else what was planned.
+
+    An attempt of an opaque source may have cut the batch anew; until it commits, another attempt may do so again
+    (CONTRACT I12). `continues` is the digest of the metadata behind which it was cut.
+    """
+
+    txid: int
+    metadata: SourceMetadata
+    digest: bytes
+    continues: bytes | None
+    attempts: int
 
 
-def load_metadata(connection: Connection, pipeline: str, txid: int) -> SourceMetadata:
-    """Return the frozen metadata of a batch.
+def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
+    """Return where the source stands after a batch: a batch of quarantined records carries that along."""
+    return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
+
+
+def cut_of(connection: Connection, pipeline: str, txid: int) -> Cut | None:
+    """Return what a batch reads, None if there is no such batch.
+
+    Raises: MetadataCorrupt.
+    """
+    statement = _cuts(pipeline).where(tables.batch.c.txid == txid)
+    row = connection.execute(statement).one_or_none()
+    return _checked(pipeline, row) if row else None
+
+
+def last_opened(connection: Connection, pipeline: str) -> Cut | None:
+    """Return what the newest batch reads, None before the first batch."""
+    row = connection.execute(_cuts(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
+    return _checked(pipeline, row) if row else None
+
+
+def existing_cut(connection: Connection, pipeline: str, txid: int) -> Cut:
+    """Return what a batch reads.
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
-    b = tables.batch.c
-    row = connection.execute(
-        sa.select(b.source_metadata, b.source_digest).where(b.pipeline == pipeline, b.txid == txid)
-    ).one_or_none()
-    if row is None:
+    if (cut := cut_of(connection, pipeline, txid)) is None:
         raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
-    return decode_metadata(pipeline, txid, *row)
+    return cut
 
 
-def insert_batches(connection: Connection, pipeline: str, after: int, metadata: Sequence[bytes], opened_by: str) -> bool:
-    """Insert the batches that follow txid `after`; False if another planner was first with any of them.
+def _cuts(pipeline: str) -> sa.Select[Any]:
+    b, a, c = tables.batch.c, tables.attempt.c, tables.commit.c
+    counts = sa.func.coalesce(c.attempt, b.attempt)
+    joined = sa.outerjoin(tables.batch, tables.commit, sa.and_(b.pipeline == c.pipeline, b.txid == c.txid)).outerjoin(
+        tables.attempt, sa.and_(b.pipeline == a.pipeline, b.txid == a.txid, a.attempt == counts)
+    )
+    return (
+        sa.select(
+            b.txid,
+            sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
+            # What was planned keeps the digest that it was planned with; the attempt's own copy of it is compared.
+            sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
+            sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
+            sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
+            b.attempt,
+        )
+        .select_from(joined)
+        .where(b.pipeline == pipeline)
+    )
+
+
+def _checked(pipeline: str, row: sa.Row) -> Cut:  # type: ignore[type-arg]
+    metadata = decode_metadata(pipeline, row.txid, row.source_metadata, row.source_digest)
+    if bytes(row.attempt_digest) != bytes(row.source_digest):
+        decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)
+    continues = None if row.previous_digest is None else bytes(row.previous_digest)
+    return Cut(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+
+
+def insert_batches(connection: Connection, pipeline: str, after: Cut | None, metadata: Sequence[bytes], opened_by: str) -> bool:
+    """Insert the batches that follow `after` (None: the first ones); False if another planner was first with any of them.
 
     The primary key is the referee between planners: no check before the insert could be. The caller rolls back on False.
     """
+    digests = [after.digest if after else None, *(hashlib.sha256(content).digest() for content in metadata)]
     rows = [
         {
             "pipeline": pipeline,
-            "txid": after + position,
+            "txid": (after.txid if after else 0) + position,
             "source_metadata": content,
-            "source_digest": hashlib.sha256(content).digest(),
+            "source_digest": digests[position],
+            "previous_digest": digests[position - 1],
             "opened_by": opened_by,
         }
         for position, content in enumerate(metadata, start=1)
@@ -89,14 +151,15 @@ def insert_batches(connection: Connection, pipeline: str, after: int, metadata: 
 
 def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
     """Return opened txids behind the cursor in order, at most `limit`."""
-    b, c = tables.batch.c, tables.cursor.c
-    committed = sa.select(c.txid).where(c.pipeline == pipeline).scalar_subquery()
-    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > committed).order_by(b.txid).limit(limit)
+    b = tables.batch.c
+    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid).limit(limit)
     return list(connection.scalars(statement))
 
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
     """Write down which txids the run covers, and lift their halts: the run is about to try them again.
+
+    Those that were given up stay so: they wait for their turn to be skipped.
 
     False if the same run was planned by somebody else at the same moment; the caller rolls back.
     """
@@ -120,12 +183,41 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
     return list(connection.scalars(statement))
 
 
-def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Say that nobody will retry this batch by itself, unless it has committed meanwhile."""
-    b, c = tables.batch.c, tables.cursor.c
-    committed = sa.select(c.txid).where(c.pipeline == pipeline).scalar_subquery()
+def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> None:
+    """Say that the batch will be skipped when its turn comes, unless it has committed meanwhile."""
+    values = {"skip_owner": owner, "skip_reason": reason, "halted_at": None, "halted_reason": None}
+    b = tables.batch.c
     connection.execute(
         sa.update(tables.batch)
-        .where(b.pipeline == pipeline, b.txid == txid, b.txid > committed)
+        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
+        .values(values)
+    )
+
+
+def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
+    """Let batches that were halted or given up be tried anew, as often as the policy says; return which ones."""
+    b = tables.batch.c
+    stopped = sa.or_(b.halted_at.is_not(None), b.skip_reason.is_not(None))
+    values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
+    return sorted(
+        connection.scalars(
+            sa.update(tables.batch)
+            .where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), stopped if txid is None else b.txid == txid)
+            .values(values)
+            .returning(b.txid)
+        )
+    )
+
+
+def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
+    """Say that nobody will retry this batch by itself, unless it has committed or was given up meanwhile."""
+    b = tables.batch.c
+    connection.execute(
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
         .values(halted_at=sa.func.now(), halted_reason=reason)
     )
+
+
+def _cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:
+    return sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline).scalar_subquery()

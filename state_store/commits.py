@@ -4,25 +4,23 @@ Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the
 rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (CONTRACT I10).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, staging, tables
-from state_store.attempts import StagedPartition
-from state_store.batches import decode_metadata
-from state_store.declaration import PipelineSpec, StateSpec
+from state_store import attempts, merges, tables
+from state_store.batches import QUARANTINED, Cut, existing_cut, give_up
+from state_store.declaration import PipelineSpec
 from state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     DeclarationChanged,
     GuardMismatch,
     HoleDetected,
+    MetadataCorrupt,
     RangeRefused,
     SchemaOutOfDate,
     StagingLost,
@@ -144,65 +142,132 @@ def merge_and_advance(
             txid=txid,
         )
     batch = attempts.lock_batch(connection, spec.name, txid)
-    decode_metadata(spec.name, txid, batch.source_metadata, batch.source_digest)
+    cut = existing_cut(connection, spec.name, txid)
+    if batch.skip_reason is not None:
+        return _record(connection, spec, batch, cut, batch.skip_owner, skipped_reason=batch.skip_reason)
     _check_sealed(connection, spec, batch, attempt_timeout_seconds)
+    _check_continues(spec, cut, cursor)
     check_declaration(connection, spec)
+    keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
+    return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
 
-    connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))  # opens the tables to this pipeline
-    keys = 0
+
+def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+    """Replace what the last committed txid did to the states by what its newest attempt has sealed (CONTRACT I13).
+
+    Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
+    only, and only for the owner of the tables: nobody else may delete.
+
+    Raises: RangeRefused if txid is not the last committed one or a state cannot go back; what `merge_and_advance` raises.
+    """
+    cursor = lock_cursor(connection, spec.name)
+    _check_no_hole(connection, spec.name, cursor.txid)
+    check_redoable(spec, txid, cursor.txid)
+    batch = attempts.lock_batch(connection, spec.name, txid)
+    if batch.attempt == cursor.attempt:
+        raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
+    _check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
+    check_declaration(connection, spec)
+    merges.open_tables(connection, spec)
     for state in spec.states:
-        sealed = staging.recount(connection, state, txid, batch.attempt)
-        keys += _merge(connection, spec, state, txid, batch.attempt, sealed)
+        merges.restore(connection, state, txid)
+    c = tables.quarantine.c
+    connection.execute(sa.delete(tables.quarantine).where(c.pipeline == spec.name, c.txid == txid))
+    keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
+    # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
+    k = tables.commit.c
+    digest = sa.select(tables.attempt.c.source_digest).where(
+        tables.attempt.c.pipeline == spec.name, tables.attempt.c.txid == txid, tables.attempt.c.attempt == batch.attempt
+    )
+    counted = {"attempt": batch.attempt, "source_digest": digest.scalar_subquery()}
+    connection.execute(
+        sa.update(tables.commit)
+        .where(k.pipeline == spec.name, k.txid == txid)
+        .values(**counted, owner=owner, key_count=keys, quarantined_rows=bad, skipped_reason=None)
+    )
+    connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
+    write_action(connection, spec.name, txid, "redo", owner, reason)
+    done = find(connection, spec.name, txid)
+    assert done is not None
+    return replace(done, already_committed=False)
 
-    return _record(connection, spec, batch, owner, keys=keys)
+
+def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
+    """Refuse to redo any but the last committed txid, or states that do not know what they were before.
+
+    Raises: RangeRefused.
+    """
+    if txid != committed_txid:
+        raise RangeRefused(
+            f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+    if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
+            pipeline=spec.name,
+            txid=txid,
+        )
 
 
-def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
-    """Commit a batch that cannot be processed without its rows, so that order goes on; the reason stays in the ledger.
+def write_action(connection: Connection, pipeline: str, txid: int | None, action: str, owner: str, reason: str) -> None:
+    """Write down what somebody did by hand, in the transaction that does it."""
+    row = {"pipeline": pipeline, "txid": txid, "action": action, "owner": owner, "reason": reason}
+    connection.execute(insert(tables.operator_action).values(row))
 
-    Raises: RangeRefused if the pipeline waits for another txid, or if this one has not failed; HoleDetected, UnknownBatch.
+
+def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
+    """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
+
+    Raises: RangeRefused if the batch has not failed; HoleDetected, UnknownBatch.
     """
     cursor = lock_cursor(connection, spec.name)
     if txid <= cursor.txid:
         return _already(connection, spec.name, txid, cursor.txid)
     _check_no_hole(connection, spec.name, cursor.txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
-    if txid != cursor.txid + 1:
-        raise RangeRefused(
-            f"{spec.name} waits for txid {cursor.txid + 1}: only that one can be skipped, because commits go in order.",
-            pipeline=spec.name,
-            txid=txid,
-        )
     attempt = attempts.newest(connection, spec.name, txid, batch.attempt)
-    if attempt is None or (attempt.failed_at is None and batch.halted_at is None):
+    if attempt is None or (attempt.failed_at is None and batch.halted_at is None and batch.skip_reason is None):
         raise RangeRefused(
             f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
             pipeline=spec.name,
             txid=txid,
         )
-    return _record(connection, spec, batch, owner, keys=0, skipped_reason=reason)
+    write_action(connection, spec.name, txid, "skip", owner, reason)
+    give_up(connection, spec.name, txid, owner, reason)
+    if txid != cursor.txid + 1:
+        return None
+    return _record(connection, spec, batch, existing_cut(connection, spec.name, txid), owner, skipped_reason=reason)
 
 
 def _record(
     connection: Connection,
     spec: PipelineSpec,
     batch: sa.Row,  # type: ignore[type-arg]
+    cut: Cut,
     owner: str,
     *,
-    keys: int,
+    keys: int = 0,
+    quarantined_rows: int = 0,
     skipped_reason: str | None = None,
 ) -> Commit:
     """Write the commit and advance the cursor, which is locked."""
     txid = batch.txid
+    if skipped_reason is not None and QUARANTINED in cut.metadata:
+        q = tables.quarantine.c  # what this batch took out of quarantine goes back there
+        returned = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.replayed_txid == txid)
+        connection.execute(returned.values(replayed_txid=None))
     committed_at = connection.scalar(
         insert(tables.commit)
         .values(
             pipeline=spec.name,
             txid=txid,
             attempt=batch.attempt,
-            source_digest=batch.source_digest,
+            source_digest=cut.digest,
             owner=owner,
             key_count=keys,
+            quarantined_rows=quarantined_rows,
             skipped_reason=skipped_reason,
         )
         .returning(tables.commit.c.committed_at)
@@ -211,7 +276,7 @@ def _record(
     advanced = connection.execute(
         sa.update(tables.cursor)
         .where(c.pipeline == spec.name, c.txid == txid - 1)
-        .values(txid=txid, attempt=batch.attempt, source_digest=batch.source_digest)
+        .values(txid=txid, attempt=batch.attempt, source_digest=cut.digest)
     )
     if advanced.rowcount != 1:
         raise GuardMismatch(f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid)
@@ -228,6 +293,17 @@ def committed(connection: Connection, pipeline: str) -> int:
     if txid is None:
         raise _unregistered(pipeline)
     return txid
+
+
+def registered(connection: Connection, pipeline: str) -> sa.Row:  # type: ignore[type-arg]
+    """Return the pipeline's row.
+
+    Raises: SchemaOutOfDate if it is not registered.
+    """
+    row = connection.execute(sa.select(tables.pipeline).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
+    if row is None:
+        raise _unregistered(pipeline)
+    return row
 
 
 def _unregistered(pipeline: str) -> SchemaOutOfDate:
@@ -292,50 +368,14 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
         raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
 
 
-def _merge(
-    connection: Connection,
-    spec: PipelineSpec,
-    state: StateSpec,
-    txid: int,
-    attempt: int,
-    sealed: Sequence[StagedPartition],
-) -> int:
-    """Upsert the sealed rows in key order; every one of them must land (CONTRACT I14).
+def _check_continues(spec: PipelineSpec, cut: Cut, cursor: sa.Row) -> None:  # type: ignore[type-arg]
+    """Refuse a batch that was cut behind another batch than the one that committed: rows would be lost or come twice (I12).
 
-    The txid guard is an alarm, not a filter: the cursor says that txid is new, so a row that the guard rejects was
-    written by somebody else, and dropping it silently would lose an update.
+    Raises: StagingLost if the source can cut it anew, MetadataCorrupt if it never does.
     """
-    expected = sum(p.rows for p in sealed)
-    if not expected:
-        return 0
-    target, stage = tables.state_table_of(state), tables.staging_table_of(state, txid, attempt)
-    names = [column.name for column in state.columns]
-    keys = [key.name for key in state.keys]
-    rows = (
-        sa.select(*(stage.c[name] for name in names), sa.literal(txid, sa.BigInteger))
-        .where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-        .order_by(*(stage.c[key] for key in keys))  # index locality, and one lock order for everybody
-    )
-    upsert = insert(target).from_select([*names, "txid"], rows)
-    new = upsert.excluded
-    merged: dict[str, Callable[[str], sa.ColumnElement[Any]]] = {
-        "sum": lambda name: target.c[name] + new[name],
-        "min": lambda name: sa.func.least(target.c[name], new[name]),
-        "max": lambda name: sa.func.greatest(target.c[name], new[name]),
-    }
-    upsert = upsert.on_conflict_do_update(
-        index_elements=keys,
-        set_={**{v.name: merged[v.merge](v.name) for v in state.values}, "txid": new.txid},
-        where=target.c.txid < new.txid,
-    )
-    written = connection.execute(upsert).rowcount
-    if written != expected:
-        raise GuardMismatch(
-            f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of at "
-            f"least {txid} already: somebody else wrote them. Nothing was committed; "
-            "restore the table, or find its other writer.",
-            pipeline=spec.name,
-            txid=txid,
-            attempt=attempt,
-        )
-    return expected
+    if cut.continues == (None if cursor.source_digest is None else bytes(cursor.source_digest)):
+        return
+    where = f"{spec.name} {cut.txid} was cut behind another batch than the one that committed as {cursor.txid}."
+    if spec.source_kind == "transactional":
+        raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=cut.txid)
+    raise StagingLost(f"{where} It is cut anew and processed again.", pipeline=spec.name, txid=cut.txid)

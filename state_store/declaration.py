@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
@@ -23,7 +23,8 @@ Merge = Literal["sum", "min", "max"]
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
-_RESERVED_COLUMNS = ("txid", "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
+_RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
 
 
@@ -70,20 +71,38 @@ class ValueColumn:
     computed: str = ""
 
 
+def previous_name(value: str) -> str:
+    """Return the column in which an opaque state keeps what a value was before its row's txid."""
+    return f"previous_{value}"
+
+
+def exactly_once(source: SourceKind, state: StateKind) -> bool:
+    """Tell whether this pair of kinds gives exactly-once; any other gives at-least-once at best (SEMANTICS (a), Matrix)."""
+    return state in {"transactional": ("transactional", "opaque"), "opaque": ("opaque",)}.get(source, ())
+
+
 @dataclass(frozen=True)
 class StateSpec:
-    """A state table: one row per key with its values and the txid that wrote it last."""
+    """A state table: one row per key, or one row in all for a global state, which has no key.
+
+    What it keeps besides the values is its kind: transactional the txid that wrote the row last; opaque that, and what the
+    row was before; non-transactional nothing.
+    """
 
     name: str
     keys: tuple[KeyColumn, ...]
     values: tuple[ValueColumn, ...]
-    kind: Literal["transactional"] = "transactional"
+    kind: StateKind = "transactional"
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
-        if not self.keys or not self.values:
-            raise ValueError(f"State {self.name} needs at least one key column and one aggregate.")
+        if self.kind not in get_args(StateKind):
+            raise ValueError(f"State {self.name} cannot be {self.kind!r}: use one of {', '.join(get_args(StateKind))}.")
+        if not self.values:
+            raise ValueError(f"State {self.name} needs at least one aggregate.")
         names = [column.name for column in self.columns]
+        if self.kind == "opaque":
+            names += [previous_name(value.name) for value in self.values]
         for name in names:
             check_name(f"column of state {self.name}", name)
             if name in _RESERVED_COLUMNS:
@@ -98,6 +117,34 @@ class StateSpec:
         """Return keys, then values, in the order in which they are staged and stored."""
         return (*self.keys, *self.values)
 
+    @property
+    def has_txid(self) -> bool:
+        """Tell whether the rows say which txid wrote them last."""
+        return self.kind != "non-transactional"
+
+
+@dataclass(frozen=True)
+class QuarantineSpec:
+    """The bad records of a pipeline's batch, staged beside its partials and committed with them."""
+
+    pipeline: str
+    keys: tuple[KeyColumn, ...] = ()
+    columns: tuple[KeyColumn, ...] = (
+        KeyColumn("reason", ColumnType("text")),
+        KeyColumn("origin", ColumnType("text"), nullable=True),
+        KeyColumn("payload", ColumnType("text")),
+        KeyColumn("is_raw", ColumnType("boolean")),
+    )
+
+    @property
+    def name(self) -> str:
+        """Return what its staging is called; no state's name starts like this."""
+        return f"_q_{self.pipeline}"
+
+
+# What can be staged: rows with these columns, in a table of this name.
+Staged = StateSpec | QuarantineSpec
+
 
 @dataclass(frozen=True)
 class PipelineSpec:
@@ -108,6 +155,7 @@ class PipelineSpec:
     source_identity: str
     states: tuple[StateSpec, ...]
     version: int = 1
+    quarantines: bool = False
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
@@ -117,12 +165,18 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        return {"combiners": COMBINER_VERSION, **asdict(self)}
+        meaning = {name: value for name, value in asdict(self).items() if name != "quarantines"}
+        return {"combiners": COMBINER_VERSION, **meaning}
 
     @property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the declaration in hex."""
         return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def staged(self) -> tuple[Staged, ...]:
+        """Return everything that an attempt stages: a table each."""
+        return (*self.states, QuarantineSpec(self.name)) if self.quarantines else self.states
 
     def state(self, name: str) -> StateSpec | None:
         """Return the state of this name, or None."""

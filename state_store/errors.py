@@ -45,6 +45,9 @@ from typing import Any
 class TidegateError(Exception):
     """The root of all errors that Tidegate raises on purpose."""
 
+    # Whether it lies in the batch itself: only such failures count as tries when a pipeline gives up on a batch.
+    is_poison = False
+
     def __init__(
         self, message: str, *, pipeline: str | None = None, txid: int | None = None, attempt: int | None = None
     ) -> None:
@@ -96,6 +99,8 @@ class SparkUnavailable(RetryableError):
 class SparkFailed(RetryableError):
     """Spark gave up on the batch, for a reason that may pass."""
 
+    is_poison = True
+
 
 class SourceUnavailable(RetryableError):
     """The source does not answer."""
@@ -108,9 +113,13 @@ class PartitionUnavailable(SourceUnavailable):
 class AttemptTimedOut(RetryableError):
     """The attempt exceeded the pipeline's message timeout."""
 
+    is_poison = True
+
 
 class RowsLost(RetryableError):
     """The acker's sums do not meet: not every row of the batch was fully processed."""
+
+    is_poison = True
 
 
 class BatchRetried(RetryableError):
@@ -160,6 +169,8 @@ class SchemaOutOfDate(PermanentError):
 class DeclarationInvalid(PermanentError):
     """What the transform returns does not fit the declared states."""
 
+    is_poison = True
+
 
 class DeclarationChanged(PermanentError):
     """The pipeline's declaration no longer matches what was registered (CONTRACT I16)."""
@@ -168,25 +179,37 @@ class DeclarationChanged(PermanentError):
 class SourceUnreadable(PermanentError):
     """A file or folder is missing, not readable, or not what it claims to be."""
 
+    is_poison = True
+
 
 class SourceChanged(PermanentError):
     """A transactional source would replay other rows than it planned (CONTRACT I11)."""
+
+    is_poison = True
 
 
 class RangeExpired(PermanentError):
     """The source no longer has the rows that the batch would read."""
 
+    is_poison = True
+
 
 class MalformedRecord(PermanentError):
     """A record that cannot be read as declared."""
+
+    is_poison = True
 
 
 class BadKey(PermanentError):
     """A key that cannot be stored."""
 
+    is_poison = True
+
 
 class Overflow(PermanentError):
     """A value outside its column's range."""
+
+    is_poison = True
 
 
 class MetadataCorrupt(PermanentError):

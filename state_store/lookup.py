@@ -20,7 +20,7 @@ KEYS_PER_STATEMENT = 1000
 def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
     """Return the rows of these keys from one snapshot, None where there is none.
 
-    A key is its values as text, in the order of the key's columns; Postgres converts them.
+    A key is its values as text, in the order of the key's columns; Postgres converts them. A global state has the empty key.
 
     Raises: UsageError for a value that its column cannot hold, or another number of values than columns; StoreUnavailable,
     AccessRefused, SchemaOutOfDate.
@@ -42,20 +42,22 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
 
 
 def _rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    names = [*(column.name for column in state.columns), "txid"]
+    names = [*(column.name for column in state.columns), *(["txid"] if state.has_txid else [])]
     asked = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
     statement = sql.SQL(
-        "SELECT asked.position, {columns} FROM (VALUES %s) AS asked (position, {asked}) JOIN {table} AS s ON {same}"
+        "SELECT asked.position, {columns} FROM (VALUES %s) AS asked ({asked}) JOIN {table} AS s ON {same}"
     ).format(
         columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
-        asked=sql.SQL(", ").join(asked),
+        asked=sql.SQL(", ").join([sql.Identifier("position"), *asked]),
         table=sql.Identifier(STATE, state.name),
         # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
         # would round: a key with more digits than the column has is simply not there.
         same=sql.SQL(" AND ").join(
             sql.SQL("{} = asked.{}::{}").format(sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0]))
             for key, name in zip(state.keys, asked, strict=True)
-        ),
+        )
+        if state.keys
+        else sql.SQL("true"),
     )
     numbered = [(position, *key) for position, key in enumerate(keys)]
     with connection.cursor() as cursor:

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import tables
-from state_store.batches import load_metadata
-from state_store.declaration import SourceMetadata, StateSpec
+from state_store.batches import existing_cut
+from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
 
 _batches = sa.table(
     "batches",
@@ -23,6 +23,9 @@ _lag = sa.table(
     *(sa.column(name) for name in ("pipeline", "committed", "opened", "pending", "committed_at", "waits_for")),
     schema=tables.LEDGER,
 )
+
+# Columns of an attempt that its batch's history shows otherwise.
+NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,13 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
-    metadata = load_metadata(connection, pipeline, txid)
+    cut = existing_cut(connection, pipeline, txid)
     (status,) = batch_statuses(connection, pipeline, [txid], 1)
-    b, a, s, c = tables.batch.c, tables.attempt.c, tables.seal.c, tables.commit.c
-    digest = connection.scalar(sa.select(b.source_digest).where(b.pipeline == pipeline, b.txid == txid))
+    a, s, c = tables.attempt.c, tables.seal.c, tables.commit.c
     attempts = (
         sa.select(
-            a.attempt, a.owner, a.started_at, a.sealed_at, a.failed_at, a.error, a.source_rows, a.dropped_at, a.fingerprint
+            *(column for column in a if column.name not in NOT_SHOWN),
+            sa.func.encode(a.source_digest, "hex").label("source_digest"),
         )
         .where(a.pipeline == pipeline, a.txid == txid)
         .order_by(a.attempt)
@@ -113,11 +116,13 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         .where(s.pipeline == pipeline, s.txid == txid)
         .order_by(s.attempt, s.state, s.partition)
     )
-    commit = sa.select(c.owner, c.committed_at, c.key_count, c.skipped_reason).where(c.pipeline == pipeline, c.txid == txid)
+    commit = sa.select(
+        c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason
+    ).where(c.pipeline == pipeline, c.txid == txid)
     return BatchHistory(
         status,
-        metadata,
-        bytes(digest or b"").hex(),
+        cut.metadata,
+        cut.digest.hex(),
         list(_dicts(connection.execute(attempts))),
         list(_dicts(connection.execute(seals))),
         next(_dicts(connection.execute(commit)), None),
@@ -152,10 +157,24 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     return {(row[0], row[1]): Turn(opens=row[2], halted=row[3]) for row in connection.execute(statement)}
 
 
+def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
+    q = tables.quarantine.c
+    of_batch = [] if txid is None else [q.txid == txid]
+    statement = (
+        sa.select(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.quarantined_at)
+        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
+        .order_by(q.txid, q.number)
+        .limit(limit)
+    )
+    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
 def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield a state's rows in key order, keys and values and txid, without holding them all."""
     table = tables.state_table_of(state)
-    statement = sa.select(table).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
+    columns = [column for column in table.c if column.name != SNAPSHOT]
+    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
 
 

@@ -5,29 +5,29 @@ from sqlalchemy import Connection
 
 from state_store import tables
 from state_store.attempts import StagedPartition
-from state_store.declaration import StateSpec
+from state_store.declaration import Staged
 from state_store.errors import StagingLost
 
 STAGER_GRANT = sa.DDL("GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager")  # type: ignore[no-untyped-call]
 
 
-def recount(connection: Connection, state: StateSpec, txid: int, attempt: int) -> list[StagedPartition]:
+def recount(connection: Connection, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
     """Return what the seal names for a state, after checking that exactly these rows are in staging.
 
     Raises: StagingLost if the table is gone, a row is missing or one byte differs.
     """
     s = tables.seal.c
     sealed = [
-        StagedPartition(state.name, *row)
+        StagedPartition(staged.name, *row)
         for row in connection.execute(
             sa.select(s.partition, s.task_attempt, s.rows, s.digest).where(
-                s.state == state.name, s.txid == txid, s.attempt == attempt
+                s.state == staged.name, s.txid == txid, s.attempt == attempt
             )
         )
     ]
-    staging = tables.staging_table_of(state, txid, attempt)
+    staging = tables.staging_table_of(staged, txid, attempt)
     if connection.scalar(sa.select(sa.func.to_regclass(f'{tables.STAGING}."{staging.name}"'))) is None:
-        raise _lost(state, txid, attempt, "its table is gone")
+        raise _lost(staged, txid, attempt, "its table is gone")
     found: dict[int, tuple[int, int]] = {}
     if sealed:
         digest = sa.func.bit_xor(sa.func.hash_record_extended(staging.table_valued(), 0))
@@ -42,13 +42,13 @@ def recount(connection: Connection, state: StateSpec, txid: int, attempt: int) -
     for p in sealed:
         if found.get(p.task_attempt) != (p.rows, p.digest):
             rows = found.get(p.task_attempt, (0, 0))[0]
-            raise _lost(state, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
+            raise _lost(staged, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
     return sealed
 
 
-def _lost(state: StateSpec, txid: int, attempt: int, what: str) -> StagingLost:
+def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
     return StagingLost(
-        f"The staging of state {state.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again.",
+        f"The staging of state {staged.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again.",
         txid=txid,
         attempt=attempt,
     )

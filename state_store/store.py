@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import attempts, batches, commits, queries, schema, staging, tables
-from state_store.attempts import Attempt, StagedPartition
+from state_store import attempts, batches, commits, operations, queries, schema, staging, tables
+from state_store.attempts import AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
+from state_store.batches import Cut
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec
 from state_store.driver_errors import translate
@@ -64,8 +65,11 @@ class StateStore:
 
     # plan
 
-    def last_opened(self, pipeline: str) -> tuple[int, SourceMetadata | None]:
-        """Return the newest opened txid and its metadata; 0 and None before the first."""
+    def last_opened(self, pipeline: str) -> Cut | None:
+        """Return what the newest opened batch reads; None before the first.
+
+        Raises: MetadataCorrupt.
+        """
         with self._transaction("reading the ledger") as connection:
             return batches.last_opened(connection, pipeline)
 
@@ -88,17 +92,18 @@ class StateStore:
             return batches.run_txids(connection, pipeline, run_id)
 
     def open_batches(
-        self, spec: PipelineSpec, run_id: str, pending: Sequence[int], after: int, metadata: Sequence[bytes]
+        self, spec: PipelineSpec, run_id: str, pending: Sequence[int], after: Cut | None, metadata: Sequence[bytes]
     ) -> list[int] | None:
-        """Freeze the metadata of the batches after txid `after`, and give them with the `pending` ones to the run.
+        """Freeze the metadata of the batches behind `after`, and give them with the `pending` ones to the run.
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first, and
         then nothing is written: look again. All or nothing (CONTRACT I6).
 
-        Raises: RangeRefused near the last possible txid.
+        Raises: PipelinePaused; RangeRefused near the last possible txid.
         """
-        if after + len(metadata) > batches.MAX_TXID:
-            raise RangeRefused(f"{spec.name} has used up its txids.", pipeline=spec.name, txid=after)
+        last = after.txid if after else 0
+        if last + len(metadata) > batches.MAX_TXID:
+            raise RangeRefused(f"{spec.name} has used up its txids.", pipeline=spec.name, txid=last)
         for content in metadata:
             if len(content) > batches.MAX_METADATA_BYTES:
                 raise RangeRefused(
@@ -110,11 +115,12 @@ class StateStore:
             commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
+            operations.check_not_paused(connection, spec.name)
             commits.check_epoch(connection, spec.name)
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id):
                 connection.rollback()
                 return None
-            txids = [*pending, *range(after + 1, after + 1 + len(metadata))]
+            txids = [*pending, *range(last + 1, last + 1 + len(metadata))]
             if txids and not batches.assign_to_run(connection, spec.name, run_id, txids):
                 connection.rollback()
                 return None
@@ -128,34 +134,69 @@ class StateStore:
 
     # process
 
-    def start_attempt(self, spec: PipelineSpec, txid: int, owner: str, *, restage: bool = False) -> Attempt | Commit | None:
+    def start_attempt(
+        self,
+        spec: PipelineSpec,
+        txid: int,
+        owner: str,
+        *,
+        airflow: AirflowTry | None = None,
+        restage: bool = False,
+        redo: bool = False,
+        recut: Recut | None = None,
+    ) -> Attempt | Commit | CutWanted | Settled:
         """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
 
-        Returns the commit if the batch has committed, None if its newest attempt is sealed already (its work is kept,
-        unless `restage`). If the process dies afterwards, the next attempt fences this one.
+        Returns the commit if the batch has committed, unless `redo`; `Settled` if its newest attempt is sealed already (its
+        work is kept, unless `restage`) or it was given up; `CutWanted` if the source has to cut the batch anew, which is to
+        be given as `recut`. If the process dies afterwards, the next attempt fences this one.
 
-        Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged.
+        A batch of an opaque source is cut anew by every attempt but the first, and whenever the batch before it was
+        (SEMANTICS (b), MasterBatchCoordinator 5). A transactional source keeps its cut.
+
+        Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
+        that cannot be redone.
         """
         with self._transaction("starting an attempt") as connection:
             commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
             batch = attempts.lock_batch(connection, spec.name, txid)
-            if done := commits.find(connection, spec.name, txid):
+            done = commits.find(connection, spec.name, txid)
+            if done and not redo:
                 return done
+            if redo:
+                commits.check_redoable(spec, txid, commits.committed(connection, spec.name))
             commits.check_epoch(connection, spec.name)
             commits.check_declaration(connection, spec)
+            if batch.skip_reason is not None and not redo:
+                return Settled.GIVEN_UP
+            before, cut = batches.cut_of(connection, spec.name, txid - 1), batches.existing_cut(connection, spec.name, txid)
+            position = before.digest if before else None
             newest = attempts.newest(connection, spec.name, txid, batch.attempt)
-            if newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and not restage:
-                return None
-            attempt = attempts.take_fence(connection, spec, batch, owner)
-            for state in spec.states:
-                grant = staging.STAGER_GRANT.against(tables.staging_table_of(state, txid, attempt.number))
+            is_sealed = newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and cut.continues == position
+            if is_sealed and not restage and not redo:
+                return Settled.SEALED
+            if recut is None:
+                wanted = spec.source_kind != "transactional" and (newest is not None or cut.continues != position)
+            else:
+                wanted = recut.continues != position  # the batch before it was cut anew meanwhile
+            if wanted:
+                return CutWanted(before.metadata if before else None, cut.metadata, position)
+            attempt = attempts.take_fence(connection, spec, batch, cut, owner, airflow=airflow, recut=recut)
+            for staged in spec.staged:
+                grant = staging.STAGER_GRANT.against(tables.staging_table_of(staged, txid, attempt.number))
                 connection.execute(grant)
             return attempt
 
-    def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], source_rows: int) -> None:
+    def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
+        """Write down in which Spark application the attempt computes, and the tag of its operations."""
+        with self._transaction(f"noting where {attempt} computes") as connection:
+            attempts.write_spark(connection, attempt, application, tag)
+
+    def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
 
-        Raises: AttemptFenced if a newer attempt owns the batch.
+        Raises: AttemptFenced if a newer attempt owns the batch; SourceChanged if a transactional source has emitted other
+        rows than for an earlier attempt.
         """
         with self._transaction(f"sealing {attempt}") as connection:
             commits.set_limits(connection, SEAL_PATIENCE_SECONDS, self.settings.commit_timeout_seconds)
@@ -163,12 +204,36 @@ class StateStore:
             attempts.check_fence(batch, attempt)
             newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
             if newest is not None and newest.sealed_at is None:
-                attempts.write_seal(connection, attempt, partitions, source_rows)
+                attempts.check_replay(connection, attempt, tracked)
+                attempts.write_seal(connection, attempt, partitions, tracked)
 
-    def fail_attempt(self, attempt: Attempt, error: str) -> None:
-        """Write down why an attempt gave up; its staging will never count."""
+    def fail_attempt(self, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
+        """Write down why an attempt gave up; its staging will never count. Return how many tries have failed by the batch.
+
+        Raises: AttemptFenced if a newer attempt owns the batch: whatever failed here, that one tells the story.
+        """
         with self._transaction(f"failing {attempt}") as connection:
-            attempts.write_failure(connection, attempt, error)
+            tries = attempts.write_failure(connection, attempt, error, is_poison=is_poison)
+            attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
+            return tries
+
+    def poison_tries(self, pipeline: str, txid: int) -> int:
+        """Return how many tries at the batch have failed by the batch itself, since it was last forgiven."""
+        with self._transaction("counting tries") as connection:
+            return attempts.poison_tries(connection, pipeline, txid)
+
+    def source_metadata(self, pipeline: str, txid: int) -> SourceMetadata:
+        """Return what a batch reads, or has read if it has committed.
+
+        Raises: UnknownBatch, MetadataCorrupt.
+        """
+        with self._transaction("reading a batch") as connection:
+            return batches.existing_cut(connection, pipeline, txid).metadata
+
+    def give_up(self, pipeline: str, txid: int, owner: str, reason: str) -> None:
+        """Let the batch be skipped when its turn comes: its pipeline's policy says so."""
+        with self._transaction("giving up a batch") as connection:
+            batches.give_up(connection, pipeline, txid, owner, reason)
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
         """Say that nobody retries this batch by itself any more, so that later ones stop waiting for it in their run."""
@@ -177,11 +242,12 @@ class StateStore:
 
     # commit
 
-    def commit_batch(self, spec: PipelineSpec, txid: int, owner: str) -> Commit:
+    def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it already counts. In txid order, each exactly once (CONTRACT I1-I4, I8).
 
         If the connection breaks, the outcome is unknown; it is found out by locking the cursor on a new connection,
-        which waits for the old transaction to end (CONTRACT I10). It is never guessed.
+        which waits for the old transaction to end (CONTRACT I10). It is never guessed. An attempt that has not ended within
+        the timeout (None: the settings') is taken for dead.
 
         Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable, and the permanent
         errors of `commits.merge_and_advance`.
@@ -189,7 +255,8 @@ class StateStore:
         try:
             with self._transaction(f"committing {spec.name} {txid}") as connection:
                 self._set_commit_limits(connection)
-                return commits.merge_and_advance(connection, spec, txid, owner, self.settings.attempt_timeout_seconds)
+                timeout = attempt_timeout_seconds or self.settings.attempt_timeout_seconds
+                return commits.merge_and_advance(connection, spec, txid, owner, timeout)
         except StoreUnavailable as unknown:
             answer = unknown.__cause__
             if isinstance(answer, DBAPIError) and not answer.connection_invalidated:
@@ -199,16 +266,67 @@ class StateStore:
             logger.warning("%s %s: %s The cursor says that it committed.", spec.name, txid, unknown)
             return done
 
-    def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+    def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+        """Replace what the last committed txid did by what its newest attempt has sealed. As the owner of the tables only.
+
+        Raises: RangeRefused, StagingLost, and what `commit_batch` raises.
+        """
+        with self._transaction(f"redoing {spec.name} {txid}") as connection:
+            self._set_commit_limits(connection)
+            return commits.redo(connection, spec, txid, owner, reason)
+
+    # by hand
+
+    def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
         """Let order go on without a batch that has failed: a commit without rows takes its place, with who and why.
 
-        Whatever its attempts have staged never counts. Says so if the txid has committed, or was skipped, before.
+        None if earlier txids have to commit first: it is skipped when its turn comes. Whatever its attempts have staged
+        never counts. Says so if the txid has committed, or was skipped, before.
 
-        Raises: RangeRefused if the pipeline waits for another txid or this one has not failed; UnknownBatch.
+        Raises: RangeRefused if this batch has not failed; UnknownBatch.
         """
         with self._transaction(f"skipping {spec.name} {txid}") as connection:
             self._set_commit_limits(connection)
             return commits.skip(connection, spec, txid, owner, reason)
+
+    def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
+        """Let batches that were halted or given up be tried anew: this one, or all of them; return which."""
+        with self._transaction("letting batches be tried again") as connection:
+            return operations.retry(connection, pipeline, txid, owner, reason)
+
+    def pause(self, pipeline: str, owner: str, reason: str) -> bool:
+        """Start no new runs of the pipeline; those that have planned go on. False if it was paused already."""
+        with self._transaction("pausing a pipeline") as connection:
+            return operations.pause(connection, pipeline, owner, reason)
+
+    def resume(self, pipeline: str, owner: str, reason: str) -> bool:
+        """Let runs of the pipeline start again. False if it was not paused."""
+        with self._transaction("resuming a pipeline") as connection:
+            return operations.resume(connection, pipeline, owner, reason)
+
+    def check_not_paused(self, pipeline: str) -> None:
+        """Refuse to go on if the pipeline is paused.
+
+        Raises: PipelinePaused with who, when and why.
+        """
+        with self._transaction("reading the pipeline") as connection:
+            operations.check_not_paused(connection, pipeline)
+
+    def replay_quarantined(
+        self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None
+    ) -> tuple[int, int] | None:
+        """Open a batch of the records that wait in quarantine, of one txid or all; return its txid and their number.
+
+        None if there are none. The next run processes it. All or nothing.
+        """
+        while True:
+            with self._transaction("replaying quarantined records") as connection:
+                self._set_commit_limits(connection)
+                commits.check_epoch(connection, spec.name)
+                opened = operations.replay_quarantined(connection, spec.name, owner, reason, txid)
+                if opened is not False:
+                    return opened
+                connection.rollback()  # a planner was faster: its batch has the txid
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Find out under the cursor's lock whether txid committed; None if it did not."""
@@ -248,6 +366,11 @@ class StateStore:
         """Return everything the ledger knows of one batch."""
         with self._transaction("reading a batch") as connection:
             return queries.batch_history(connection, pipeline, txid)
+
+    def quarantined(self, pipeline: str, *, txid: int | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
+        with self._transaction("reading the quarantine") as connection:
+            yield from queries.quarantined(connection, pipeline, txid, limit)
 
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""

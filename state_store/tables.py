@@ -9,10 +9,22 @@ Facts are rows with timestamps; a batch's phase is derived from them (view ``tid
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, ForeignKeyConstraint, Integer, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+)
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 
-from state_store.declaration import ColumnType, PipelineSpec, StateSpec
+from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -59,7 +71,11 @@ pipeline = Table(
     Column("fingerprint", Text, nullable=False, comment="SHA-256 of the declaration; attempts and commits compare it"),
     Column("declaration", JSONB, nullable=False, comment="the declaration itself, for people"),
     _now("registered_at", "when this declaration was registered"),
-    CheckConstraint("source_kind IN ('transactional')", name="source_kind"),
+    _when("paused_at", "since when no new run starts"),
+    Column("paused_by", Text),
+    Column("paused_reason", Text),
+    CheckConstraint("source_kind IN ('transactional', 'opaque', 'non-transactional')", name="source_kind"),
+    CheckConstraint("num_nulls(paused_at, paused_by, paused_reason) IN (0, 3)", name="paused"),
     comment="The registered pipelines.",
 )
 
@@ -90,13 +106,18 @@ batch = Table(
     Column("txid", BigInteger, primary_key=True, autoincrement=False),
     Column("source_metadata", BYTEA, nullable=False, comment="what is needed to read exactly this batch; never edited"),
     Column("source_digest", BYTEA, nullable=False, comment="its SHA-256"),
+    Column("previous_digest", BYTEA, comment="SHA-256 of the metadata that it continues; NULL for the first batch"),
     Column("opened_by", Text, nullable=False, comment="the run that planned it"),
     _now("opened_at", "when its metadata was frozen"),
     Column("attempt", Integer, nullable=False, server_default="0", comment="newest attempt: the fence"),
     _when("halted_at", "since when nobody retries it by itself"),
     Column("halted_reason", Text, comment="why, in one line"),
+    Column("skip_owner", Text, comment="who gave it up: its commit will be without rows"),
+    Column("skip_reason", Text),
+    Column("tries_after", Integer, nullable=False, server_default="0", comment="failures up to this attempt are forgiven"),
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
+    CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),
     comment="One row per txid with its frozen source metadata.",
 )
 
@@ -107,16 +128,32 @@ attempt = Table(
     Column("txid", BigInteger, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False, comment="numbered by the store, from 1"),
     Column("owner", Text, nullable=False, comment="who runs it, for people"),
+    Column("airflow_run_id", Text, comment="NULL outside Airflow"),
+    Column("airflow_task_id", Text),
+    Column("airflow_try", Integer, comment="for people: it numbers nothing here"),
+    Column("spark_application", Text),
+    Column("spark_tag", Text, comment="tag of its operations, by which they are interrupted"),
     Column("fingerprint", Text, nullable=False, comment="declaration that computes the partials"),
+    Column("source_metadata", BYTEA, comment="what it reads, if it cut an opaque batch anew; NULL: what was planned"),
+    Column("source_digest", BYTEA, nullable=False, comment="SHA-256 of the metadata that it reads"),
+    Column("previous_digest", BYTEA, comment="SHA-256 of the metadata that this continues; NULL for the first batch"),
     _now("started_at", "when it took the fence"),
+    _when("staged_at", "when Spark had staged the last row"),
     _when("sealed_at", "when its staging was complete"),
     _when("failed_at", "when it gave up"),
     Column("error", Text, comment="why it gave up: code and message"),
+    Column("is_poison", Boolean, comment="whether the failure is the batch's own, not that of a server that was away"),
     Column("source_rows", BigInteger, comment="rows that the source emitted"),
+    Column("source_hash", BigInteger, comment="XOR of their 64-bit hashes; NULL if they are not tracked"),
+    Column("quarantined_rows", BigInteger, comment="of these, set aside as bad"),
+    Column("transformed_rows", BigInteger, comment="rows that the transform returned"),
+    Column("transformed_hash", BigInteger, comment="XOR of their 64-bit hashes; NULL if they are not tracked"),
+    Column("staged_bytes", BigInteger, comment="bytes that were copied into staging"),
     _when("dropped_at", "when its staging was dropped"),
     ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
     CheckConstraint("sealed_at IS NULL OR failed_at IS NULL", name="one_end"),
     CheckConstraint("(failed_at IS NULL) = (error IS NULL)", name="error"),
+    CheckConstraint("(failed_at IS NULL) = (is_poison IS NULL)", name="is_poison"),
     comment="One row per try at a batch.",
 )
 
@@ -146,6 +183,14 @@ commit = Table(
     Column("owner", Text, nullable=False, comment="who committed it, for people"),
     Column("key_count", BigInteger, nullable=False, comment="state rows it wrote, over all states"),
     _now("committed_at", "when its transaction began"),
+    Column(
+        "merged_at",
+        sa.TIMESTAMP(timezone=True),
+        nullable=False,
+        server_default=sa.func.clock_timestamp(),
+        comment="when everything was merged, just before COMMIT",
+    ),
+    Column("quarantined_rows", BigInteger, nullable=False, server_default="0", comment="bad records set aside with it"),
     Column("skipped_reason", Text, comment="why the batch was skipped; NULL if it was not"),
     ForeignKeyConstraint(["pipeline", "txid", "attempt"], [attempt.c.pipeline, attempt.c.txid, attempt.c.attempt]),
     comment="One row per committed txid, written in the commit's own transaction.",
@@ -162,6 +207,38 @@ run_batch = Table(
     comment="Which txids a run covers: a plan that is tried again finds its own answer.",
 )
 
+quarantine = Table(
+    "quarantine",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False, comment="the batch that set it aside"),
+    Column("number", BigInteger, primary_key=True, autoincrement=False, comment="from 1 within the batch"),
+    Column("reason", Text, nullable=False, comment="why it is bad"),
+    Column("origin", Text, comment="where it stood: file, or topic, partition and offset"),
+    Column("payload", Text, nullable=False, comment="the record: as it stood, or its columns as JSON"),
+    Column("is_raw", Boolean, nullable=False, comment="whether payload is the record as it stood"),
+    _now("quarantined_at", "when its batch committed"),
+    Column("replayed_txid", BigInteger, comment="the later batch that takes it up again; NULL while it waits here"),
+    ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    # `replay` reads the records of its txid, `quarantine list` those that wait.
+    Index(None, "pipeline", "replayed_txid", "txid", "number"),
+    comment="Bad records: set aside in the commit of their batch, so that none is lost.",
+)
+
+operator_action = Table(
+    "operator_action",
+    ledger,
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False),
+    Column("txid", BigInteger, comment="NULL: the whole pipeline"),
+    Column("action", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _now("acted_at", "when"),
+    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay')", name="action"),
+    comment="What people did by hand, and why.",
+)
+
 
 def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     """Return the metadata of the state tables that these pipelines declare."""
@@ -173,42 +250,50 @@ def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
 
 
 def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
-    """Return a state's table: key columns, value columns, txid.
+    """Return a state's table: key columns, value columns, then what its kind keeps.
 
     Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
-    NULLs too. No other index: an index on a value or on txid would end HOT updates.
+    NULLs too; a global state has one row, which the column `snapshot` makes sure of. An opaque state keeps for each value
+    what it was before the row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or
+    on txid would end HOT updates.
     """
     keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.keys]
-    nullable = any(key.nullable for key in state.keys)
-    unique: sa.Constraint
-    if nullable:
-        unique = sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True)
+    constraints: list[sa.Constraint] = []
+    if not keys:
+        keys = [Column(SNAPSHOT, Boolean, nullable=False, server_default=sa.true())]
+        constraints.append(CheckConstraint(SNAPSHOT, name=SNAPSHOT))
+    if any(key.nullable for key in keys):
+        constraints.append(sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True))
     else:
-        unique = sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}")
+        constraints.append(sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}"))
+    columns = [*keys, *(Column(v.name, _sql_type(v.type), nullable=v.merge != "sum") for v in state.values)]
+    if state.kind == "opaque":
+        columns += [Column(previous_name(v.name), _sql_type(v.type)) for v in state.values]
+        columns.append(Column(PREVIOUS_TXID, BigInteger))
+    if state.has_txid:
+        columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
+        constraints.append(CheckConstraint("txid >= 1", name="txid"))
     table = Table(
         state.name,
         sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata,
-        *keys,
-        *(Column(v.name, _sql_type(v.type), nullable=v.merge != "sum") for v in state.values),
-        Column("txid", BigInteger, nullable=False, autoincrement=False),
-        unique,
-        CheckConstraint("txid >= 1", name="txid"),
+        *columns,
+        *constraints,
         postgresql_with=STATE_STORAGE,
     )
     sa.event.listen(table, "after_create", sa.DDL(SINGLE_WRITER.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
     return table
 
 
-def staging_table_of(state: StateSpec, txid: int, attempt_number: int) -> Table:
-    """Return the staging table of one attempt: the state's columns and the Spark task attempt that wrote the row.
+def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
+    """Return the staging table of one attempt: the staged columns and the Spark task attempt that wrote the row.
 
     A table of its own per attempt fences the data plane: a late writer of an older attempt cannot reach it (CONTRACT I5).
     Logged, because a crash of any backend empties UNLOGGED tables without an error (CONTRACT section 5).
     """
     return Table(
-        f"{state.name}_{txid}_{attempt_number}",
+        f"{staged.name}_{txid}_{attempt_number}",
         sa.MetaData(schema=STAGING),
-        *(Column(c.name, _sql_type(c.type)) for c in state.columns),
+        *(Column(c.name, _sql_type(c.type)) for c in staged.columns),
         Column("task_attempt", BigInteger, nullable=False),
         postgresql_with={"autovacuum_enabled": False},
     )

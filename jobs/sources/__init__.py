@@ -74,10 +74,20 @@ class Emitter(Protocol):
         nothing = F.lit(None).cast("string")
         return self.emit_batch(attempt, metadata).withColumns({ORIGIN: nothing, REFUSAL: nothing, PAYLOAD: nothing})
 
+    def row_schema(self) -> str:
+        """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Asked for by quarantine."""
+        raise DeclarationInvalid(f"{type(self).__name__} does not tell its columns, so its records cannot be quarantined.")
+
     def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
-        """Return quarantined raw records, rows of ORIGIN and PAYLOAD, as `emit_records` would return them today."""
-        del payloads
-        raise DeclarationInvalid(f"{type(self).__name__} has no malformed records, so it cannot read one again.")
+        """Return quarantined raw records, rows of ORIGIN and PAYLOAD, as `emit_records` would return them today.
+
+        A source whose records cannot be malformed keeps this: it has put none into quarantine.
+        """
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        row = F.from_json(F.col(PAYLOAD), self.row_schema())
+        refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
+        return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check after the rows were read that they were those of the metadata; the batch is sealed only then.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from jobs.sources import Emitter, file_content
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, file_content
 from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SHOWN_RECORD_CHARACTERS = 200
 CORRUPT = "_tidegate_corrupt_record"
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+NO_FIT = "the record does not fit the schema"
 # Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
 NO_VALUE = "\x01NULL"
 DECIMAL = re.compile(r"(?:decimal|dec|numeric)\b\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
@@ -53,21 +54,46 @@ class FileReader(Emitter):
         # Column and scale; read as text, because Spark rounds what has more digits.
         self._decimals = {name: int(kind[1] or 0) for name, text in schema.items() if (kind := DECIMAL.fullmatch(text.strip()))}
 
+    def row_schema(self) -> str:
+        """Return the declared columns; text has the one column value."""
+        return self._columns(self._schema) if self._schema else "value string"
+
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        spark, self._files = self._spark, metadata["files"]
-        for file in self._files:
-            self._check_planned(file)
-            if self._format != "parquet":
-                file_content.check_utf8(self._folder / file["name"])
-        paths = [_literal_path(self._folder / file["name"]) for file in self._files]
+        paths = self._checked_paths(metadata)
         if self._format == "text":
-            return spark.read.options(**self._options).text(paths)
+            return self._spark.read.options(**self._options).text(paths)
         if self._format == "parquet":
-            rows = spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
-            self._check_parquet_schemas(rows)
-            return rows
-        return self._read_csv(spark, paths) if self._format == "csv" else self._read_json(spark, paths)
+            return self._read_parquet(paths)
+        return self._refusing_csv(paths) if self._format == "csv" else self._refusing_json(paths)
+
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows of the files with their file as ORIGIN; records that do not fit the schema are flagged.
+
+        What is wrong with a whole file, such as its header or its encoding, still fails the batch.
+        """
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+
+        paths = self._checked_paths(metadata) if self._format in ("csv", "json") else []
+        origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
+        if self._format == "csv":
+            return self._flagged_csv(self._read_csv(paths), origin)
+        if self._format == "json":
+            return self._flagged_json(self._spark.read.text(paths).where(F.trim(F.col("value")) != ""), origin)
+        nothing = F.lit(None).cast("string")
+        return self.emit_batch(attempt, metadata).select(
+            "*", origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD)
+        )
+
+    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+        """Return quarantined records, parsed by the schema of today."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        if self._format == "json":
+            return self._flagged_json(payloads.withColumnRenamed(PAYLOAD, "value"), F.col(ORIGIN))
+        parsing = {name: str(value) for name, value in self._csv_options().items()}
+        record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
+        return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check the digests again: a file that changed during the read is found before the seal."""
@@ -90,26 +116,41 @@ class FileReader(Emitter):
                 line = file_content.line_of_digest(path, finding["digest"], skip=skip)
             place = f"{path}, line {line}" if line else str(path)
             return MalformedRecord(
-                f"{place}: the record does not fit the schema: {shown!r}. Correct the schema and raise the pipeline's "
+                f"{place}: {NO_FIT}: {shown!r}. Correct the schema and raise the pipeline's "
                 "version; a planned file must stay as it is."
             )
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
 
-    def _read_csv(self, spark: "SparkSession", paths: list[str]) -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+    def _checked_paths(self, metadata: SourceMetadata) -> list[str]:
+        self._files = metadata["files"]
+        for file in self._files:
+            self._check_planned(file)
+            if self._format != "parquet":
+                file_content.check_utf8(self._folder / file["name"])
+        return [_literal_path(self._folder / file["name"]) for file in self._files]
 
+    def _read_parquet(self, paths: list[str]) -> "DataFrame":
+        rows = self._spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
+        self._check_parquet_schemas(rows)
+        return rows
+
+    def _csv_options(self) -> dict[str, Any]:
+        # Spark's own escape is a backslash; everybody else doubles the quote.
+        ours = {"header": self._header, "enforceSchema": True, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        return {"escape": '"', "nullValue": NO_VALUE, **self._options, **ours}
+
+    def _read_csv(self, paths: list[str]) -> "DataFrame":
         if self._header:
             self._check_headers()
-        rows = (
-            # Spark's own escape is a backslash; everybody else doubles the quote.
-            spark.read.options(**{"escape": '"', "nullValue": NO_VALUE, **self._options})
-            .options(header=self._header, enforceSchema=True, mode="PERMISSIVE", columnNameOfCorruptRecord=CORRUPT)
-            .schema(f"{self._columns(self._as_read())}, `{CORRUPT}` string")
-            .csv(paths)
-        )
-        corrupt = F.col(CORRUPT)
+        columns = f"{self._columns(self._as_read())}, `{CORRUPT}` string"
+        return self._spark.read.options(**self._csv_options()).schema(columns).csv(paths)
+
+    def _refusing_csv(self, paths: list[str]) -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        rows, corrupt = self._read_csv(paths), F.col(CORRUPT)
         rows = rows.where(_or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256)))
         for name in self._decimals:
             rows = rows.where(
@@ -117,30 +158,69 @@ class FileReader(Emitter):
             )
         return rows.select(*self._typed(F.col))
 
-    def _read_json(self, spark: "SparkSession", paths: list[str]) -> "DataFrame":
-        """Parse line by line: Spark's own reader drops, in silence, whatever follows a line's first record."""
+    def _flagged_csv(self, rows: "DataFrame", origin: "Column") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        line = F.col("value")
+        refusal = F.when(F.col(CORRUPT).isNotNull(), F.lit(NO_FIT))
+        for name in self._decimals:
+            reason = F.lit(f"{name} does not fit {self._schema[name]}")
+            refusal = refusal.when(~self._fits(F.col(_quoted(name)), name), reason)
+        as_read = F.struct(*(F.col(_quoted(name)) for name in self._schema))
+        again = F.to_csv(as_read, {"sep": self._separator, "nullValue": "", "emptyValue": '""', "escape": '"'})
+        payload = F.when(refusal.isNotNull(), F.coalesce(F.col(CORRUPT), again))
+        return rows.select(
+            *self._typed(F.col, lossy=True), origin.alias(ORIGIN), refusal.alias(REFUSAL), payload.alias(PAYLOAD)
+        )
+
+    def _parsed_json(self, line: "Column") -> "tuple[Column, Column]":
+        """Return a line's record and whether it is whole: Spark's own reader drops, in silence, what follows the first one."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
         parsing = {**self._options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         record = F.from_json(line, f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
         records = F.from_json(F.concat(F.lit("["), line, F.lit("]")), "array<string>")
-        rows = (
-            spark.read.text(paths).where(F.trim(line) != "").select(line, F.col("_metadata.file_path"), record.alias("record"))
-        )
-        whole = (F.size(records) == 1) & F.col("record").isNotNull() & F.col(f"record.{CORRUPT}").isNull()
+        return record, F.size(records) == 1
+
+    def _whole_json(self, is_one: "Column") -> "Column":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        whole = is_one & F.col("record").isNotNull() & F.col(f"record.{CORRUPT}").isNull()
         for name in self._decimals:
             whole &= self._fits(F.col(f"record.{_quoted(name)}"), name)
-        rows = rows.where(_or_refuse(whole, shown=line, digest=F.sha2(line, 256), file=F.col("file_path")))
+        return whole
+
+    def _refusing_json(self, paths: list[str]) -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        line = F.col("value")
+        record, is_one = self._parsed_json(line)
+        rows = self._spark.read.text(paths).where(F.trim(line) != "")
+        rows = rows.select(line, F.col("_metadata.file_path"), record.alias("record"))
+        rows = rows.where(_or_refuse(self._whole_json(is_one), shown=line, digest=F.sha2(line, 256), file=F.col("file_path")))
         return rows.select(*self._typed(lambda name: F.col(f"record.{name}")))
+
+    def _flagged_json(self, lines: "DataFrame", origin: "Column") -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        record, is_one = self._parsed_json(F.col("value"))
+        rows = lines.select("value", origin.alias(ORIGIN), record.alias("record"))
+        refusal = F.when(self._whole_json(is_one), F.lit(None)).otherwise(F.lit(NO_FIT))
+        return rows.select(
+            *self._typed(lambda name: F.col(f"record.{name}"), lossy=True),
+            F.col(ORIGIN),
+            refusal.alias(REFUSAL),
+            F.when(refusal.isNotNull(), F.col("value")).alias(PAYLOAD),
+        )
 
     def _as_read(self) -> dict[str, str]:
         return {name: "string" if name in self._decimals else kind for name, kind in self._schema.items()}
 
-    def _typed(self, column: Any) -> Iterator["Column"]:
+    def _typed(self, column: Any, *, lossy: bool = False) -> Iterator["Column"]:
+        """Yield the columns in their declared types; `lossy` where the records that do not fit are known already."""
         for name, kind in self._schema.items():
             found = column(_quoted(name))
-            yield (found.cast(kind) if name in self._decimals else found).alias(name)
+            typed = found.try_cast(kind) if lossy else found.cast(kind)
+            yield (typed if name in self._decimals else found).alias(name)
 
     def _fits(self, text: "Column", name: str) -> "Column":
         """Tell whether a text is a decimal of the declared type, without losing a digit."""

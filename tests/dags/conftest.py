@@ -14,7 +14,7 @@ with pytest.MonkeyPatch.context() as _environment:
 
 from jobs import Count, Files, Pipeline, State
 from state_store import StateStore
-from state_store.attempts import Attempt
+from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ class Batches:
 
     def plan(self, run_id: str, count: int) -> list[int]:
         """Open `count` batches and give them to a run."""
-        after, _ = self.store.last_opened(CLICKS.name)
+        after = self.store.last_opened(CLICKS.name)
         metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
         return self.store.open_batches(CLICKS.spec, run_id, [], after, metadata)
 
@@ -42,7 +42,7 @@ class Batches:
         """Process a batch."""
         attempt = self.store.start_attempt(CLICKS.spec, txid, "test")
         assert isinstance(attempt, Attempt)
-        self.store.seal(attempt, [], 0)
+        self.store.seal(attempt, [], Tracked(0))
 
     def commit(self, txid: int) -> None:
         """Commit a processed batch."""

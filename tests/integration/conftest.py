@@ -15,7 +15,7 @@ from psycopg2 import sql
 import migrations
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore, tables
-from state_store.attempts import Attempt, StagedPartition
+from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import encode_metadata
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec
@@ -48,8 +48,9 @@ class Tally:
 
     def plan(self, number: int = 1, *, run_id: str = "run") -> list[int]:
         """Open `number` batches and give them to a run."""
-        after, _ = self.store.last_opened(self.spec.name)
-        txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(after + 1, after + 1 + number)))
+        after = self.store.last_opened(self.spec.name)
+        last = after.txid if after else 0
+        txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
         assert txids is not None
         return txids
 
@@ -74,7 +75,7 @@ class Tally:
         """Start an attempt, stage its partials and seal it."""
         attempt = self.start(txid, restage=restage)
         staged = [self.stage(attempt, "per_shop", shops), self.stage(attempt, "per_day", days)]
-        self.store.seal(attempt, staged, 0)
+        self.store.seal(attempt, staged, Tracked(0))
         return attempt
 
     def commit(self, txid: int) -> Commit:

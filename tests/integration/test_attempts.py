@@ -12,7 +12,8 @@ import pytest
 
 import migrations
 from state_store import Settings, StateStore, schema
-from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, encode_metadata
+from state_store.attempts import Settled, Tracked
+from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, Cut, encode_metadata
 from state_store.errors import (
     AttemptFenced,
     DeclarationChanged,
@@ -33,8 +34,8 @@ def test_a_plan_that_is_repeated_gets_its_first_answer(tally: Tally, settings: S
     assert tally.plan(2, run_id="monday") == [1, 2]
     before = contents(settings)
 
-    assert tally.store.open_batches(tally.spec, "monday", [], 2, frozen(3, 4)) == [1, 2]
-    assert tally.store.open_batches(tally.spec, "monday", [], 0, []) == [1, 2]
+    assert tally.store.open_batches(tally.spec, "monday", [], behind(2), frozen(3, 4)) == [1, 2]
+    assert tally.store.open_batches(tally.spec, "monday", [], None, []) == [1, 2]
     assert tally.store.run_txids("tally", "monday") == [1, 2]
     assert contents(settings) == before
     assert tally.plan(1, run_id="tuesday") == [3]
@@ -44,13 +45,13 @@ def test_a_run_covers_left_over_batches_before_new_ones(tally: Tally) -> None:
     """Nothing that was opened is forgotten, and the order is that of the txids."""
     tally.plan(2)
     assert tally.store.uncommitted("tally", 10) == [1, 2]
-    assert tally.store.open_batches(tally.spec, "next", [1, 2], 2, frozen(3)) == [1, 2, 3]
+    assert tally.store.open_batches(tally.spec, "next", [1, 2], behind(2), frozen(3)) == [1, 2, 3]
 
 
 def test_a_plan_without_anything_to_do_writes_nothing(tally: Tally, settings: Settings) -> None:
     """A run may look in vain as often as it likes."""
     before = contents(settings)
-    assert tally.store.open_batches(tally.spec, "run", [], 0, []) == []
+    assert tally.store.open_batches(tally.spec, "run", [], None, []) == []
     assert contents(settings) == before
 
 
@@ -59,7 +60,7 @@ def test_a_planner_whose_look_is_stale_writes_nothing(tally: Tally, settings: Se
     tally.plan(1, run_id="first")
     before = contents(settings)
 
-    assert tally.store.open_batches(tally.spec, "second", [], 0, frozen(1, 2)) is None
+    assert tally.store.open_batches(tally.spec, "second", [], None, frozen(1, 2)) is None
     assert contents(settings) == before
     assert tally.store.open_batches(tally.spec, "second", [], *_look(tally)) == [2]
 
@@ -87,11 +88,11 @@ def test_one_plan_that_is_delivered_twice_at_once_is_one_plan(
     tally.plan(1, run_id="before")
     with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
-        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], 1, [])
+        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], behind(1), [])
         until(waiting)
         twin.commit()
         assert slower.result() in (None, [1])
-    assert tally.store.open_batches(tally.spec, "run", [1], 1, []) == [1]
+    assert tally.store.open_batches(tally.spec, "run", [1], behind(1), []) == [1]
 
 
 def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
@@ -114,7 +115,7 @@ def test_txids_end_before_they_would_overflow(tally: Tally, settings: Settings) 
     """The last possible txid is refused in words, long before Postgres would."""
     before = contents(settings)
     with pytest.raises(RangeRefused, match="tally has used up its txids"):
-        tally.store.open_batches(tally.spec, "run", [], MAX_TXID, frozen(1))
+        tally.store.open_batches(tally.spec, "run", [], behind(MAX_TXID), frozen(1))
     assert contents(settings) == before
 
 
@@ -122,7 +123,7 @@ def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: T
     """One batch too large takes the whole plan back, and the message says by how much."""
     before = contents(settings)
     with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
-        tally.store.open_batches(tally.spec, "run", [], 0, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
+        tally.store.open_batches(tally.spec, "run", [], None, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
     assert contents(settings) == before
 
 
@@ -132,9 +133,9 @@ def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: T
 def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
     """A retry processes the very slice of its first attempt, byte for byte (I6)."""
     content = {"files": [{"path": 'a "b".csv', "size": 2**53 + 1, "note": "S\u00e3o \U0001f6a2 \u0000"}]}
-    tally.store.open_batches(tally.spec, "run", [], 0, [encode_metadata(content)])
+    tally.store.open_batches(tally.spec, "run", [], None, [encode_metadata(content)])
     assert [tally.start(1).source_metadata, tally.start(1).source_metadata] == [content, content]
-    assert tally.store.last_opened("tally") == (1, content)
+    assert tally.store.source_metadata("tally", 1) == content
     assert tally.store.batch_history("tally", 1).source_metadata == content
 
 
@@ -193,7 +194,7 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
     before = contents(settings)
 
     with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
-        tally.store.seal(older, staged, 9)
+        tally.store.seal(older, staged, Tracked(9))
 
     assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
     assert (older.number, newer.number) == (1, 2)
@@ -211,10 +212,10 @@ def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) 
             staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
             assert staged.rows == 2
             with pytest.raises(AttemptFenced):
-                tally.store.seal(older, [staged], 9)
+                tally.store.seal(older, [staged], Tracked(9))
 
     zombie("before the newer seal")
-    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], 1)
+    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
     zombie("after the newer seal")
     assert tally.commit(1).attempt == 2
     zombie("after the commit")
@@ -224,15 +225,17 @@ def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) 
 
 
 def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally) -> None:
-    """It is written into its own row, and the batch goes on."""
+    """Its row says that it was fenced, it learns so itself, and the batch goes on."""
     tally.plan(1)
     older, newer = tally.start(1), tally.start(1)
-    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], 1)
+    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
 
-    tally.store.fail_attempt(older, "SPARK_UNAVAILABLE: gone")
+    with pytest.raises(AttemptFenced):
+        tally.store.fail_attempt(older, "SPARK_UNAVAILABLE: gone")
     tally.store.fail_attempt(newer, "too late: it is sealed")
 
-    assert [row["error"] for row in tally.store.batch_history("tally", 1).attempts] == ["SPARK_UNAVAILABLE: gone", None]
+    errors = [row["error"] for row in tally.store.batch_history("tally", 1).attempts]
+    assert errors == ["ATTEMPT_FENCED: attempt 2 took over.", None]
     assert tally.commit(1).attempt == 2
 
 
@@ -249,7 +252,7 @@ def test_attempts_at_the_same_moment_get_fences_of_their_own(tally: Tally, setti
             staged = [mine.stage(attempt, "per_shop", [("a", number, number, number, number)])]
             start.wait()
             try:
-                store.seal(attempt, staged, 1)
+                store.seal(attempt, staged, Tracked(1))
             except AttemptFenced:
                 return attempt.number, False
             return attempt.number, True
@@ -268,8 +271,8 @@ def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> 
     sealed = tally.process(1, [("a", 1, 1, 1, 1)])
     before = contents(settings)
 
-    assert tally.store.start_attempt(tally.spec, 1, "again") is None
-    tally.store.seal(sealed, [], 99)  # its answer had been lost
+    assert tally.store.start_attempt(tally.spec, 1, "again") is Settled.SEALED
+    tally.store.seal(sealed, [], Tracked(99))  # its answer had been lost
     assert contents(settings) == before
     assert tally.commit(1).key_count == 1
 
@@ -325,7 +328,7 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
     with pytest.raises(StagingLost, match="tally 1:1 was computed by another declaration of the pipeline"):
         deployed.commit(1)
     attempt = deployed.start(1)  # although the newest is sealed
-    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], 1)
+    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
     assert deployed.commit(1).attempt == 2
     assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
@@ -356,6 +359,7 @@ def dated(tally: Tally, as_role: Execute) -> Tally:
     for txid in (1, 2, 3):
         tally.commit(txid)
     as_role("tidegate_owner", "UPDATE tidegate.commit SET committed_at = now() - interval '49 hours' WHERE txid < 3")
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid < 3")
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '1 year' WHERE txid = 4")
     return tally
 
@@ -413,10 +417,15 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
     assert contents(settings) == before
 
 
-def _look(tally: Tally) -> tuple[int, list[bytes]]:
+def _look(tally: Tally) -> tuple[Cut | None, list[bytes]]:
     """Look at the newest batch and answer with the one that follows, as a planner does."""
-    after, _ = tally.store.last_opened("tally")
-    return after, frozen(after + 1)
+    after = tally.store.last_opened("tally")
+    return after, frozen(after.txid + 1 if after else 1)
+
+
+def behind(txid: int) -> Cut:
+    """Return what a planner would have seen of a batch."""
+    return Cut(txid, {}, b"digest", None, 0)
 
 
 def _register(settings: Settings, spec: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 import migrations
 from jobs import Count, Files, Max, Pipeline, State
 from state_store import Settings, StateStore, lookup, schema, tables
+from state_store.attempts import Tracked
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
 from tests.conftest import Server
 from tests.integration.conftest import Tally
@@ -53,7 +54,7 @@ def filled(server: Server, template: str) -> Iterator[Settings]:
         tally = Tally(store, KEYED.spec)
         tally.plan()
         attempt = tally.start(1)
-        store.seal(attempt, [tally.stage(attempt, state, rows) for state, rows in ROWS.items()], 1)
+        store.seal(attempt, [tally.stage(attempt, state, rows) for state, rows in ROWS.items()], Tracked(1))
         tally.commit(1)
     yield settings
     server.drop_database(name)

@@ -164,7 +164,7 @@ def test_all_the_way_down_and_up_again(empty: Settings) -> None:
     migrations.upgrade(empty, SPECS)
     built = shape(empty)
     with StateStore.connect(empty) as store:
-        store.open_batches(SPECS[0], "run", [], 0, [b"{}"])
+        store.open_batches(SPECS[0], "run", [], None, [b"{}"])
     migrations.walk(empty, [], "0000")
     with pytest.raises(SchemaOutOfDate, match="has no Tidegate tables"):
         StateStore.connect(empty)

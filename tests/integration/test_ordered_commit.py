@@ -14,6 +14,7 @@ import pytest
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
+from state_store.attempts import Tracked
 from state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -218,7 +219,7 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
         tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=0),
         tally.stage(attempt, "per_shop", [("b", 1, 1, 1, 1)], partition=1),
     ]
-    tally.store.seal(attempt, staged, 2)
+    tally.store.seal(attempt, staged, Tracked(2))
     tally.stage(attempt, "per_shop", [("c", 1, 1, 1, 1)])
 
     assert tally.commit(1).key_count == 2
@@ -230,7 +231,7 @@ def test_a_key_that_two_partitions_staged_is_refused(tally: Tally, settings: Set
     tally.plan(1)
     attempt = tally.start(1)
     staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
-    tally.store.seal(attempt, staged, 2)
+    tally.store.seal(attempt, staged, Tracked(2))
     before = contents(settings)
 
     with pytest.raises(PermanentError):
@@ -282,7 +283,7 @@ def merges(store: StateStore, register: Callable[..., None]) -> Callable[..., li
     def merge(*batches: list[tuple]) -> list[tuple]:
         for txid, rows in zip(tally.plan(len(batches)), batches, strict=True):
             attempt = tally.start(txid)
-            store.seal(attempt, [tally.stage(attempt, "merged", rows)], 0)
+            store.seal(attempt, [tally.stage(attempt, "merged", rows)], Tracked(0))
             tally.commit(txid)
         return [tuple(None if value is None else str(value) for value in row[:-1]) for row in tally.state("merged")]
 
@@ -619,7 +620,7 @@ def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, 
     other = Tally(ready.store, MERGES.spec)
     other.plan()
     attempt = other.start(1)
-    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], 1)
+    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], Tracked(1))
     with closing(psycopg2.connect(**settings.conninfo())) as holder, holder.cursor() as cursor:
         cursor.execute("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE")
         assert other.commit(1).already_committed is False

@@ -10,11 +10,14 @@ from psycopg2 import errors
 from state_store import Settings, StateStore, lookup
 from tests.integration.conftest import Execute, Tally, contents
 
-LEDGER = {"pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"}
+LEDGER = {
+    *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
+    *("quarantine", "operator_action"),
+}
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
-APPENDS = {f"tidegate.{name}": {"INSERT"} for name in ("batch", "attempt", "seal", "commit", "run_batch")}
+APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - {"pipeline", "state_table", "cursor", "alembic_version"})}
 # What each role may do with whole tables, besides the owner with its own.
 TABLE_PRIVILEGES = {
     "tidegate": {
@@ -22,18 +25,27 @@ TABLE_PRIVILEGES = {
         for name in READS
     },
     "tidegate_reader": READS,
-    "tidegate_stager": {"staging.per_shop_1_1": {"SELECT", "INSERT"}, "staging.per_day_1_1": {"SELECT", "INSERT"}},
+    "tidegate_stager": {
+        "staging.per_shop_1_1": {"SELECT", "INSERT"},
+        "staging.per_day_1_1": {"SELECT", "INSERT"},
+        "tidegate.quarantine": {"SELECT"},  # executors read the records that a batch takes up again
+    },
     "airflow": {},
 }
 COLUMN_UPDATES = {
-    "tidegate.batch": {"attempt", "halted_at", "halted_reason"},
-    "tidegate.attempt": {"sealed_at", "failed_at", "error", "source_rows", "dropped_at"},
+    "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason"},
+    "tidegate.batch": {"attempt", "halted_at", "halted_reason", "skip_owner", "skip_reason", "tries_after"},
+    "tidegate.attempt": {
+        *("sealed_at", "failed_at", "error", "is_poison", "dropped_at", "staged_at", "spark_application", "spark_tag"),
+        *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
+    },
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
+    "tidegate.quarantine": {"replayed_txid"},
 }
 SCHEMA_PRIVILEGES = {
     "tidegate": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "staging": {"USAGE", "CREATE"}, "public": {"USAGE"}},
     "tidegate_reader": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "public": {"USAGE"}},
-    "tidegate_stager": {"staging": {"USAGE"}, "public": {"USAGE"}},
+    "tidegate_stager": {"tidegate": {"USAGE"}, "staging": {"USAGE"}, "public": {"USAGE"}},
     "airflow": {"public": {"USAGE"}},
 }
 ROLES = ["tidegate", "tidegate_stager", "tidegate_reader", "airflow"]

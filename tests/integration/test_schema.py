@@ -12,6 +12,7 @@ import pytest
 import migrations
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, schema, tables
+from state_store.attempts import Tracked
 from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
@@ -186,7 +187,7 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
     healthy = Tally(tally.store, other)
     healthy.plan()
     attempt = healthy.start(1)
-    tally.store.seal(attempt, [healthy.stage(attempt, "per_month", [("2013-01-01", 1)])], 1)
+    tally.store.seal(attempt, [healthy.stage(attempt, "per_month", [("2013-01-01", 1)])], Tracked(1))
     assert healthy.commit(1).key_count == 1
 
 

@@ -52,7 +52,7 @@ def test_a_second_run_spends_no_txid(settings: Settings, sales: Pipeline) -> Non
 
     assert run_once(settings, "second") == []
     with StateStore.connect(settings) as store:
-        assert store.last_opened("sales")[0] == store.committed("sales") == 2
+        assert store.last_opened("sales").txid == store.committed("sales") == 2
     assert stored_state(settings) == state == clean_state(settings.home)
 
 
@@ -84,7 +84,7 @@ def test_max_batches_counts_what_is_left_over_first(settings: Settings, sales: P
     assert phases.plan_batches(settings, SALES, run_id="one", max_batches=1) == [1]
     assert phases.plan_batches(settings, SALES, run_id="again", max_batches=1) == [1]
     with StateStore.connect(settings) as store:
-        assert store.last_opened("sales")[0] == 1
+        assert store.last_opened("sales").txid == 1
     assert phases.plan_batches(settings, SALES, run_id="both", max_batches=2) == [1, 2]
 
 
@@ -119,7 +119,7 @@ def test_a_range_that_cannot_be_is_refused_before_anything_is_opened(
     with pytest.raises(RangeRefused, match=message):
         phases.plan_batches(settings, SALES, run_id="run", **arguments)
     with StateStore.connect(settings) as store:
-        assert store.last_opened("sales") == (0, None)
+        assert store.last_opened("sales") is None
         assert store.run_txids("sales", "run") == []
 
 

@@ -36,7 +36,7 @@ def test_a_second_run_does_nothing(settings: Settings, sales: Pipeline) -> None:
     result = run_pipeline(settings, SALES, run_id="second")
     assert (result.txids, result.commits) == ([], [])
     with StateStore.connect(settings) as store:
-        assert store.last_opened("sales")[0] == 2
+        assert store.last_opened("sales").txid == 2
     assert stored_state(settings) == state
 
 
@@ -78,5 +78,5 @@ def test_two_runs_at_once_end_with_the_clean_state(settings: Settings, sales: Pi
 
     assert txids == [1, 2, 3, 4]
     with StateStore.connect(settings) as store:
-        assert store.committed("sales") == store.last_opened("sales")[0] == 4
+        assert store.committed("sales") == store.last_opened("sales").txid == 4
     assert stored_state(settings) == clean_state(settings.home)

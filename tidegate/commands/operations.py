@@ -14,7 +14,7 @@ from tidegate.commands import AsJson, PipelineName
 
 def skip(
     pipeline: PipelineName,
-    txid: Annotated[int, typer.Argument(min=1, help="The txid that the pipeline waits for.")],
+    txid: Annotated[int, typer.Argument(min=1, help="The txid that has failed.")],
     reason: Annotated[str, typer.Option(help="Why, for those who look at the ledger later.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only tell what would be done.")] = False,
     as_json: AsJson = False,
@@ -34,9 +34,13 @@ def skip(
             )
         done = store.skip_batch(spec, txid, f"{getpass.getuser()}, tidegate skip", reason)
     if as_json:
-        output.print_json({"txid": txid, "skipped": done.skipped_reason is not None, "already": done.already_committed})
+        skipped = done is None or done.skipped_reason is not None
+        output.print_json({"txid": txid, "skipped": skipped, "already": done is not None and done.already_committed})
     else:
-        output.say(f"{done}. Go on: tidegate trigger {pipeline} --wait")
+        told = (
+            str(done) if done else f"{pipeline} {txid} is given up: it is skipped as soon as the txids before it have committed"
+        )
+        output.say(f"{told}. Go on: tidegate trigger {pipeline} --wait")
 
 
 COMMANDS = (skip,)

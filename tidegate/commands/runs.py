@@ -173,7 +173,9 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
     """Return last committed and last opened txid, after refusing a range that the run would refuse."""
     from jobs.ranges import check_range  # noqa: PLC0415
 
-    committed, opened = store.committed(pipeline), store.last_opened(pipeline)[0]
+    store.check_not_paused(pipeline)
+    committed, newest = store.committed(pipeline), store.last_opened(pipeline)
+    opened = newest.txid if newest else 0
     check_range(pipeline, committed, parameters.get("from_txid"), parameters.get("to_txid"))
     return committed, opened
 

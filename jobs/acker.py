@@ -1,0 +1,99 @@
+"""The acker: every record of a batch was fully processed, checked and not assumed.
+
+Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in whatever
+order the acks arrive (SEMANTICS (b), Acker). Here a row's id is its hash, and the sums are taken by Spark, in passing:
+
+    source       count and XOR of the rows that the source emitted; a replay must reproduce them (CONTRACT I11)
+    transformed  count and XOR of the rows that the transform returned
+    staged       count and XOR of the same rows, summed up again from the partials that COPY wrote
+
+From the transform on, every row is followed one to one: transformed XOR staged is zero, and the counts are equal, or the
+attempt fails. Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
+Two equal rows cancel each other out in an XOR; that is what the count is for.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
+
+from jobs.pipeline import Pipeline
+from state_store.attempts import Attempt
+from state_store.errors import RowsLost
+
+# Columns that follow each row's id into the partials, and are taken off before COPY.
+ROWS, HASH = "_tidegate_rows", "_tidegate_hash"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How many rows passed a place, the XOR of their hashes, None if untracked, and how many of the rows were flagged."""
+
+    rows: int
+    hash: int | None = None
+    flagged: int = 0
+
+
+class Observed:
+    """The sums at one place of a query, there once its first action has run."""
+
+    def __init__(self, name: str) -> None:
+        # Batches share a session, and an observation of the same name would answer for another.
+        self._observation = Observation(name)
+        self._is_tracked = False
+
+    def attach(self, rows: DataFrame, columns: Iterable[str] | None, flag: Column | None = None) -> DataFrame:
+        """Return the rows, observed; their hashes are over these columns, None: untracked."""
+        sums = [F.count(F.lit(1)).alias("rows")]
+        if columns is not None:
+            self._is_tracked = True
+            sums.append(F.bit_xor(row_id(rows, columns)).alias("hash"))
+        if flag is not None:
+            sums.append(F.count_if(flag).alias("flagged"))
+        return rows.observe(self._observation, *sums)
+
+    def sums(self) -> Sums:
+        """Return what passed; waits for the first action."""
+        found: dict[str, Any] = self._observation.get
+        return Sums(found["rows"], (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
+
+
+def row_id(rows: DataFrame, columns: Iterable[str]) -> Column:
+    """Return the 64-bit hash of those of these columns that the rows have."""
+    types = {field.name: field.dataType for field in rows.schema}
+    parts = [_hashable(F.col(f"`{name.replace('`', '``')}`"), types[name]) for name in columns if name in types]
+    return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
+
+
+def used_columns(pipeline: Pipeline) -> list[str] | None:
+    """Return the columns by which the pipeline's states know a row; None if its rows are not tracked."""
+    if pipeline.tracking == "off" or all(state.unanchored for state in pipeline.states.values()):
+        return None
+    used: dict[str, None] = {}
+    for state in pipeline.states.values():
+        used |= dict.fromkeys([*state.key, *(a.column for a in state.aggregates.values() if a.column is not None)])
+    return list(used)
+
+
+def check_complete(attempt: Attempt, place: str, before: Sums, after: Sums) -> None:
+    """Refuse an attempt in which not every row arrived at the next place exactly once.
+
+    Raises: RowsLost.
+    """
+    difference = (before.hash or 0) ^ (after.hash or 0)
+    if difference or before.rows != after.rows:
+        raise RowsLost(
+            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (XOR of their hashes {difference:#x}, which "
+            "should be 0). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
+            pipeline=attempt.pipeline,
+            txid=attempt.txid,
+            attempt=attempt.number,
+        )
+
+
+def _hashable(column: Column, kind: T.DataType) -> Column:
+    """Spark refuses to hash maps: their text stands for them."""
+    return F.to_json(column) if "map<" in kind.simpleString() else column
