@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, file_content
 from state_store.declaration import SourceMetadata
-from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from state_store.errors import MalformedRecord, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,6 +37,8 @@ class FileReader(Emitter):
         spark: "SparkSession",
         folder: Path,
         *,
+        done_folder: Path | None,
+        is_opaque: bool,
         format: str,
         schema: Mapping[str, str],
         header: bool,
@@ -45,7 +47,10 @@ class FileReader(Emitter):
     ) -> None:
         self._spark = spark
         self._folder = folder
-        self._files: list[dict[str, Any]] = []
+        self._done_folder = done_folder
+        self._is_opaque = is_opaque
+        # What the batch reads, and where each file lies; known once it is read.
+        self._files: list[tuple[dict[str, Any], Path]] = []
         self._format = format
         self._schema = schema
         self._header = header
@@ -58,9 +63,11 @@ class FileReader(Emitter):
         """Return the declared columns; text has the one column value."""
         return self._columns(self._schema) if self._schema else "value string"
 
-    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        paths = self._checked_paths(metadata)
+        paths = self._checked_paths(attempt, metadata)
+        if not paths:
+            return self._spark.createDataFrame([], self.row_schema())
         if self._format == "text":
             return self._spark.read.options(**self._options).text(paths)
         if self._format == "parquet":
@@ -74,7 +81,9 @@ class FileReader(Emitter):
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
 
-        paths = self._checked_paths(metadata) if self._format in ("csv", "json") else []
+        if not metadata["files"]:
+            return super().emit_records(attempt, metadata)
+        paths = self._checked_paths(attempt, metadata) if self._format in ("csv", "json") else []
         origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
         if self._format == "csv":
             return self._flagged_csv(self._read_csv(paths), origin)
@@ -95,10 +104,10 @@ class FileReader(Emitter):
         record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
         return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
 
-    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again: a file that changed during the read is found before the seal."""
-        for file in metadata["files"]:
-            self._check_planned(file)
+        for file, path in self._files:
+            self._check_planned(file, path)
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return which file and line a Spark error is about."""
@@ -123,13 +132,19 @@ class FileReader(Emitter):
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
 
-    def _checked_paths(self, metadata: SourceMetadata) -> list[str]:
-        self._files = metadata["files"]
-        for file in self._files:
-            self._check_planned(file)
+    def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:
+        """Return where the planned files lie, the planned content in them; after their commit that is the done folder."""
+        self._files = []
+        for file in metadata["files"]:
+            path = self._folder / file["name"]
+            if self._done_folder and not path.exists():
+                done = self._done_folder / str(attempt.txid) / file["name"]
+                path = done if done.exists() else path
+            self._check_planned(file, path)
             if self._format != "parquet":
-                file_content.check_utf8(self._folder / file["name"])
-        return [_literal_path(self._folder / file["name"]) for file in self._files]
+                file_content.check_utf8(path)
+            self._files.append((file, path))
+        return [_literal_path(path) for _, path in self._files]
 
     def _read_parquet(self, paths: list[str]) -> "DataFrame":
         rows = self._spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
@@ -228,28 +243,30 @@ class FileReader(Emitter):
         return text.isNull() | (text.rlike(digits) & text.try_cast(self._schema[name]).isNotNull())
 
     def _path_of(self, uri: str) -> Path:
-        named: list[Path] = [self._folder / file["name"] for file in self._files]
+        named = [path for _, path in self._files]
         return next((path for path in named if unquote(uri).endswith(str(path))), named[0])
 
-    def _check_planned(self, file: dict[str, Any]) -> None:
-        path = self._folder / file["name"]
+    def _check_planned(self, file: dict[str, Any], path: Path) -> None:
         try:
             size = path.stat().st_size
             digest = file_content.digest_of(path) if size == file["size"] else None
         except FileNotFoundError:
-            raise SourceChanged(f"{path} is gone since its batch was planned. Put it back, unchanged.") from None
+            raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if digest != file["sha256"]:
-            raise SourceChanged(
-                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now). "
-                "Put the planned content back."
+            raise self._changed(
+                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now).",
+                "Put the planned content back.",
             )
+
+    def _changed(self, what: str, advice: str) -> TidegateError:
+        """Return the error for a file that is not as planned; an opaque batch is cut anew, with the file as it is then."""
+        return SourceUnavailable(f"{what} The batch is cut anew.") if self._is_opaque else SourceChanged(f"{what} {advice}")
 
     def _check_headers(self) -> None:
         expected = list(self._schema)
-        for file in self._files:
-            path = self._folder / file["name"]
+        for _, path in self._files:
             if (header := file_content.csv_header(path, self._separator)) != expected:
                 raise MalformedRecord(
                     f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, "
@@ -264,8 +281,7 @@ class FileReader(Emitter):
         from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
 
         expected = {column.name: column.dataType for column in rows.schema}
-        for file in self._files:
-            path = self._folder / file["name"]
+        for _, path in self._files:
             try:
                 found = pq.read_schema(path)
             except (pa.ArrowInvalid, OSError) as error:

@@ -1,14 +1,18 @@
-"""Files: a folder of Parquet, CSV, JSON-lines or text files as a transactional source.
+"""Files: a folder of Parquet, CSV, JSON-lines or text files, as a transactional or an opaque source.
 
 Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
 saw the planned bytes (CONTRACT I11).
+
+Which files have been taken already? As a rule that is one name: everything up to the last one. Where files may come late,
+or are moved away when they are done with, the metadata lists those that were taken and are still in the folder.
 """
 
 import glob
 import json
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Mapping
@@ -26,11 +30,15 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from state_store.attempts import Attempt
+
 Format = Literal["parquet", "csv", "json", "text"]
 # What writers call files that are not finished, and what they leave beside those that are.
 UNFINISHED = re.compile(r"(^|/)[._]|\.(tmp|temp|part|partial|inprogress|crdownload|swp)$", re.IGNORECASE)
 # Compressed in ways that cannot be checked before Spark reads them.
 UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
+# What tells a taken file from a new one of the same name.
+REMEMBERED = ("name", "size", "mtime_ns")
 # Options that would make Spark drop, guess or repair rows instead of failing.
 RESERVED_OPTIONS = (
     *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
@@ -52,6 +60,13 @@ class Files(Source):
     ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy"}``. A record that does not fit the schema fails the batch
     with its file and line: it never becomes NULL, and a decimal is never rounded. In JSON, a key that a record lacks is NULL,
     and one that the schema does not name is left out. Text may be compressed by gzip or bzip2.
+
+    `kind="opaque"` is for folders whose files may come late or be missing for a while: a late file is taken by the next
+    batch, whatever its name, and a planned file that is gone or changed when it is read is left to a later batch. The
+    states must be opaque too.
+
+    `done_folder` is where the files of a batch go when it has committed, into a folder named by its txid. Without it, an
+    opaque source's metadata grows with the folder. Only one pipeline can read a folder that empties itself.
     """
 
     folder: str
@@ -63,8 +78,16 @@ class Files(Source):
     header: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
     min_age_seconds: int = 0
+    kind: Literal["transactional", "opaque"] = "transactional"
+    done_folder: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kind not in ("transactional", "opaque"):
+            raise ValueError(f"Files({self.folder!r}) cannot be {self.kind!r}: files replay, so use transactional or opaque.")
+        if self.done_folder is not None and Path(self.done_folder).is_relative_to(self.folder):
+            raise ValueError(
+                f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
+            )
         if self.format not in ("parquet", "csv", "json", "text"):
             raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use parquet, csv, json or text.")
         if self.format == "text" and self.schema:
@@ -87,11 +110,6 @@ class Files(Source):
             raise ValueError(
                 f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
             )
-
-    @property
-    def kind(self) -> Literal["transactional"]:
-        """Files replay: the same bytes, or SourceChanged."""
-        return "transactional"
 
     @property
     def separator(self) -> str:
@@ -122,12 +140,25 @@ class Files(Source):
         return FileReader(
             spark,
             settings.home / self.folder,
+            done_folder=settings.home / self.done_folder if self.done_folder else None,
+            is_opaque=self.kind == "opaque",
             format=self.format,
             schema=self.schema,
             header=self.header,
             separator=self.separator,
             options=self.options,
         )
+
+    def ack(self, attempt: "Attempt", settings: Settings) -> None:
+        """Move the batch's files to the done folder, if there is one; those that were moved before are left alone."""
+        if self.done_folder is None:
+            return
+        done = settings.home / self.done_folder / str(attempt.txid)
+        for file in attempt.source_metadata["files"]:
+            path = settings.home / self.folder / file["name"]
+            if _is_still(path, file):
+                (done / file["name"]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, done / file["name"])
 
 
 class FilesCoordinator(Coordinator):
@@ -148,39 +179,71 @@ class FilesCoordinator(Coordinator):
 
         Raises: SourceUnreadable for a file that cannot be read, SourceChanged for one that sorts before planned ones.
         """
-        if current_metadata is not None:
+        source = self._source
+        if current_metadata is not None and source.kind == "transactional":
             return current_metadata
-        planned, last = 0, ""
+        planned, last, taken = 0, "", []
         if previous_metadata:
-            planned = previous_metadata["files_before"] + len(previous_metadata["files"])
-            last = previous_metadata["files"][-1]["name"]
+            before: list[dict[str, Any]] = previous_metadata["files"]
+            planned = previous_metadata["files_before"] + len(before)
+            last = max([previous_metadata.get("last", ""), *(file["name"] for file in before)])
+            taken = [*previous_metadata.get("taken", ()), *before]
+        if self._remembers:
+            taken = [file for file in taken if _is_still(self._folder / file["name"], file)]
+        else:
+            taken = []
             self._refuse_late_files(planned, last)
 
+        names = {file["name"] for file in taken}
         files: list[dict[str, Any]] = []
         size = 0
         for name in self._names:
-            if name <= last:
+            if name in names or (name <= last and not self._remembers):
                 continue
-            if len(files) == self._source.max_files:
+            if name <= last and source.kind == "transactional":
+                raise self._late(1, last, [name])
+            if len(files) == source.max_files:
                 break
-            identity = _identify(self._folder, name, self._source.min_age_seconds)
+            identity = _identify(self._folder, name, source.min_age_seconds)
             if identity is None:
+                if source.kind == "opaque":
+                    continue
                 break  # a later file must not overtake one that is still being written
             size += identity["size"]
-            if files and self._source.max_bytes is not None and size > self._source.max_bytes:
+            if files and source.max_bytes is not None and size > source.max_bytes:
                 break
             files.append(identity)
-        return {"files": files, "files_before": planned} if files else None
+        if not files and current_metadata is None:
+            return None
+        remembered = [{name: file[name] for name in REMEMBERED} for file in taken]
+        return {"files": files, "files_before": planned, "last": last, "taken": remembered}
+
+    @property
+    def _remembers(self) -> bool:
+        """Tell whether the names of taken files are kept: where files come late or disappear, one last name says too little."""
+        return self._source.kind == "opaque" or self._source.done_folder is not None
 
     def _refuse_late_files(self, planned: int, last: str) -> None:
         """Refuse to go on when more files sort up to `last` than were ever planned: some would never be read."""
         early = [name for name in self._names if name <= last]
         if (late := len(early) - planned) > 0:
             newest = sorted(early, key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
-            raise SourceChanged(
-                f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; "
-                f"by their times: {', '.join(newest[:3])}. Rename them so that they sort behind it."
-            )
+            raise self._late(late, last, newest)
+
+    def _late(self, late: int, last: str, newest: list[str]) -> SourceChanged:
+        return SourceChanged(
+            f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; "
+            f'by their times: {", ".join(newest[:3])}. Rename them so that they sort behind it, or declare kind="opaque".'
+        )
+
+
+def _is_still(path: Path, file: dict[str, Any]) -> bool:
+    """Tell whether a file is there and is the one that was taken, not a new one of the same name."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (file["size"], file["mtime_ns"])
 
 
 def _identify(folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:

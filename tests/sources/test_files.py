@@ -525,7 +525,7 @@ def test_an_empty_folder_has_no_batch(inbox: Inbox) -> None:
 
     assert inbox.plan(pipeline, "run") == []
     with StateStore.connect(inbox.settings) as store:
-        assert store.last_opened("inbox") == (0, None)
+        assert store.last_opened("inbox") is None
 
 
 def test_a_folder_that_does_not_exist_is_refused(inbox: Inbox) -> None:
@@ -577,7 +577,7 @@ def test_what_cannot_be_read_as_a_file_is_refused_when_planned(inbox: Inbox, mak
         inbox.plan(pipeline, "run")
     assert "\n" not in str(refusal.value)
     with StateStore.connect(inbox.settings) as store:
-        assert store.last_opened("inbox") == (0, None)
+        assert store.last_opened("inbox") is None
 
 
 def test_a_file_name_that_spark_cannot_open_is_refused_when_planned(inbox: Inbox) -> None:
@@ -694,7 +694,7 @@ def test_a_late_file_that_sorts_before_planned_ones_is_refused(inbox: Inbox, nam
     with pytest.raises(SourceChanged, match=name.replace(".", r"\.")):
         inbox.plan(pipeline, "second")
     with StateStore.connect(inbox.settings) as store:
-        assert store.last_opened("inbox")[0] == 2
+        assert store.last_opened("inbox").txid == 2
 
     late.rename(inbox.folder / "04.csv")
     assert inbox.run(pipeline, "third") == [3, 4]

@@ -1,0 +1,107 @@
+"""FixedBatches: lists in memory, one batch each. For tests, examples and the conformance suite."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Coordinator, Emitter, Source
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import SourceChanged
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_store.attempts import Attempt
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class FixedBatches(Source):
+    """Batch n has the rows of the n-th list; there are as many batches as lists, or with `cycle` they start over.
+
+    `schema` maps columns to Spark types. The lists must stay as they are: metadata names a list by its place and its content,
+    so that a changed one is noticed. Plan and processing have to see the same lists, so they belong into the module that
+    declares the pipeline. `kind` is what the lists are taken for; they could keep any promise.
+    """
+
+    batches: Sequence[Sequence[Row]]
+    schema: Mapping[str, str]
+    kind: SourceKind = "transactional"
+    cycle: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.schema:
+            raise ValueError("FixedBatches needs a schema, such as {'word': 'string'}.")
+        for number, batch in enumerate(self.batches, start=1):
+            if wrong := [row for row in batch if len(row) != len(self.schema)]:
+                raise ValueError(f"FixedBatches: row {wrong[0]!r} of batch {number} does not have {len(self.schema)} values.")
+
+    @property
+    def identity(self) -> str:
+        """Return the columns; the lists may grow."""
+        return f"fixed batches of {json.dumps(list(self.schema.items()))}"
+
+    def coordinator(self, settings: Settings) -> "FixedCoordinator":
+        """Return what goes through the lists."""
+        del settings
+        return FixedCoordinator(self)
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "FixedEmitter":
+        """Return what makes rows of a list."""
+        del settings
+        return FixedEmitter(self, spark)
+
+    def list_at(self, position: int) -> Sequence[Row] | None:
+        """Return a list by its place, None behind the last one."""
+        place = position % len(self.batches) if self.cycle and self.batches else position
+        return self.batches[place] if place < len(self.batches) else None
+
+
+class FixedCoordinator(Coordinator):
+    """Goes through the lists."""
+
+    def __init__(self, source: FixedBatches) -> None:
+        self._source = source
+
+    def initialize_transaction(
+        self,
+        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
+    ) -> SourceMetadata | None:
+        """Return the place of the next list and the digest of its content."""
+        if current_metadata is not None and self._source.kind == "transactional":
+            return current_metadata
+        position = previous_metadata["position"] + 1 if previous_metadata else 0
+        rows = self._source.list_at(position)
+        return None if rows is None else {"position": position, "rows": len(rows), "sha256": _digest(rows)}
+
+
+class FixedEmitter(Emitter):
+    """Makes rows of a list."""
+
+    def __init__(self, source: FixedBatches, spark: "SparkSession") -> None:
+        self._source = source
+        self._spark = spark
+
+    def row_schema(self) -> str:
+        """Return the declared columns."""
+        return ", ".join(f"`{name}` {kind}" for name, kind in self._source.schema.items())
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows of the list.
+
+        Raises: SourceChanged if a transactional one is another than it was.
+        """
+        rows = self._source.list_at(metadata["position"]) or []
+        if self._source.kind == "transactional" and _digest(rows) != metadata["sha256"]:
+            raise SourceChanged(f"{attempt}: list {metadata['position']} of FixedBatches is not what was planned.")
+        return self._spark.createDataFrame([tuple(row) for row in rows], self.row_schema())
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    return hashlib.sha256(json.dumps([list(row) for row in rows], default=str).encode()).hexdigest()
