@@ -1,0 +1,156 @@
+"""One topic as its brokers describe it: partitions, offsets, and what a consumer group has committed.
+
+Needs librdkafka's client, so it is imported by what plans, reads and acknowledges, never by what declares.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from functools import cached_property
+from time import monotonic
+from typing import Any, Literal
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from state_store.errors import PartitionUnavailable, SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
+from state_store.settings import Settings
+
+# A broker that restarts is waited for; a longer absence is left to the retries of plan and attempt.
+ANSWER_SECONDS = 15
+LOOK_SECONDS = 0.05
+# What another try cannot mend.
+REFUSALS = (
+    KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+NO_OFFSET = -1
+
+
+class Topic:
+    """A topic of one cluster; every answer is as of the question, apart from its description, which is asked for once."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self._brokers = settings.kafka_bootstrap
+        self._errors: list[KafkaError] = []
+        # log_level: the client would tell standard error of each refused connection.
+        self._configuration: dict[str, Any] = {**settings.kafka_client(), "log_level": 0, "error_cb": self._errors.append}
+        try:
+            self._client = AdminClient(self._configuration)
+        except (KafkaException, ValueError) as error:
+            raise SettingsInvalid(f"The Kafka properties cannot be used: {_text(error)}.") from error
+
+    @property
+    def id(self) -> str:
+        """Return what the cluster calls this very topic; one of the same name that is created later has another."""
+        return str(self._description.topic_id)
+
+    @property
+    def partitions(self) -> list[int]:
+        """Return its partitions, whether or not they have a leader."""
+        return sorted(partition.id for partition in self._description.partitions)
+
+    def offsets(self, of: "Literal['earliest', 'latest'] | int") -> dict[int, int | PartitionUnavailable]:
+        """Return the first offset that is left, the last stable one, or the first at or after a time in milliseconds.
+
+        The last stable offset is where transactions that are still open begin, else the end. Instead of an offset there is
+        an error for a partition that cannot be asked, and NO_OFFSET where no record is as young as that.
+        """
+        ends: dict[str, Callable[[], OffsetSpec]] = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
+        spec = OffsetSpec.for_timestamp(of) if isinstance(of, int) else ends[of]()
+        led = [partition.id for partition in self._description.partitions if partition.leader is not None]
+        answers = self._ask(
+            self._client.list_offsets(
+                {TopicPartition(self.name, partition): spec for partition in led},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ANSWER_SECONDS,
+            )
+            if led
+            else {}
+        )
+        found = {asked.partition: answer for asked, answer in answers.items()}
+        return {partition: self._offset(partition, found.get(partition)) for partition in self.partitions}
+
+    def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
+        """Commit offsets for a consumer group, except where it has committed later ones."""
+        # Not by the administrator's calls: asked for several partitions of a group that nobody knows, they end the process.
+        consumer = Consumer({**self._configuration, "group.id": group, "enable.auto.commit": False})
+        try:
+            known = consumer.committed([TopicPartition(self.name, partition) for partition in ends], timeout=ANSWER_SECONDS)
+            ahead = [
+                TopicPartition(self.name, committed.partition, ends[committed.partition])
+                for committed in known
+                if committed.offset < ends[committed.partition]  # negative where nothing is committed
+            ]
+            done = consumer.commit(offsets=ahead, asynchronous=False) if ahead else []
+        except KafkaException as error:
+            raise self._meaning(error.args[0]) from error
+        finally:
+            consumer.close()
+        if refused := [partition.error for partition in (*known, *done) if partition.error]:
+            raise self._meaning(refused[0])
+
+    @cached_property
+    def _description(self) -> Any:
+        return self._answer(self._client.describe_topics(TopicCollection([self.name]), request_timeout=ANSWER_SECONDS))
+
+    def _offset(self, partition: int, answer: Any) -> int | PartitionUnavailable:
+        if isinstance(answer, KafkaError):
+            return PartitionUnavailable(f"Partition {partition} of topic {self.name} does not answer: {answer.str()}.")
+        if answer is None:
+            return PartitionUnavailable(f"Partition {partition} of topic {self.name} has no leader.")
+        return int(answer.offset)
+
+    def _answer(self, futures: "Mapping[Any, Future[Any]]") -> Any:
+        """Return the only answer."""
+        (answer,) = self._ask(futures).values()
+        if isinstance(answer, KafkaError):
+            raise self._meaning(answer)
+        return answer
+
+    def _ask(self, futures: "Mapping[Any, Future[Any]]") -> dict[Any, Any]:
+        """Return answers and errors; a refused log-in ends the wait, which would otherwise last until the time is up."""
+        self._wait(futures.values())
+        answers: dict[Any, Any] = {}
+        for asked, future in futures.items():
+            try:
+                answers[asked] = future.result()
+            except KafkaException as error:
+                answers[asked] = error.args[0]
+                if answers[asked].code() in REFUSALS:
+                    raise self._meaning(answers[asked]) from error
+        return answers
+
+    def _wait(self, futures: "Collection[Future[Any]]") -> None:
+        deadline = monotonic() + ANSWER_SECONDS + 1  # the client itself gives up earlier
+        while not all(future.done() for future in futures):
+            self._client.poll(LOOK_SECONDS)
+            if refused := next((error for error in self._errors if error.code() in REFUSALS), None):
+                raise self._meaning(refused)
+            if monotonic() > deadline:
+                raise SourceUnavailable(f"Kafka at {self._brokers} does not answer.")
+
+    def _meaning(self, error: KafkaError) -> TidegateError:
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return SourceUnreadable(f"Kafka at {self._brokers} has no topic {self.name}. Create it, or mend its name.")
+        if error.code() in REFUSALS:
+            return SourceUnreadable(f"Kafka at {self._brokers} refuses us: {error.str()}. See: tidegate settings")
+        because = f" ({self._errors[-1].str()})" if self._errors else ""
+        return SourceUnavailable(f"Kafka at {self._brokers} does not answer for topic {self.name}: {error.str()}{because}.")
+
+
+def _text(error: Exception) -> str:
+    known = error.args[0] if error.args else error
+    return str(known.str() if isinstance(known, KafkaError) else known).rstrip(".")

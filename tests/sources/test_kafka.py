@@ -1,0 +1,803 @@
+"""Kafka reads each record of a topic exactly once, or says by name what is in the way; on a real broker."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.errors import PySparkException
+
+import migrations
+from jobs import Count, Kafka, Pipeline, State, phases
+from jobs.sources.kafka import fair_shares
+from jobs.sources.kafka_topic import Topic
+from jobs.spark import spark_session
+from state_store import Settings, StateStore
+from state_store.attempts import Attempt
+from state_store.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
+from tests.conftest import Server
+from tidegate.stack.component import RunFolder, wait_until
+
+SECONDS = 60
+KINDS = ("transactional", "opaque")
+Row = tuple[int, int, str]
+
+
+@pytest.fixture(scope="session")
+def server(kafka_stack: Settings) -> Server:
+    """The Postgres server beside the broker."""
+    return Server(kafka_stack)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
+
+
+class TestTopic:
+    """A topic of the test's own, and what Spark reads from it."""
+
+    __test__ = False
+
+    def __init__(self, settings: Settings, partitions: int = 2, **config: str) -> None:
+        self.settings = settings
+        self.name = f"orders.{uuid.uuid4().hex[:12]}"
+        self.admin = AdminClient({**settings.kafka_client(), "log_level": 0})
+        self.producer = self._new_producer()
+        self.produced: list[Row] = []
+        self.create(partitions, **config)
+
+    def create(self, partitions: int, **config: str) -> None:
+        """Create the topic, and wait until the broker knows it."""
+        wanted = NewTopic(self.name, partitions, 1, config=config)
+        self.admin.create_topics([wanted])[self.name].result(SECONDS)
+        assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
+
+    def delete(self) -> None:
+        """Delete it, and wait until it is gone."""
+        self.admin.delete_topics([self.name])[self.name].result(SECONDS)
+        assert wait_until(lambda: self.name not in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
+
+    def add_partitions(self, total: int) -> None:
+        """Let it have so many partitions."""
+        self.admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(SECONDS)
+        known = self.admin.list_topics
+        assert wait_until(lambda: len(known(self.name, SECONDS).topics[self.name].partitions) == total, SECONDS)
+        self.producer = self._new_producer()  # the old one remembers how many there were
+
+    def _new_producer(self) -> Producer:
+        return Producer({**self.settings.kafka_client(), "linger.ms": 0, "log_level": 0})
+
+    def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
+        """Write records, and remember where they stand."""
+
+        def remember(error: object, message: Any) -> None:
+            assert error is None
+            self.produced.append((message.partition(), message.offset(), message.value().decode()))
+
+        moment = {"timestamp": int(timestamp.timestamp() * 1000)} if timestamp else {}
+        for _ in range(count):
+            value = f"shop {random.randrange(5)}"
+            self.producer.produce(self.name, value, key, partition=partition, on_delivery=remember, **moment)
+        assert self.producer.flush(SECONDS) == 0
+
+    def expire(self, before: int, partition: int = 0) -> None:
+        """Delete the partition's records before an offset, as retention does."""
+        asked = TopicPartition(self.name, partition, before)
+        self.admin.delete_records([asked])[asked].result(SECONDS)
+
+    def transaction(self, count: int, *, commit: bool) -> None:
+        """Write records in a transaction, and commit or abort it."""
+        with self.open_transaction(count) as producer:
+            producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
+
+    @contextmanager
+    def open_transaction(self, count: int) -> Iterator[Producer]:
+        """Write records in a transaction that stays open until the caller ends it."""
+        producer = Producer({**self.settings.kafka_client(), "transactional.id": uuid.uuid4().hex, "log_level": 0})
+        producer.init_transactions(SECONDS)
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(self.name, "in a transaction", partition=0)
+        assert producer.flush(SECONDS) == 0
+        yield producer
+
+    def source(self, **changes: Any) -> Kafka:
+        """Declare the topic as a source."""
+        return Kafka(self.name, **changes)
+
+    def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
+        """Cut one batch with one look at the topic; frozen as the ledger would."""
+        metadata = source.coordinator(self.settings).initialize_transaction(txid, previous, current)
+        return json.loads(json.dumps(metadata))
+
+    def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
+        """Cut all that is there with one look at the topic."""
+        coordinator, cut = source.coordinator(self.settings), []
+        while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
+            previous = metadata
+            cut.append(metadata)
+        return cut
+
+    def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
+        """Read a batch with Spark, verify it, and return its rows; errors as the pipeline would see them."""
+        attempt = Attempt("orders", 1, 1, metadata)
+        with spark_session(self.settings, "kafka") as spark:
+            emitter = source.emitter(spark, self.settings)
+            try:
+                rows = emitter.emit_batch(attempt, metadata)
+                meddle()
+                found = [(row.partition, row.offset, bytes(row.value).decode()) for row in rows.collect()]
+            except PySparkException as error:
+                raise emitter.explain(error) or error from error
+            emitter.verify_batch(attempt, metadata)
+        return sorted(found)
+
+
+@pytest.fixture
+def topic(kafka_stack: Settings, settings: Settings) -> TestTopic:
+    """An empty topic with two partitions."""
+    return TestTopic(settings)
+
+
+def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
+    """Return what a batch reads."""
+    assert metadata is not None
+    return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
+
+
+def signal_broker(stack: Settings, number: signal.Signals) -> None:
+    """Let the broker hang, or kill it as a crash would; the supervisor starts it again."""
+    broker = RunFolder(stack.stack_folder).read("kafka")
+    assert broker is not None
+    os.kill(broker.pid, number)
+
+
+def await_broker(topic: TestTopic) -> None:
+    """Wait until the broker answers again."""
+
+    def answers() -> bool:
+        try:
+            return bool(Topic(topic.name, topic.settings).id)
+        except SourceUnavailable:
+            return False
+
+    assert wait_until(answers, 120)
+
+
+# ------------------------------------------------------------------------------------------------- exactly once
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_record_is_in_exactly_one_batch(topic: TestTopic, kind: str) -> None:
+    """However plans and producers take turns, the batches are disjoint and together everything."""
+    topic.add_partitions(3)
+    source = topic.source(kind=kind, max_records=13)
+    cut: list[dict] = []
+    for _ in range(3):
+        for partition, count in enumerate(random.sample([0, 4, 11], 3)):
+            topic.produce(count, partition)
+        cut += topic.batches(source, cut[-1] if cut else None)
+
+    assert sorted(row for metadata in cut for row in topic.read(source, metadata)) == sorted(topic.produced)
+    assert all(sum(end - start for start, end in ranges(metadata).values()) <= 13 for metadata in cut)
+
+
+@pytest.mark.parametrize("most", [1, 3, 10, 100])
+def test_shares_are_fair(most: int) -> None:
+    """Never more than the limit, all of it if there is as much, something for each, and the same answer each time."""
+    dice = random.Random(most)
+    for _ in range(500):
+        lags = {str(number): dice.choice([0, 0, 1, 2, 5, 50, 5000]) for number in range(dice.randrange(1, 13))}
+        lagging = [name for name, lag in lags.items() if lag]
+        shares = fair_shares(lags, most)
+
+        assert sum(shares.values()) == min(most, sum(lags.values()))
+        assert all(1 <= share <= lags[name] for name, share in shares.items())
+        assert len(shares) == min(most, len(lagging))
+        assert shares == fair_shares(dict(reversed(lags.items())), most)
+    assert fair_shares({"0": 900, "1": 100}, 10) == {"0": 9, "1": 1}
+    assert fair_shares({"0": 5, "1": 1, "2": 7}, 2) == {"0": 1, "2": 1}
+
+
+def test_a_batch_through_the_ledger_counts_each_record_once(topic: TestTopic, register: Callable[..., None]) -> None:
+    """Planned, processed and committed, with replays in between, the state is what was produced."""
+    pipeline = declare(topic, register, max_records=10)
+    for run in range(2):
+        topic.produce(12, 0)
+        topic.produce(5, 1)
+        txids = phases.plan_batches(topic.settings, pipeline, run_id=f"run {run}")
+        assert len(txids) == 2
+        for txid in [*reversed(txids), txids[0]]:
+            phases.process_batch(topic.settings, pipeline, txid, owner="test", restage=True)
+        for txid in txids:
+            phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+            phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+    assert phases.plan_batches(topic.settings, pipeline, run_id="nothing new") == []
+
+
+def test_an_opaque_source_counts_each_record_once_in_opaque_states(topic: TestTopic, register: Callable[..., None]) -> None:
+    """Also when a batch is cut anew after later ones were planned and processed: those follow."""
+    pipeline = declare(topic, register, kind="opaque", max_records=10)
+    topic.produce(12, 0)
+    topic.produce(5, 1)
+    assert phases.plan_batches(topic.settings, pipeline, run_id="first") == [1, 2]
+    phases.process_batch(topic.settings, pipeline, 2, owner="test")
+    topic.produce(20, 1)
+    phases.process_batch(topic.settings, pipeline, 1, owner="test", restage=True)
+    for txid in (1, 2):
+        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+        phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+    while run(topic, pipeline, uuid.uuid4().hex):
+        pass
+
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+
+
+def test_two_planners_at_once_plan_each_record_once(topic: TestTopic, register: Callable[..., None]) -> None:
+    """Whoever is later looks again: txids have no gap, ranges no overlap."""
+    pipeline = declare(topic, register, max_records=5)
+    topic.produce(20, 0)
+    topic.produce(20, 1)
+    with ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(phases.plan_batches, topic.settings, pipeline, run_id=f"run {n}", max_batches=n + 2) for n in range(4)
+        ]
+        planned = {txid for run in runs for txid in run.result()}
+
+    with StateStore.connect(topic.settings) as store:
+        opened = store.uncommitted(pipeline.name, 100)
+        frozen = [store.batch_history(pipeline.name, txid).source_metadata for txid in opened]
+    assert planned == set(opened) == set(range(1, len(opened) + 1))
+    for partition in ("0", "1"):
+        position = 0
+        for metadata in frozen:
+            start, end = ranges(metadata).get(partition, (position, position))
+            assert start == position
+            position = end
+
+
+def declare(topic: TestTopic, register: Callable[..., None], **changes: Any) -> Pipeline:
+    """Declare and register a pipeline that counts records per shop."""
+    source = topic.source(**changes)
+    states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()}, kind=source.kind)}
+    pipeline = Pipeline(
+        name="orders", source=source, states=states, transform=lambda rows: rows.selectExpr("string(value) shop")
+    )
+    register(pipeline)
+    return pipeline
+
+
+def run(topic: TestTopic, pipeline: Pipeline, run_id: str) -> list[int]:
+    """Plan, process and commit whatever is there."""
+    txids = phases.plan_batches(topic.settings, pipeline, run_id=run_id)
+    for txid in txids:
+        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+        phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+    return txids
+
+
+def per_shop(topic: TestTopic, pipeline: Pipeline) -> dict[str, int]:
+    """Return the state."""
+    spec = pipeline.spec.state("per_shop")
+    assert spec is not None
+    with StateStore.connect(topic.settings) as store:
+        return {row["shop"]: row["records"] for row in store.state_rows(spec)}
+
+
+# ------------------------------------------------------------------------------------------------------ positions
+
+
+def test_earliest_reads_what_is_left_and_spends_no_txid_on_nothing(topic: TestTopic) -> None:
+    """The first batch begins with the first record there is."""
+    source = topic.source()
+    assert topic.plan(source) is None
+    topic.produce(5)
+    topic.expire(2)
+
+    assert ranges(topic.plan(source)) == {"0": (2, 5)}
+
+
+def test_latest_keeps_its_place_before_there_is_anything_to_read(topic: TestTopic, register: Callable[..., None]) -> None:
+    """The first batch is empty and commits; what is produced until the next plan is not passed over."""
+    topic.produce(3)
+    pipeline = declare(topic, register, start="latest")
+    assert run(topic, pipeline, "first") == [1]
+    assert per_shop(topic, pipeline) == {}
+    topic.produced.clear()
+    topic.produce(2, 0)
+    topic.produce(4, 1)
+
+    assert run(topic, pipeline, "second") == [2]
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+    assert run(topic, pipeline, "third") == []
+
+
+def test_a_time_is_the_first_record_at_or_after_it(topic: TestTopic) -> None:
+    """Also in a partition whose records are all older: it is read from its end, not from its beginning."""
+    noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    for minutes in (-2, -1, 0, 1):
+        topic.produce(1, 0, timestamp=noon + timedelta(minutes=minutes))
+    topic.produce(3, 1, timestamp=noon - timedelta(minutes=5))
+    source = topic.source(start=noon)
+    first = topic.plan(source)
+    topic.produce(1, 1, timestamp=noon - timedelta(minutes=3))
+
+    assert ranges(first) == {"0": (2, 4)}
+    assert ranges(topic.plan(source, first)) == {"1": (3, 4)}
+    assert ranges(topic.plan(topic.source(start=noon + timedelta(microseconds=1)))) == {"0": (3, 4)}
+    assert topic.plan(topic.source(start=noon + timedelta(hours=1))) is None
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: TestTopic, start: str, kind: str) -> None:
+    """Wherever the source starts: what a new partition holds was produced after the first plan."""
+    source = topic.source(start=start, kind=kind)
+    topic.produce(3)
+    first = topic.plan(source)
+    topic.add_partitions(3)
+    topic.produce(4, 2)
+
+    again = topic.plan(source, None, first)
+    assert again == first if kind == "transactional" else again["idle"] == first["idle"]
+    second = topic.plan(source, first, txid=2)
+    assert ranges(second) == {"2": (0, 4)}
+    assert [row[:2] for row in topic.read(source, second)] == [(2, offset) for offset in range(4)]
+    assert topic.plan(source, second, txid=3) is None
+
+
+def test_replay_of_a_transactional_batch_is_identical(topic: TestTopic) -> None:
+    """The same metadata, the same rows, whatever has been produced since."""
+    source = topic.source()
+    topic.produce(3, 0)
+    topic.produce(2, 1)
+    first = topic.plan(source)
+    rows = topic.read(source, first)
+    topic.produce(5, 0)
+
+    assert topic.plan(source, None, first) == first
+    assert topic.read(source, first) == rows == sorted(topic.produced)[:3] + [row for row in sorted(topic.produced) if row[0]]
+
+
+def test_replay_of_an_opaque_batch_begins_where_it_began(topic: TestTopic) -> None:
+    """It may reach further now; also the first one of a source that starts at the end, which has moved."""
+    topic.produce(3)
+    source = topic.source(kind="opaque", start="latest")
+    first = topic.plan(source)
+    topic.produce(2)
+    assert ranges(topic.plan(source, None, first)) == {"0": (3, 5)}
+    second = topic.plan(source, first, txid=2)
+    topic.produce(2)
+
+    assert ranges(second) == {"0": (3, 5)}
+    assert ranges(topic.plan(source, first, second, txid=2)) == {"0": (3, 7)}
+    third = topic.plan(source, topic.plan(source, first, second), {"topic_id": second["topic_id"]}, txid=3)
+    assert third["partitions"] == {}, "a batch that was planned keeps its place though nothing is left for it"
+    assert third["idle"]["0"] == {"start": 3, "end": 7}
+
+
+# -------------------------------------------------------------------------------------------------------- expired
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: str) -> None:
+    """They are not passed over: the batch says what is gone; what is left comes behind it."""
+    source = topic.source(kind=kind)
+    topic.produce(3)
+    first = topic.plan(source)
+    topic.produce(5, 0)
+    topic.produce(2, 1)
+    topic.expire(6)
+
+    expired = topic.plan(source, first, txid=2)
+    assert ranges(expired) == {"0": (3, 6)}, "nothing else is given up with it"
+    with pytest.raises(RangeExpired, match=rf"Partition 0 of topic {topic.name}: of offsets 3 to 6, 3 have expired") as refusal:
+        topic.read(source, expired)
+    assert 'tidegate skip orders 1 --reason "..."' in str(refusal.value)
+    assert ranges(topic.plan(source, expired, txid=3)) == {"0": (6, 8), "1": (0, 2)}
+
+
+def test_an_expired_batch_is_given_up_by_a_person_and_the_rest_counts(topic: TestTopic, register: Callable[..., None]) -> None:
+    """It halts, is skipped with a reason, and the pipeline goes on behind it."""
+    pipeline = declare(topic, register)
+    topic.produce(3)
+    assert run(topic, pipeline, "first") == [1]
+    topic.produce(5)
+    topic.expire(6)
+
+    with pytest.raises(RangeExpired, match="tidegate skip orders 2 "):
+        run(topic, pipeline, "second")
+    with StateStore.connect(topic.settings) as store:
+        assert store.batch_history("orders", 2).status.phase == "halted"
+        store.skip_batch(pipeline.spec, 2, "test", "retention was too short")
+    assert run(topic, pipeline, "third") == [3]
+    left = [value for _, offset, value in topic.produced if offset not in range(3, 6)]
+    assert per_shop(topic, pipeline) == Counter(left)
+
+
+def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: TestTopic) -> None:
+    """Declared so, the next range starts with what is left, and the metadata names what was lost."""
+    source = topic.source(kind="opaque", when_expired="continue")
+    topic.produce(3)
+    first = topic.plan(source)
+    topic.produce(5)
+    topic.expire(6)
+    second = topic.plan(source, first, txid=2)
+
+    assert second["partitions"] == {"0": {"start": 6, "end": 8, "lost": [3, 6]}}
+    assert topic.read(source, second) == topic.produced[6:]
+    topic.expire(8)
+    with pytest.raises(SourceUnavailable, match="The next attempt goes without them"):
+        topic.read(source, second)
+    again = topic.plan(source, first, second, txid=2)
+    assert again["partitions"] == {"0": {"start": 8, "end": 8, "lost": [3, 8]}}
+    assert topic.read(source, again) == []
+
+
+def test_the_first_opaque_batch_may_expire_too(topic: TestTopic) -> None:
+    """Cut anew, it still begins where it was planned, so that what was lost is named."""
+    source = topic.source(kind="opaque", when_expired="continue")
+    topic.produce(5)
+    first = topic.plan(source)
+    topic.expire(2)
+    again = topic.plan(source, None, first)
+    topic.expire(3)
+
+    assert again["partitions"] == {"0": {"start": 2, "end": 5, "lost": [0, 2]}}
+    assert topic.plan(source, None, again)["partitions"] == {"0": {"start": 3, "end": 5, "lost": [0, 3]}}
+
+
+def test_a_new_partition_that_expired_unread_is_no_different(topic: TestTopic) -> None:
+    """A partition that appears is read from offset 0, so what has expired of it is missed."""
+    source = topic.source()
+    topic.produce(1)
+    first = topic.plan(source)
+    topic.add_partitions(3)
+    topic.produce(4, 2)
+    topic.expire(3, 2)
+
+    with pytest.raises(RangeExpired, match=r"Partition 2 .* of offsets 0 to 3, 3 have expired"):
+        topic.read(source, topic.plan(source, first, txid=2))
+
+
+def test_records_that_expire_before_spark_reads_them_are_missed(topic: TestTopic) -> None:
+    """Also between our look and Spark's."""
+    source = topic.source()
+    topic.produce(6)
+    first = topic.plan(source)
+
+    with pytest.raises(RangeExpired, match="tidegate skip"):
+        topic.read(source, first, meddle=lambda: topic.expire(2))
+
+
+def test_records_that_expire_while_spark_reads_are_found_before_the_seal(topic: TestTopic) -> None:
+    """A second look after the read: a later state of the same batch might have missed them."""
+    source = topic.source()
+    topic.produce(6)
+    first = topic.plan(source)
+    attempt = Attempt("orders", 7, 1, first)
+    with spark_session(topic.settings, "kafka") as spark:
+        emitter = source.emitter(spark, topic.settings)
+        assert emitter.emit_batch(attempt, first).count() == 6
+        topic.expire(1)
+        with pytest.raises(RangeExpired, match="tidegate skip orders 7 "):
+            emitter.verify_batch(attempt, first)
+
+
+# ------------------------------------------------------------------------------------------- not the planned records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_that_was_created_anew_is_never_taken_for_the_old_one(topic: TestTopic, kind: str) -> None:
+    """Even when its offsets reach as far: its records are others."""
+    source = topic.source(kind=kind)
+    topic.produce(3)
+    first = topic.plan(source)
+    topic.delete()
+    with pytest.raises(SourceUnreadable, match=f"has no topic {topic.name}"):
+        topic.plan(source, first, txid=2)
+    topic.create(2)
+    topic.produce(5)
+
+    with pytest.raises(SourceChanged, match=f"Topic {topic.name} is another one than before"):
+        topic.plan(source, first, txid=2)
+    with pytest.raises(SourceChanged, match="was deleted and created anew since this batch was planned"):
+        topic.read(source, first)
+
+
+def test_another_topic_needs_another_pipeline(topic: TestTopic) -> None:
+    """A position in one topic means nothing in another."""
+    topic.produce(1)
+    first = topic.plan(topic.source())
+    other = TestTopic(topic.settings)
+
+    with pytest.raises(SourceChanged, match=f"from topic {topic.name}, not from {other.name}"):
+        other.plan(other.source(), first, txid=2)
+
+
+def test_a_position_behind_the_end_is_refused(topic: TestTopic) -> None:
+    """Brokers that have lost records would give their offsets to others."""
+    topic.produce(3)
+    source = topic.source()
+    first = topic.plan(source)
+    first["partitions"]["0"]["end"] = 9
+
+    with pytest.raises(SourceChanged, match="ends at offset 3, but was planned up to 9"):
+        topic.plan(source, first, txid=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_committed_records_of_transactions_are_read(topic: TestTopic, kind: str) -> None:
+    """Aborted ones never; and nothing behind a transaction that is open, because it may yet be committed."""
+    source = topic.source(kind=kind, gaps=True)
+    topic.produce(2)
+    topic.transaction(3, commit=False)
+    topic.transaction(4, commit=True)
+    with topic.open_transaction(1) as producer:
+        topic.produce(2)
+        first = topic.plan(source)
+        assert ranges(first) == {"0": (0, 11)}  # a commit or an abort takes an offset too
+        assert [value for _, _, value in topic.read(source, first)] == [
+            *(value for _, _, value in topic.produced[:2]),
+            *["in a transaction"] * 4,
+        ]
+        assert topic.plan(source, first, txid=2) is None
+        producer.commit_transaction(SECONDS)
+
+    second = topic.plan(source, first, txid=2)
+    assert [value for _, _, value in topic.read(source, second)] == [
+        "in a transaction",
+        *(value for _, _, value in topic.produced[2:]),
+    ]
+
+
+def test_a_range_without_any_record_is_an_empty_batch(topic: TestTopic, register: Callable[..., None]) -> None:
+    """A transaction that was aborted took offsets and left nothing: the batch commits without rows."""
+    pipeline = declare(topic, register, gaps=True)
+    topic.transaction(3, commit=False)
+
+    assert run(topic, pipeline, "first") == [1]
+    assert per_shop(topic, pipeline) == {}
+
+
+def test_offsets_without_records_are_refused_unless_declared(topic: TestTopic) -> None:
+    """Whether a record is missing cannot be told then, so the author has to say that it may."""
+    source = topic.source()
+    topic.produce(2)
+    topic.transaction(3, commit=True)
+
+    with pytest.raises(SourceChanged, match=r"offsets 0 to 6: 6 records were planned, 5 delivered.* declare gaps=True"):
+        topic.read(source, topic.plan(source))
+
+
+def test_rows_that_the_transform_does_not_read_are_noticed(topic: TestTopic) -> None:
+    """The count is of what Spark has read of the range, not of what it could have read."""
+    source = topic.source()
+    topic.produce(40_000)
+    first = topic.plan(source)
+    attempt = Attempt("orders", 8, 1, first)
+    with spark_session(topic.settings, "kafka") as spark:
+        emitter = source.emitter(spark, topic.settings)
+        emitter.emit_batch(attempt, first).limit(1).collect()
+        with pytest.raises(SourceChanged, match="40000 records were planned"):
+            emitter.verify_batch(attempt, first)
+
+
+def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
+    """Also for a batch without ranges, and with headers if they are asked for."""
+    topic.producer.produce(topic.name, b"v", b"k", partition=1, headers=[("trace", b"7")])
+    topic.producer.flush(SECONDS)
+    source = topic.source(headers=True)
+    first = topic.plan(source)
+    with spark_session(topic.settings, "kafka") as spark:
+        emitter = source.emitter(spark, topic.settings)
+        rows = emitter.emit_records(Attempt("orders", 9, 1, first), first)
+        (row,) = rows.collect()
+        empty = emitter.emit_batch(Attempt("orders", 10, 1, first), {**first, "partitions": {}})
+
+        assert [bytes(row.key), bytes(row.value), row.topic, row.partition, row.offset] == [b"k", b"v", topic.name, 1, 0]
+        assert [(header.key, bytes(header.value)) for header in row.headers] == [("trace", b"7")]
+        assert row["_tidegate_origin"] == f"{topic.name} partition 1 offset 0"
+        assert empty.count() == 0
+        assert empty.schema.simpleString() == rows.select(*empty.columns).schema.simpleString()
+        assert empty.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+
+
+# ------------------------------------------------------------------------------------------------ brokers and secrets
+
+
+def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: TestTopic, kafka_stack: Settings) -> None:
+    """It hangs, then it dies: at plan and at read. Then the very same batch goes through."""
+    source = topic.source()
+    topic.produce(5)
+    first = topic.plan(source)
+    for ask in (lambda: topic.plan(source, first, txid=2), lambda: topic.read(source, first)):
+        signal_broker(kafka_stack, signal.SIGSTOP)
+        with pytest.raises(SourceUnavailable, match="does not answer"):
+            ask()
+        signal_broker(kafka_stack, signal.SIGKILL)
+        await_broker(topic)
+
+    assert topic.plan(source, first, txid=2) is None
+    assert topic.read(source, first) == sorted(topic.produced)
+
+
+def test_a_broker_that_dies_under_spark_costs_nothing_but_time(topic: TestTopic, kafka_stack: Settings) -> None:
+    """Spark gets the whole range from the restarted broker, or says that it cannot; it never gets a part."""
+    source = topic.source()
+    topic.produce(5)
+    first = topic.plan(source)
+    try:
+        rows = topic.read(source, first, meddle=lambda: signal_broker(kafka_stack, signal.SIGKILL))
+    except SourceUnavailable as error:
+        assert "Kafka did not answer Spark" in str(error)
+        await_broker(topic)
+        rows = topic.read(source, first)
+    assert rows == sorted(topic.produced)
+    await_broker(topic)
+
+
+def test_wrong_passwords_are_told_apart_from_brokers_that_are_away(topic: TestTopic, tmp_path: Path) -> None:
+    """Trying again does not help; and the password is in no message."""
+    password = topic.settings.kafka_client()["sasl.password"]
+    wrong = tmp_path / "wrong.properties"
+    wrong.write_text(topic.settings.kafka_properties_file.read_text().replace(password, "not-the-password"))
+    topic.produce(1)
+    first = topic.plan(topic.source())
+    refused = topic.source(properties_file="wrong.properties")
+
+    with pytest.raises(SourceUnreadable, match="refuses us") as refusal:
+        topic.plan(refused)
+    assert "not-the-password" not in str(refusal.value)
+
+    right = tmp_path / "right.properties"
+    right.write_text(topic.settings.kafka_properties_file.read_text())
+    moved = topic.source(properties_file="right.properties", bootstrap=topic.settings.kafka_bootstrap)
+    assert topic.read(moved, first) == topic.produced
+    with pytest.raises(SourceUnreadable, match="Kafka refuses Spark") as refusal:
+        topic.read(moved, first, meddle=lambda: wrong.replace(right) and None)
+    assert "not-the-password" not in str(refusal.value)
+    right.write_text(topic.settings.kafka_properties_file.read_text())
+    with pytest.raises(SourceUnreadable, match=f"Spark cannot read {right}"):
+        topic.read(moved, first, meddle=right.unlink)
+
+
+def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> None:
+    """Spark is told where it is, not what it is."""
+    password = topic.settings.kafka_client()["sasl.password"]
+    topic.produce(1)
+    source = topic.source()
+    first = topic.plan(source)
+    shown = io.StringIO()
+    with spark_session(topic.settings, "kafka") as spark, redirect_stdout(shown):
+        rows = source.emitter(spark, topic.settings).emit_batch(Attempt("orders", 11, 1, first), first)
+        rows.explain(extended=True)
+        print(rows._plan.to_proto(spark.client))  # noqa: T201 - what is sent to Spark, options and all
+
+    assert "sasl.jaas.config" in shown.getvalue()
+    for text in (shown.getvalue(), json.dumps(first), source.identity, repr(source)):
+        assert password not in text
+
+
+@pytest.mark.parametrize("password", ["back\\slash", 'quo"te'])
+def test_a_password_that_java_would_read_otherwise_is_refused(topic: TestTopic, tmp_path: Path, password: str) -> None:
+    """The one client takes it as it stands, Java's does not."""
+    topic.produce(1)
+    first = topic.plan(topic.source())
+    odd = tmp_path / "odd.properties"
+    real = topic.settings.kafka_client()["sasl.password"]
+    odd.write_text(topic.settings.kafka_properties_file.read_text().replace(real, password))
+    source = topic.source()
+    with spark_session(topic.settings, "kafka") as spark:
+        emitter = source.emitter(spark, replace(topic.settings, kafka_properties_file=odd))
+        with pytest.raises(TidegateError, match="Spark cannot read a password"):
+            emitter._options(topic.name, {0: (0, 1)})
+    assert first
+
+
+def test_a_spark_without_the_connector_says_what_is_missing(topic: TestTopic, stack: Settings) -> None:
+    """The message says how to get it."""
+    topic.produce(1)
+    without = replace(topic.settings, spark_remote=stack.spark_remote, spark_token_file=stack.spark_token_file)
+    first = topic.plan(topic.source())
+    with spark_session(without, "kafka") as spark:
+        emitter = topic.source().emitter(spark, without)
+        with pytest.raises(PySparkException) as refusal:
+            emitter.emit_batch(Attempt("orders", 12, 1, first), first).collect()
+        explained = emitter.explain(refusal.value)
+    assert isinstance(explained, SourceUnreadable)
+    assert "tidegate up --with kafka" in str(explained)
+
+
+# ------------------------------------------------------------------------------------------------------ lag tools
+
+
+def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: TestTopic) -> None:
+    """Also when it comes late, twice and out of order; positions are never read from there."""
+    source = topic.source(max_records=4)
+    topic.produce(6, 0)
+    topic.produce(1, 1)
+    attempts = [Attempt("orders_1", txid, 1, metadata) for txid, metadata in enumerate(topic.batches(source), 1)]
+    group = f"tidegate-orders_1-{topic.name}"
+    source = replace(source, group=group)
+    assert len(attempts) == 2
+
+    def shown() -> dict[int, int]:
+        consumer = Consumer({**topic.settings.kafka_client(), "group.id": group})
+        known = consumer.committed([TopicPartition(topic.name, 0), TopicPartition(topic.name, 1)], timeout=SECONDS)
+        consumer.close()
+        return {partition.partition: partition.offset for partition in known}
+
+    source.ack(attempts[0], topic.settings)
+    assert shown() == {0: 3, 1: 1}
+    source.ack(attempts[1], topic.settings)
+    source.ack(attempts[0], topic.settings)
+    source.ack(attempts[1], topic.settings)
+    assert shown() == {0: 6, 1: 1}
+    assert topic.batches(source)[0] == attempts[0].source_metadata
+
+
+# ---------------------------------------------------------------------------------------------------- declarations
+
+
+def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
+    """Airflow parses declarations often."""
+    program = (
+        "import sys; from jobs import Kafka; Kafka('orders'); print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_identity_is_what_decides_which_rows_are_read() -> None:
+    """Where the brokers are, how much a batch holds and who shows the lag is not part of it."""
+    same = Kafka("orders").identity
+    for other in ({"max_records": 5}, {"bootstrap": "b:9092"}, {"properties_file": "p"}, {"group": "g"}, {"gaps": True}):
+        assert Kafka("orders", **other).identity == same
+    noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    for other in ({"topic": "others"}, {"start": "latest"}, {"start": noon}, {"headers": True}):
+        assert Kafka(**{"topic": "orders", **other}).identity != same
+    there = noon.astimezone(datetime.strptime("+0530", "%z").tzinfo)
+    assert Kafka("orders", start=there).identity == Kafka("orders", start=noon).identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topic": "a topic"}, "is no topic"),
+        ({"topic": ""}, "is no topic"),
+        ({"kind": "non-transactional"}, "use one of transactional, opaque"),
+        ({"start": "middle"}, "cannot start at 'middle'"),
+        ({"start": datetime(2026, 11, 1)}, "Add tzinfo"),
+        ({"max_records": 0}, "at least 1"),
+        ({"when_expired": "ignore"}, "use one of fail, continue"),
+        ({"when_expired": "continue"}, "a transactional source leaves none out"),
+        ({"group": ""}, "without a name"),
+    ],
+)
+def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:
+    """On construction, in words."""
+    with pytest.raises(ValueError, match=message):
+        Kafka(**{"topic": "orders", **arguments})
