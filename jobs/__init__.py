@@ -4,6 +4,8 @@ from jobs.aggregates import Count, Max, Min, Sum
 from jobs.pipeline import Pipeline, State
 from jobs.sources import Source
 from jobs.sources.files import Files
+from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.kafka import Kafka
+from jobs.sources.postgres_table import PostgresTable
 
-__all__ = ["Count", "Files", "Kafka", "Max", "Min", "Pipeline", "Source", "State", "Sum"]
+__all__ = ["Count", "Files", "FixedBatches", "Kafka", "Max", "Min", "Pipeline", "PostgresTable", "Source", "State", "Sum"]

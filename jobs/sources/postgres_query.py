@@ -1,0 +1,276 @@
+"""A table or query as Postgres knows it: its columns and key, ranges of it, how it is reached, and what its errors mean.
+
+Both sides use this: the planner, which cuts ranges, and Spark's executors, which read them. A position is the key's values
+as text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as
+the column's own type.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+from psycopg2 import extensions, sql
+
+from state_store import driver_errors
+from state_store.declaration import SourceMetadata
+from state_store.errors import (
+    AccessRefused,
+    SchemaOutOfDate,
+    SourceUnavailable,
+    SourceUnreadable,
+    StoreUnavailable,
+    TidegateError,
+)
+from state_store.settings import CONNECT_TIMEOUT_SECONDS
+
+Position = list[str]
+
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
+_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+_INTEGERS = ("smallint", "integer", "bigint")
+# Which Postgres types, by name, a Spark type takes without loss; None: any, as the text that Postgres prints.
+_ACCEPTED: dict[str, tuple[str, ...] | None] = {
+    "tinyint": _INTEGERS,
+    "smallint": _INTEGERS,
+    "int": _INTEGERS,
+    "bigint": _INTEGERS,
+    "decimal": (*_INTEGERS, "numeric"),
+    "float": ("real",),
+    "double": ("double precision",),
+    "boolean": ("boolean",),
+    "date": ("date",),
+    "timestamp": ("timestamp with time zone",),
+    "timestamp_ntz": ("timestamp without time zone",),
+    "binary": ("bytea",),
+    "string": None,
+}
+# What a text must not depend on. LOCAL, so that a session behind a pooler stays as its other users want it.
+_PINNED = sql.SQL(
+    "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
+    "SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; SET LOCAL lock_timeout = '10s'"
+)
+_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+_QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^\s".]+'
+_TABLE = re.compile(rf"({_QUOTED}|{_PLAIN})(?:\.({_QUOTED}|{_PLAIN}))?")
+_SHOWN_QUERY_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class SparkType:
+    """A Spark type that a column of Postgres can become: its name, and a decimal's precision and scale."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "SparkType":
+        """Return the type of this name.
+
+        Raises: ValueError if no column can become it without loss.
+        """
+        plain = text.strip().lower()
+        if decimal := _DECIMAL.fullmatch(plain):
+            precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)  # what Spark takes decimal for
+            if not scale <= precision <= 38 or precision < 1:
+                raise ValueError(f"{text!r} is no decimal: Spark's have 1 to 38 digits, and no more behind the point.")
+            return cls("decimal", precision, scale)
+        plain = _ALIASES.get(plain, plain)
+        if plain not in _ACCEPTED:
+            raise ValueError(
+                f"{text!r} is not read from Postgres. Use one of {', '.join(_ACCEPTED)}; declare anything else string, which "
+                "is how Postgres prints it, and parse it in the transform."
+            )
+        return cls(plain)
+
+    def takes(self, postgres_type: str) -> bool:
+        """Tell whether every value of a Postgres type that fits arrives unchanged."""
+        accepted = _ACCEPTED[self.name]
+        return accepted is None or postgres_type in accepted
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is read: a table or a SELECT, the columns that are wanted, and the key that puts its rows in order."""
+
+    name: str
+    table: tuple[str, ...]
+    select: str
+    key: tuple[str, ...]
+    columns: dict[str, SparkType]
+
+    @property
+    def relation(self) -> sql.Composable:
+        """What stands behind FROM."""
+        if self.table:
+            return sql.Identifier(*self.table)
+        return sql.SQL("({}\n) AS tidegate_source").format(sql.SQL(self.select))  # a comment may end the author's text
+
+    @property
+    def keys(self) -> sql.Composable:
+        """The key's columns, for SELECT and ORDER BY."""
+        return sql.SQL(", ").join(map(sql.Identifier, self.key))
+
+    @property
+    def position(self) -> sql.Composable:
+        """The key's values as a position."""
+        return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
+
+    def behind(self, position: Position | None) -> sql.Composable:
+        """Return the condition of rows behind a position, all of them behind None."""
+        if position is None:
+            return sql.SQL(" AND ").join(sql.SQL("{} IS NOT NULL").format(sql.Identifier(name)) for name in self.key)
+        return self._compared(">", position)
+
+    def up_to(self, position: Position) -> sql.Composable:
+        """Return the condition of rows up to a position, those that stand on it included."""
+        return self._compared("<=", position)
+
+    def between(self, after: Position | None, to: Position) -> sql.Composable:
+        """Return the condition of a range: behind `after`, up to `to`."""
+        return sql.SQL("{} AND {}").format(self.behind(after), self.up_to(to))
+
+    @property
+    def values(self) -> sql.Composable:
+        """The wanted columns, as COPY is to print them."""
+        return sql.SQL(", ").join(_printed(name, kind) for name, kind in self.columns.items())
+
+    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, tuple[int, int]]:
+        """Check that the wanted columns exist with types that fit; return the table and column number each comes from.
+
+        Raises: `complaint`, naming the column.
+        """
+        wanted = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        cursor.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(wanted, self.relation))
+        found = cursor.description
+        cursor.execute("SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in found]])
+        names = dict(cursor.fetchall())
+        for column, (name, kind) in zip(found, self.columns.items(), strict=True):
+            if not kind.takes(names[column.type_code]):
+                raise complaint(
+                    f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
+                    "Correct the schema and raise the pipeline's version, or cast the column in a query."
+                )
+        return {name: (c.table_oid or 0, c.table_column or 0) for c, name in zip(found, self.columns, strict=True)}
+
+    def _compared(self, operator: str, position: Position) -> sql.Composable:
+        # Texts without a type take that of the column they are compared with.
+        values = sql.SQL(", ").join(map(sql.Literal, position))
+        return sql.SQL("({}) {} ({})").format(self.keys, sql.SQL(operator), values)
+
+
+def table_of(text: str) -> tuple[str, ...]:
+    """Return the parts of a table's name as SQL reads it: folded to lower case unless in quotes.
+
+    Raises: ValueError if it is no name.
+    """
+    parts = _TABLE.fullmatch(text.strip())
+    if parts is None:
+        raise ValueError(f'{text!r} is no name of a table; write it as in SQL: orders, shop.orders or "Shop"."Orders".')
+    return tuple(part[1:-1].replace('""', '"') if part[0] == '"' else part.lower() for part in parts.groups() if part)
+
+
+def shown(table: str | None, query: str | None) -> str:
+    """Return what messages call the source."""
+    if table is not None:
+        return f"Table {table.strip()}"
+    text = " ".join((query or "").split())
+    return f"Query {text if len(text) <= _SHOWN_QUERY_CHARACTERS else text[:_SHOWN_QUERY_CHARACTERS] + '...'}"
+
+
+def conninfo_of(connection: str | Mapping[str, Any]) -> dict[str, str]:
+    """Return libpq parameters that mean the same server on every machine, whatever its PG variables say.
+
+    Raises: ValueError for what is no connection, holds a secret, or leaves open where to connect to.
+    """
+    try:
+        text = connection if isinstance(connection, str) else extensions.make_dsn(**connection)
+        parameters: dict[str, str] = extensions.parse_dsn(text)
+    except (psycopg2.Error, TypeError):  # without the text: it may hold a password
+        raise ValueError("connection is neither a libpq connection string nor a mapping of libpq parameters.") from None
+    if secrets := [name for name in _SECRETS if name in parameters]:
+        raise ValueError(
+            f"connection holds a {secrets[0]}, which would end up in code and logs. Leave it out and name a passfile, which "
+            "the planner and Spark's executors can both read, or a service."
+        )
+    missing = [name for name in ("host", "dbname", "user") if name not in parameters]
+    if missing and "service" not in parameters:
+        raise ValueError(f"connection does not name its {' and '.join(missing)}; it must, unless it names a service.")
+    # Otherwise PGPORT, which names Tidegate's own server, would count on the planner and not on executors.
+    return parameters if "service" in parameters else {"port": "5432", **parameters}
+
+
+@contextmanager
+def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateError] = SourceUnreadable) -> Iterator[Any]:
+    """Connect for reading; what the driver raises inside comes out as the source's error.
+
+    Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that is not there.
+    """
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "keepalives_idle": 30, "keepalives_interval": 10}
+    try:
+        with closing(psycopg2.connect(**{**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
+            # Each statement sees what has committed before it: the looks at rows and at locks rest on their order.
+            connection.set_session(isolation_level="READ COMMITTED", readonly=True)
+            yield connection
+    except psycopg2.Error as error:
+        raise _meaning(error, query, missing) from error
+
+
+@contextmanager
+def transaction(connection: Any) -> Iterator[Any]:
+    """Yield a cursor in one transaction in which texts do not depend on the settings of server and role."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute(_PINNED)
+        yield cursor
+
+
+def check_primary(cursor: Any, query: Query) -> None:
+    """Refuse a standby: it has rows late, and does not show who is still writing.
+
+    Raises: SourceUnreadable.
+    """
+    cursor.execute("SELECT pg_is_in_recovery()")
+    if cursor.fetchone()[0]:
+        raise SourceUnreadable(
+            f"{query.name} is on a standby, which cannot tell which transactions are still open on its primary. Connect to "
+            "the primary (target_session_attrs=read-write)."
+        )
+
+
+def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> int:
+    """Return how many rows a batch's range has now."""
+    statement = sql.SQL("SELECT count(*) FROM {} WHERE {}")
+    cursor.execute(statement.format(query.relation, query.between(metadata["after"], metadata["to"])))
+    return int(cursor.fetchone()[0])
+
+
+def said_range(metadata: SourceMetadata) -> str:
+    """Return a range in words."""
+    to = ", ".join(metadata["to"])
+    return f"behind {', '.join(metadata['after'])} and up to {to}" if metadata["after"] else f"up to {to}"
+
+
+def _printed(name: str, kind: SparkType) -> sql.Composable:
+    column = sql.Identifier(name)
+    if kind.name == "decimal":  # zeros at the end would count as digits that do not fit
+        return sql.SQL("trim_scale({}::numeric)").format(column)
+    return sql.SQL("encode({}, 'hex')").format(column) if kind.name == "binary" else column
+
+
+def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:
+    """Return the source's error, after the one list of what SQLSTATEs mean."""
+    family = driver_errors.translate(error, "reading")
+    message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+    if isinstance(family, StoreUnavailable):
+        return SourceUnavailable(f"{query.name} cannot be read now: {message}.")
+    if isinstance(family, AccessRefused):
+        return AccessRefused(
+            f"{query.name} may not be read: {message}. GRANT SELECT to the role that reads it, and check the source's "
+            "connection and its password file, on the planner and on Spark's executors."
+        )
+    if isinstance(family, SchemaOutOfDate):
+        return missing(f"{query.name} is not as declared: {message}. Put it back, or correct the pipeline's PostgresTable.")
+    return SourceUnreadable(f"{query.name} cannot be read: {message} (SQLSTATE {error.pgcode}).")
