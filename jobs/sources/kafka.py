@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from jobs.sources import Source
 from jobs.sources.partitioned import PartitionedCoordinator, Partitions
 from state_store.declaration import SourceMetadata
-from state_store.errors import PartitionUnavailable, SourceChanged, SourceUnavailable
+from state_store.errors import PartitionUnavailable, SourceChanged, SourceUnavailable, SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Kafka(Source):
 
     `gaps`: not every offset is a record, as with transactional producers, whose commits take offsets, and with compacted
     topics. Then it is checked that nothing outside the range was delivered and nothing of it has expired; that each offset
-    was delivered cannot be. Compaction removes records between two attempts, so such a topic should be an opaque source.
+    was delivered cannot be. Compaction removes records between two attempts, so such a topic has to be an opaque source.
 
     `when_expired="continue"`, for opaque sources: records that expired unread are given up, with a warning and a note in
     the batch's metadata. `group` is the consumer group under which committed positions are shown to lag tools, by default
@@ -113,10 +113,16 @@ class Kafka(Source):
     def coordinator(self, settings: Settings) -> "KafkaCoordinator":
         """Ask once where each partition begins and ends, and return what cuts that into batches.
 
-        Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, or have no such topic),
+        Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, have no such topic, or compact it),
         SettingsInvalid.
         """
-        return KafkaCoordinator(self, self._topic(settings))
+        topic = self._topic(settings)
+        if self.kind == "transactional" and topic.is_compacted():
+            raise SourceUnreadable(
+                f"Topic {self.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a transactional "
+                'source. Declare kind="opaque" and gaps=True.'
+            )
+        return KafkaCoordinator(self, topic)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "KafkaReader":
         """Return what reads the ranges of the metadata with Spark."""

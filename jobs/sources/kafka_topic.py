@@ -3,10 +3,11 @@
 Needs librdkafka's client, so it is imported by what plans, reads and acknowledges, never by what declares.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import cached_property
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal
 
 from confluent_kafka import (
@@ -17,10 +18,12 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
 from state_store.errors import PartitionUnavailable, SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # A broker that restarts is waited for; a longer absence is left to the retries of plan and attempt.
 ANSWER_SECONDS = 15
@@ -35,7 +38,12 @@ REFUSALS = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-NO_OFFSET = -1
+# What a group meets that nobody has used for a while: its coordinator is being found, or loads what it knows.
+NO_COORDINATOR = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 
 
 class Topic:
@@ -62,11 +70,21 @@ class Topic:
         """Return its partitions, whether or not they have a leader."""
         return sorted(partition.id for partition in self._description.partitions)
 
+    def is_compacted(self) -> bool | None:
+        """Tell whether records make way for later ones with the same key; None if we are not allowed to know."""
+        topic = ConfigResource(ConfigResource.Type.TOPIC, self.name)
+        try:
+            found = self._answer(self._client.describe_configs([topic], request_timeout=ANSWER_SECONDS))
+        except SourceUnreadable as refused:
+            logger.info("Whether topic %s is compacted is not known: %s", self.name, refused)
+            return None
+        return "compact" in found["cleanup.policy"].value
+
     def offsets(self, of: "Literal['earliest', 'latest'] | int") -> dict[int, int | PartitionUnavailable]:
         """Return the first offset that is left, the last stable one, or the first at or after a time in milliseconds.
 
         The last stable offset is where transactions that are still open begin, else the end. Instead of an offset there is
-        an error for a partition that cannot be asked, and NO_OFFSET where no record is as young as that.
+        an error for a partition that cannot be asked, and -1 where no record is as young as that.
         """
         ends: dict[str, Callable[[], OffsetSpec]] = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
         spec = OffsetSpec.for_timestamp(of) if isinstance(of, int) else ends[of]()
@@ -85,10 +103,22 @@ class Topic:
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
         """Commit offsets for a consumer group, except where it has committed later ones."""
-        # Not by the administrator's calls: asked for several partitions of a group that nobody knows, they end the process.
+        # Not by the administrator's calls: while the group's coordinator is being found, they can end the process.
         consumer = Consumer({**self._configuration, "group.id": group, "enable.auto.commit": False})
+        deadline = monotonic() + ANSWER_SECONDS
+        try:
+            while (refused := self._try_commit(consumer, ends)) is not None:
+                if refused.code() not in NO_COORDINATOR or monotonic() > deadline:
+                    raise self._meaning(refused)
+                sleep(LOOK_SECONDS)
+        finally:
+            consumer.close()
+
+    def _try_commit(self, consumer: Consumer, ends: Mapping[int, int]) -> KafkaError | None:
         try:
             known = consumer.committed([TopicPartition(self.name, partition) for partition in ends], timeout=ANSWER_SECONDS)
+            if unknown := next((partition.error for partition in known if partition.error), None):
+                return unknown
             ahead = [
                 TopicPartition(self.name, committed.partition, ends[committed.partition])
                 for committed in known
@@ -96,11 +126,9 @@ class Topic:
             ]
             done = consumer.commit(offsets=ahead, asynchronous=False) if ahead else []
         except KafkaException as error:
-            raise self._meaning(error.args[0]) from error
-        finally:
-            consumer.close()
-        if refused := [partition.error for partition in (*known, *done) if partition.error]:
-            raise self._meaning(refused[0])
+            refused: KafkaError = error.args[0]
+            return refused
+        return next((partition.error for partition in done if partition.error), None)
 
     @cached_property
     def _description(self) -> Any:

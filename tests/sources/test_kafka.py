@@ -29,9 +29,17 @@ from jobs.sources.kafka_topic import Topic
 from jobs.spark import spark_session
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
-from state_store.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
+from state_store.errors import (
+    PartitionUnavailable,
+    RangeExpired,
+    SourceChanged,
+    SourceUnavailable,
+    SourceUnreadable,
+    TidegateError,
+)
 from tests.conftest import Server
 from tidegate.stack.component import RunFolder, wait_until
+from tidegate.stack.layout import Layout
 
 SECONDS = 60
 KINDS = ("transactional", "opaque")
@@ -66,9 +74,10 @@ class TestTopic:
         self.produced: list[Row] = []
         self.create(partitions, **config)
 
-    def create(self, partitions: int, **config: str) -> None:
-        """Create the topic, and wait until the broker knows it."""
-        wanted = NewTopic(self.name, partitions, 1, config=config)
+    def create(self, partitions: int, brokers: list[list[int]] | None = None, **config: str) -> None:
+        """Create the topic, on these brokers or wherever the cluster likes, and wait until it is known."""
+        where = {"replica_assignment": brokers} if brokers else {"replication_factor": 1}
+        wanted = NewTopic(self.name, partitions, config=config, **where)
         self.admin.create_topics([wanted])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
@@ -582,6 +591,25 @@ def test_a_range_without_any_record_is_an_empty_batch(topic: TestTopic, register
     assert per_shop(topic, pipeline) == {}
 
 
+def test_a_compacted_topic_is_an_opaque_source_only(settings: Settings) -> None:
+    """A replay finds fewer records than the first attempt; the range is valid all the same."""
+    quickly = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
+    topic = TestTopic(settings, **{"cleanup.policy": "compact", **quickly})
+    topic.produce(4, key="a")
+    topic.produce(1, key="b")
+    source = topic.source(kind="opaque", gaps=True)
+    first = topic.plan(source)
+    assert ranges(first) == {"0": (0, 5)}
+
+    def is_compacted() -> bool:
+        topic.produce(1, key="c")  # compaction leaves the segment alone that is being written
+        return [offset for _, offset, _ in topic.read(source, first)] == [3, 4]
+
+    assert wait_until(is_compacted, SECONDS, every=1)
+    with pytest.raises(SourceUnreadable, match="is compacted"):
+        topic.plan(topic.source(gaps=True))
+
+
 def test_offsets_without_records_are_refused_unless_declared(topic: TestTopic) -> None:
     """Whether a record is missing cannot be told then, so the author has to say that it may."""
     source = topic.source()
@@ -626,6 +654,64 @@ def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ brokers and secrets
+
+
+@contextmanager
+def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subprocess.Popen]:
+    """Let a second broker join the stack's cluster; it is killed in the end."""
+    *java, main, file = Layout.load(stack.home).kafka.component().command
+    properties = dict(line.split("=", 1) for line in Path(file).read_text().splitlines())
+    cluster = next(
+        line for line in (stack.stack_folder / "kafka/data/meta.properties").read_text().splitlines() if "cluster.id" in line
+    )
+    address = f"CLIENT://127.0.0.1:{port}"
+    properties |= {"node.id": "2", "process.roles": "broker", "listeners": address, "advertised.listeners": address}
+    properties["log.dirs"] = str(folder / "data")
+    second = folder / "second.properties"
+    second.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    formatting = [*java, "kafka.tools.StorageTool", "format", "--config", second, "--cluster-id", cluster.partition("=")[2]]
+    subprocess.run(formatting, check=True, capture_output=True)
+    with (folder / "second.log").open("wb") as log, subprocess.Popen([*java, main, second], stdout=log, stderr=log) as broker:
+        try:
+            yield broker
+        finally:
+            broker.kill()
+
+
+def test_a_partition_without_a_leader_stops_a_transactional_source_only(
+    topic: TestTopic, kafka_stack: Settings, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """An opaque one goes on with the others; what it missed, also in a batch that is cut anew, comes in a later batch."""
+    topic.transaction(0, commit=True)  # Kafka's own topics come into being on the broker that stays
+    topic.plan(topic.source())
+    topic.source(group=topic.name).ack(Attempt("orders", 1, 1, {**topic.plan(topic.source(start="latest"))}), topic.settings)
+    with second_broker(kafka_stack, tmp_path, free_port()) as broker:
+        assert wait_until(lambda: len(topic.admin.list_topics(timeout=SECONDS).brokers) == 2, SECONDS)
+        topic.delete()
+        topic.create(2, [[1], [2]])
+        topic.produce(3, 0)
+        topic.produce(3, 1)
+        first = topic.plan(topic.source(max_records=4))
+        assert ranges(first) == {"0": (0, 2), "1": (0, 2)}
+        broker.kill()
+
+        def leaderless() -> bool:
+            known = topic.admin.list_topics(topic.name, timeout=SECONDS).topics[topic.name].partitions
+            return known[1].leader == -1
+
+        assert wait_until(leaderless, SECONDS)
+    transactional, opaque = topic.source(), topic.source(kind="opaque")
+    with pytest.raises(PartitionUnavailable, match=r"Partition 1 of topic .* has no leader"):
+        topic.plan(transactional, first, txid=2)
+    with pytest.raises(PartitionUnavailable, match=r"Partition 1 of topic .* has no leader"):
+        topic.read(transactional, first)
+    with pytest.raises(SourceUnavailable, match="The first batch needs all"):
+        topic.plan(opaque)
+    second = topic.plan(opaque, first, txid=2)
+    assert ranges(second) == {"0": (2, 3)}
+    assert second["idle"] == {"1": {"start": 0, "end": 2}}
+    assert topic.read(opaque, second) == [row for row in topic.produced if row[:2] == (0, 2)]
+    assert ranges(topic.plan(opaque, None, first)) == {"0": (0, 3)}
 
 
 def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: TestTopic, kafka_stack: Settings) -> None:
