@@ -166,7 +166,9 @@ class FileReader(Emitter):
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
         rows, corrupt = self._read_csv(paths), F.col(CORRUPT)
-        rows = rows.where(_or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256)))
+        # Spark refuses a query that needs nothing but the corrupt record, so a value goes along.
+        value = F.col(_quoted(next(iter(self._schema)))).cast("string")
+        rows = rows.where(_or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256), value=value))
         for name in self._decimals:
             rows = rows.where(
                 _or_refuse(self._fits(F.col(_quoted(name)), name), shown=F.col(_quoted(name)), column=F.lit(name))
@@ -176,7 +178,9 @@ class FileReader(Emitter):
     def _flagged_csv(self, rows: "DataFrame", origin: "Column") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        refusal = F.when(F.col(CORRUPT).isNotNull(), F.lit(NO_FIT))
+        # Spark refuses a query that needs nothing but the corrupt record, so the first value is looked at too.
+        corrupt, first = F.col(CORRUPT).isNotNull(), F.col(_quoted(next(iter(self._schema))))
+        refusal = F.when(corrupt & first.isNull(), F.lit(NO_FIT)).when(corrupt, F.lit(NO_FIT))
         for name in self._decimals:
             reason = F.lit(f"{name} does not fit {self._schema[name]}")
             refusal = refusal.when(~self._fits(F.col(_quoted(name)), name), reason)

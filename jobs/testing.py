@@ -1,0 +1,315 @@
+"""For authors: whether a source keeps the promise of its kind, and what a pipeline makes of some rows.
+
+    check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming which promise and how
+    partials(spark, PIPELINE, rows)                         what a batch of these rows would stage, per state
+
+The suite drives a source as the engine would, from its metadata alone, without ledger and Airflow. The author gives it a
+`Feed`: the source, and a way to put rows where the source reads. Everything is checked by what comes out: the rows.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs.pipeline import Pipeline
+from jobs.process import aggregate
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
+from state_store.attempts import Attempt
+from state_store.batches import encode_metadata
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import TidegateError
+from state_store.settings import Settings
+
+MAX_BATCHES = 100
+Rows = Counter[tuple[Any, ...]]
+
+
+class BrokenPromise(AssertionError):
+    """The source does not do what its kind promises."""
+
+
+class NotPossible(Exception):
+    """A feed cannot do this to its source; promises that need it are not tried."""
+
+
+class Feed(Protocol):
+    """A source under test, and what it reads. Each promise is tried on a fresh one."""
+
+    @property
+    def source(self) -> Source:
+        """The source; its batches should be small, so that a few rows make several of them."""
+
+    def put(self, count: int) -> list[tuple[Any, ...]]:
+        """Add rows, all different, to what the source reads; return them as the source emits them."""
+
+    def change(self) -> None:
+        """Change a row that has been put, so that its batch cannot be replayed. Leave this out if that cannot happen."""
+        raise NotPossible
+
+    def hide(self) -> AbstractContextManager[None]:
+        """Make some of the rows that were put unreachable until the context ends. Leave this out if that cannot happen."""
+        raise NotPossible
+
+
+class Bench:
+    """A source at work, batch after batch, as the engine would use it; every call starts from saved metadata."""
+
+    def __init__(self, feed: Feed, spark: SparkSession, settings: Settings) -> None:
+        self.feed = feed
+        self.spark = spark
+        self.settings = settings
+
+    def plan(self, previous: SourceMetadata | None = None, first_txid: int = 1) -> list[SourceMetadata]:
+        """Return the metadata of all batches behind the previous one, as one plan cuts them."""
+        coordinator = self.feed.source.coordinator(self.settings)
+        planned: list[SourceMetadata] = []
+        for txid in range(first_txid, first_txid + MAX_BATCHES):
+            if not coordinator.is_ready(txid):
+                return planned
+            found = coordinator.initialize_transaction(txid, previous, None)
+            if found is None:
+                return planned
+            previous = _saved(found)
+            planned.append(previous)
+        raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and still there was one more.")
+
+    def cut_again(self, txid: int, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
+        """Return what the source makes of a batch that is tried again."""
+        found = self.feed.source.coordinator(self.settings).initialize_transaction(txid, previous, current)
+        return None if found is None else _saved(found)
+
+    def emit(self, txid: int, metadata: SourceMetadata, number: int = 1) -> Rows:
+        """Return the rows of one attempt at a batch, verified."""
+        attempt = Attempt("conformance", txid, number, metadata)
+        emitter = self.feed.source.emitter(self.spark, self.settings)
+        rows: Rows = Counter()
+        try:
+            rows.update(tuple(row) for row in emitter.emit_batch(attempt, metadata).toLocalIterator())
+            emitter.verify_batch(attempt, metadata)
+        except Exception as error:
+            if isinstance(error, TidegateError) or (explained := emitter.explain(error)) is None:
+                raise
+            raise explained from error
+        return rows
+
+
+Promise = Callable[[Bench], None]
+
+
+def each_row_is_in_exactly_one_batch(bench: Bench) -> None:
+    """Batches are disjoint and nothing is left out, over several plans, each from saved metadata alone."""
+    put: Rows = Counter()
+    got: Rows = Counter()
+    previous, txid = None, 0
+    for count in (3, 5, 1):
+        put.update(bench.feed.put(count))
+        for metadata in bench.plan(previous, txid + 1):
+            txid += 1
+            got += bench.emit(txid, metadata)
+            previous = metadata
+    _same("each row is in exactly one batch", put, got)
+
+
+def nothing_new_is_no_batch(bench: Bench) -> None:
+    """A source without new rows plans nothing, however often it is asked."""
+    bench.feed.put(3)
+    planned = bench.plan()
+    for _ in range(2):
+        if more := bench.plan(planned[-1], len(planned) + 1):
+            raise BrokenPromise(f"nothing new is no batch: {more[0]} was planned behind {planned[-1]}.")
+
+
+def a_replay_has_the_identical_rows(bench: Bench) -> None:
+    """What a batch reads follows from its metadata: later rows, and other attempts, change nothing."""
+    bench.feed.put(4)
+    planned = bench.plan()
+    first = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
+    bench.feed.put(3)
+    for txid, (metadata, rows) in enumerate(zip(planned, first, strict=True), start=1):
+        previous = planned[txid - 2] if txid > 1 else None
+        if (again := bench.cut_again(txid, previous, metadata)) != metadata:
+            raise BrokenPromise(f"a retry re-uses its metadata: it was {metadata}, it became {again}.")
+        _same(f"a replay of batch {txid} has the identical rows", rows, bench.emit(txid, metadata, number=2))
+
+
+def a_batch_that_is_cut_again_leaves_no_gap(bench: Bench) -> None:
+    """Whatever a new cut of batch n takes, batch n + 1 goes on behind it: each row counts once (CONTRACT I12)."""
+    put: Rows = Counter(bench.feed.put(4))
+    abandoned = bench.plan()
+    put.update(bench.feed.put(3))
+    previous, txid = None, 0
+    got: Rows = Counter()
+    for planned in abandoned:
+        txid += 1
+        again = bench.cut_again(txid, previous, planned)
+        if again is None:
+            raise BrokenPromise(f"a planned batch can always be cut again: batch {txid}, {planned}, became None.")
+        got += bench.emit(txid, again, number=2)
+        previous = again
+    for metadata in bench.plan(previous, txid + 1):
+        txid += 1
+        got += bench.emit(txid, metadata)
+        previous = metadata
+    _same("a batch that is cut again leaves no gap", put, got)
+
+
+def a_changed_row_is_noticed(bench: Bench) -> None:
+    """A replay that would have other rows is refused, or has other rows: then the acker's sums tell (CONTRACT I11)."""
+    bench.feed.put(4)
+    planned = bench.plan()
+    before = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
+    bench.feed.change()
+    try:
+        after = [bench.emit(txid, metadata, number=2) for txid, metadata in enumerate(planned, start=1)]
+    except TidegateError:
+        return
+    if before == after:
+        raise BrokenPromise("a changed row is noticed: the replay had the old rows, though one of them was changed.")
+
+
+def what_is_hidden_stops_the_replay(bench: Bench) -> None:
+    """A batch that cannot be read whole fails with a named error, and is whole again when everything is back."""
+    bench.feed.put(4)
+    planned = bench.plan()
+    before = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
+    refused = 0
+    with bench.feed.hide():
+        for txid, metadata in enumerate(planned, start=1):
+            try:
+                _same(f"batch {txid} is whole or fails", before[txid - 1], bench.emit(txid, metadata, number=2))
+            except TidegateError:
+                refused += 1
+    if not refused:
+        raise BrokenPromise("what is hidden stops the replay: something was hidden, and no batch missed it.")
+    after = [bench.emit(txid, metadata, number=3) for txid, metadata in enumerate(planned, start=1)]
+    if before != after:
+        raise BrokenPromise("what was hidden comes back: the replay had other rows than before.")
+
+
+def what_is_hidden_comes_in_a_later_batch(bench: Bench) -> None:
+    """A batch is cut again without what cannot be reached; a later batch has it, exactly once (SEMANTICS (a), Sources)."""
+    put: Rows = Counter(bench.feed.put(6))
+    planned = bench.plan()
+    got: Rows = Counter()
+    previous, txid = None, 0
+    with bench.feed.hide():
+        for metadata in planned:
+            txid += 1
+            again = bench.cut_again(txid, previous, metadata)
+            if again is None:
+                raise BrokenPromise(f"a planned batch can always be cut again: batch {txid}, {metadata}, became None.")
+            got += bench.emit(txid, again, number=2)
+            previous = again
+    if got == put:
+        raise BrokenPromise("what is hidden cannot be read: something was hidden, and no batch missed it.")
+    for metadata in bench.plan(previous, txid + 1):
+        txid += 1
+        got += bench.emit(txid, metadata)
+        previous = metadata
+    _same("what is hidden comes in a later batch", put, got)
+
+
+def callbacks_may_come_again(bench: Bench) -> None:
+    """Ack and fail are called at least once, and late: the source goes on as if nothing had happened."""
+    bench.feed.put(4)
+    planned = bench.plan()
+    source = bench.feed.source
+    first = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
+    for txid, metadata in [*enumerate(planned, start=1), (1, planned[0])]:
+        attempt = Attempt("conformance", txid, 1, metadata)
+        source.fail(attempt, RuntimeError("a failed attempt"), bench.settings)
+        source.ack(attempt, bench.settings)
+        source.ack(attempt, bench.settings)
+    if source.kind == "transactional":
+        _same("a batch can be read after its ack", first[0], bench.emit(1, planned[0], number=2))
+    put = Counter(bench.feed.put(2))
+    got: Rows = Counter()
+    for txid, metadata in enumerate(bench.plan(planned[-1], len(planned) + 1), start=len(planned) + 1):
+        got += bench.emit(txid, metadata)
+    _same("rows that come after an ack are read once", put, got)
+
+
+def records_are_the_rows(bench: Bench) -> None:
+    """`emit_records` has the rows of `emit_batch`, none refused here, and `row_schema` tells their columns."""
+    bench.feed.put(3)
+    metadata = bench.plan()[0]
+    attempt = Attempt("conformance", 1, 1, metadata)
+    emitter = bench.feed.source.emitter(bench.spark, bench.settings)
+    rows = emitter.emit_batch(attempt, metadata)
+    records = bench.feed.source.emitter(bench.spark, bench.settings).emit_records(attempt, metadata)
+    told = bench.spark.createDataFrame([], emitter.row_schema()).schema
+    found, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, told))
+    if found != expected:
+        raise BrokenPromise(f"row_schema tells the columns: it says {expected}, the rows have {found}.")
+    refused = records.where(f"{REFUSAL} IS NOT NULL").count()
+    if refused:
+        raise BrokenPromise(f"good rows are not refused: {refused} of them were.")
+    plain = records.drop(ORIGIN, REFUSAL, PAYLOAD)
+    _same("records are the rows", Counter(map(tuple, rows.collect())), Counter(map(tuple, plain.collect())))
+
+
+def _named(*promises: Promise) -> dict[str, Promise]:
+    return {promise.__name__: promise for promise in promises}
+
+
+BASIC = _named(each_row_is_in_exactly_one_batch, nothing_new_is_no_batch)
+FURTHER = _named(callbacks_may_come_again, records_are_the_rows)
+PROMISES: Mapping[SourceKind, Mapping[str, Promise]] = {
+    "transactional": {
+        **BASIC,
+        **_named(a_replay_has_the_identical_rows, a_changed_row_is_noticed, what_is_hidden_stops_the_replay),
+        **FURTHER,
+    },
+    "opaque": {
+        **BASIC,
+        **_named(a_batch_that_is_cut_again_leaves_no_gap, what_is_hidden_comes_in_a_later_batch),
+        **FURTHER,
+    },
+    "non-transactional": {},
+}
+
+
+def check_source(make_feed: Callable[[], Feed], spark: SparkSession, settings: Settings) -> Iterator[str]:
+    """Try every promise of the source's kind on a feed of its own; yield the names of those that were kept.
+
+    A promise that needs a way to change or hide rows is left out if the feed has none.
+
+    Raises: BrokenPromise.
+    """
+    for name, promise in PROMISES[make_feed().source.kind].items():
+        try:
+            promise(Bench(make_feed(), spark, settings))
+        except NotPossible:
+            continue
+        yield name
+
+
+def partials(pipeline: Pipeline, rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Return what a batch of these rows would stage: per state, its columns per key; no Postgres, no Airflow.
+
+    Raises: DeclarationInvalid if the transform's columns do not fit the states.
+    """
+    transformed = pipeline.transform(rows) if pipeline.transform else rows
+    return {
+        name: [row.asDict() for row in aggregate(transformed, state, state.spec(name)).collect()]
+        for name, state in pipeline.states.items()
+    }
+
+
+def _saved(metadata: SourceMetadata) -> SourceMetadata:
+    """Return metadata as it comes back from the ledger."""
+    saved: SourceMetadata = json.loads(encode_metadata(metadata))["metadata"]
+    if saved != metadata:
+        raise BrokenPromise(f"metadata is plain JSON data: {metadata} comes back as {saved}.")
+    return saved
+
+
+def _same(promise: str, expected: Rows, found: Rows) -> None:
+    if missing := expected - found:
+        raise BrokenPromise(f"{promise}: {missing.total()} rows are missing, such as {next(iter(missing))}.")
+    if doubled := found - expected:
+        raise BrokenPromise(f"{promise}: {doubled.total()} rows are too many, such as {next(iter(doubled))}.")
