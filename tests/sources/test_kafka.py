@@ -182,11 +182,11 @@ def signal_broker(stack: Settings, number: signal.Signals) -> None:
 
 
 def await_broker(topic: TestTopic) -> None:
-    """Wait until the broker answers again."""
+    """Wait until the broker answers again, and knows that it leads the partitions."""
 
     def answers() -> bool:
         try:
-            return bool(Topic(topic.name, topic.settings).id)
+            return all(isinstance(end, int) for end in Topic(topic.name, topic.settings).offsets("latest").values())
         except SourceUnavailable:
             return False
 
