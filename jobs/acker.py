@@ -83,7 +83,7 @@ def check_complete(attempt: Attempt, place: str, before: Sums, after: Sums) -> N
 
     Raises: RowsLost.
     """
-    difference = (before.hash or 0) ^ (after.hash or 0)
+    difference = ((before.hash or 0) ^ (after.hash or 0)) % 2**64
     if difference or before.rows != after.rows:
         raise RowsLost(
             f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (XOR of their hashes {difference:#x}, which "

@@ -79,14 +79,17 @@ class PostgresReader(Emitter):
         self._conninfo = conninfo
         self._executors_conninfo = executors_conninfo
 
+    def row_schema(self) -> str:
+        """Return the declared columns."""
+        return ", ".join(f"`{name.replace('`', '``')}` {_spark_name(kind)}" for name, kind in self._query.columns.items())
+
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark asks for it."""
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
             self._query.check_columns(cursor, SourceChanged)
         parts = parts_of(metadata)
-        columns = ", ".join(f"`{name.replace('`', '``')}` {_spark_name(kind)}" for name, kind in self._query.columns.items())
         numbers = self._spark.range(0, len(parts), 1, len(parts))
-        return numbers.mapInArrow(read_parts(self._executors_conninfo, self._query, parts), columns)
+        return numbers.mapInArrow(read_parts(self._executors_conninfo, self._query, parts), self.row_schema())
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check that the range still has as many rows as when it was planned; an opaque one may have lost some."""
