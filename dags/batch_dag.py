@@ -5,7 +5,8 @@
 plan freezes the batches of this run and hands on their txids, nothing else. process tasks run side by side, as many as
 the window allows. await_turn costs no worker: it lives in the triggerer (`dags.turn_trigger`) until every earlier txid
 has committed. commit is one Postgres transaction. If one txid fails, the others are processed all the same, and those
-before it commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over.
+before it commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over. A txid that
+was given up stops nobody: in its turn, a commit without its rows takes its place.
 
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
@@ -26,7 +27,16 @@ from airflow.triggers.base import StartTriggerArgs
 
 from jobs.registry import pipeline_names
 from state_store import Settings, StateStore
-from state_store.errors import AttemptFenced, TidegateError, UnknownPipeline, UsageError
+from state_store.attempts import AirflowTry
+from state_store.errors import (
+    AttemptFenced,
+    BatchRetried,
+    PipelinePaused,
+    RetryableError,
+    TidegateError,
+    UnknownPipeline,
+    UsageError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +96,15 @@ whatever is new at the source. With nothing to do, all tasks are skipped.
 **Backfill**: give *From txid* and *To txid*, or `tidegate backfill {name} --from-txid A --to-txid B`. What has committed is
 left alone.
 
-**If a task is red**: its log says in one line what is wrong. Mend it and trigger the Dag again. Nothing has to be cleared,
-and clearing any task, or running it twice, is harmless.
+**If a task is red**: its log says in one line what is wrong. Mend it and trigger the Dag again, or `tidegate retry {name}`.
+Nothing has to be cleared, and clearing any task, or running it twice, is harmless. A batch that cannot be mended is given up
+with `tidegate skip {name} TXID --reason ...`; order then goes on without its rows.
+
+**Bad records** are set aside if the pipeline says `on_poison="quarantine"`: `tidegate quarantine list {name}`, and back with
+`tidegate quarantine replay {name} --reason ...`.
+
+**Stop it**: `tidegate pause {name} --reason ...` skips new runs, wherever they come from, until `tidegate resume {name}`; what
+has been planned goes on.
 
 **Look inside**: `tidegate inspect {name}`.
 """
@@ -169,9 +186,19 @@ def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: 
 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
         raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
-    if (declared := find_pipeline(pipeline_name).window) != window:
-        logger.warning("The pipeline declares window=%d, its Dag processes %d batches at once.", declared, window)
-    txids = phases.plan_batches(Settings.load(), pipeline_name, run_id=run_id, **{name: params[name] for name in PARAMS})
+    declared = find_pipeline(pipeline_name)
+    if declared.window != window:
+        logger.warning("The pipeline declares window=%d, its Dag processes %d batches at once.", declared.window, window)
+    if declared.tries != (tries := dag.get_task("batch.process").retries + 1):
+        logger.warning(
+            "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
+            *(declared.tries, tries, declared.tries - 1),
+        )
+    given = {name: params[name] for name in PARAMS}
+    try:
+        txids = phases.plan_batches(Settings.load(), declared, run_id=run_id, **given)
+    except PipelinePaused as paused:
+        raise AirflowSkipException(str(paused)) from paused
     if not txids:
         raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
     logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
@@ -184,7 +211,7 @@ def process(pipeline_name: str, txid: int, ti: Any) -> None:
 
     logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", pipeline_name, txid, txid)
     try:
-        logger.info("%s", phases.process_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti)))
+        logger.info("%s", phases.process_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti), airflow=_try(ti)))
     except AttemptFenced as fenced:
         logger.warning("%s", fenced)
 
@@ -193,11 +220,14 @@ def commit(pipeline_name: str, txid: int, ti: Any) -> None:
     """Commit one batch, or find that it has committed."""
     from jobs import phases  # noqa: PLC0415 - brings pyspark
 
-    logger.info("%s", phases.commit_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti)))
+    logger.info("%s", phases.commit_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti), airflow=_try(ti)))
 
 
 def report_failure(context: Mapping[str, Any]) -> None:
     """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
+
+    A batch that its pipeline gives up then is skipped at once if its turn has come, because its own commit task will not
+    run; if not, the commit of the txid before it does so.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
     It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
@@ -213,7 +243,15 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{ti.task_id} was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-    phases.report_exhausted(settings, ti.dag_id, txid, reason)
+        if _is_no_try(error):
+            store.halt_batch(ti.dag_id, txid, reason)
+            return
+        phases.report_exhausted(settings, ti.dag_id, txid, reason)
+        if store.turns([(ti.dag_id, txid)])[ti.dag_id, txid].given_up:
+            try:
+                logger.info("%s", phases.commit_batch(settings, ti.dag_id, txid, owner=_owner(ti)))
+            except RetryableError as later:
+                logger.info("%s", later)
 
 
 class AwaitTurn(BaseSensorOperator):  # type: ignore[misc]
@@ -275,5 +313,14 @@ def _check_exists(pipeline_name: str) -> None:
         )
 
 
+def _is_no_try(error: BaseException | None) -> bool:
+    """Tell whether a failure is not the batch's own: it cannot be what makes a pipeline give the batch up."""
+    return isinstance(error, TidegateError) and not error.is_poison and not isinstance(error, BatchRetried)
+
+
 def _owner(ti: Any) -> str:
     return f"Airflow {ti.run_id}, {ti.task_id}, try {ti.try_number}"
+
+
+def _try(ti: Any) -> AirflowTry:
+    return AirflowTry(ti.run_id, ti.task_id, ti.try_number)

@@ -9,7 +9,8 @@ trigger that is lost, doubled or late costs time and nothing else.
 
 A turn ends in one of three ways. It opens when every earlier txid has committed. It is halted when the ledger says that
 an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
-anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours.
+anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
+batch that was given up halts nobody, though its process task may have failed: the commit before it, or its own, skips it.
 """
 
 import asyncio
@@ -48,9 +49,11 @@ class TurnPoller:
     If Postgres is away, it says so in the triggerer's log and asks again, less and less often.
     """
 
-    def __init__(self, connect: Callable[[], StateStore], failed_positions: Callable[[str, str], Iterable[int]]) -> None:
+    def __init__(
+        self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[tuple[str, int]]]
+    ) -> None:
         self._connect = connect
-        self._failed_positions = failed_positions
+        self._failed_tasks = failed_tasks
         self._waiting: dict[Place, set[asyncio.Future[tuple[int, Turn]]]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -121,8 +124,10 @@ class TurnPoller:
         self, store: StateStore, run: tuple[str, str], txids: list[int], waiting: Iterable[Place], txid_of: dict[Place, int]
     ) -> dict[Place, tuple[int, Turn]]:
         """Return the places of one run behind a task that failed for good and whose batch has not committed since."""
+        tasks = [(task, txids[index]) for task, index in self._failed_tasks(*run) if index < len(txids)]
+        turns = store.turns(sorted({(run[0], txid) for _, txid in tasks}))
         committed = store.committed(run[0])
-        failed = [txids[i] for i in self._failed_positions(*run) if i < len(txids) and txids[i] > committed]
+        failed = [txid for task, txid in tasks if txid > committed and not (task == PROCESS and turns[run[0], txid].given_up)]
         if not failed:
             return {}
         turn = Turn(opens=False, halted=f"a task of txid {min(failed)} has failed for good in this run")
@@ -137,13 +142,14 @@ class TurnPoller:
                         future.set_exception(error)
 
 
-def failed_positions(pipeline: str, run_id: str) -> list[int]:
-    """Return the map indexes whose process or commit task has failed for good, asking Airflow."""
+def failed_tasks(pipeline: str, run_id: str) -> list[tuple[str, int]]:
+    """Return which process and commit tasks have failed for good, with their map indexes, asking Airflow."""
     states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS, COMMIT], run_ids=[run_id])
-    return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
+    failed = [name.rpartition("_") for name, state in states.get(run_id, {}).items() if state == "failed"]
+    return [(task, int(index)) for task, _, index in failed]
 
 
-_poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_positions)
+_poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]

@@ -48,7 +48,7 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
     row = registered(connection, pipeline)
     if row.paused_at is not None:
         raise PipelinePaused(
-            f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: {row.paused_reason}. "
+            f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: {row.paused_reason.rstrip('.')}. "
             f"Go on with: tidegate resume {pipeline}",
             pipeline=pipeline,
         )

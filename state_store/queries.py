@@ -26,6 +26,7 @@ _lag = sa.table(
 
 # Columns of an attempt that its batch's history shows otherwise.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
+ACTIONS_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class BatchStatus:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a pipeline is: last committed and last opened txid, and what it waits for."""
+    """How far a pipeline is: last committed and last opened txid, what it waits for, and what waits for people."""
 
     pipeline: str
     committed: int
@@ -56,19 +57,24 @@ class Lag:
     pending: int
     committed_at: datetime | None
     waits_for: str | None
+    quarantined: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether a txid may commit now; `halted` tells why it will not in this run."""
+    """Whether a txid may commit now; `halted` tells why it will not in this run; given up, it only waits to be skipped."""
 
     opens: bool
     halted: str | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
 class BatchHistory:
-    """All of one batch: frozen metadata, attempts, what they sealed, the commit."""
+    """All of one batch: frozen metadata, attempts, what they sealed, the commit, what people did to it or its pipeline."""
 
     status: BatchStatus
     source_metadata: SourceMetadata
@@ -76,11 +82,19 @@ class BatchHistory:
     attempts: Sequence[dict[str, Any]]
     seals: Sequence[dict[str, Any]]
     commit: dict[str, Any] | None
+    actions: Sequence[dict[str, Any]]
 
 
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
     """Return how far each pipeline is, in the order of their names."""
-    statement = sa.select(*_lag.c).order_by(_lag.c.pipeline)
+    p, q = tables.pipeline.c, tables.quarantine.c
+    waiting = sa.select(sa.func.count()).where(q.pipeline == _lag.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    statement: sa.Select[Any] = (
+        sa.select(*_lag.c, waiting, p.paused_at, p.paused_by, p.paused_reason)
+        .select_from(_lag)
+        .join(tables.pipeline, p.pipeline == _lag.c.pipeline)
+        .order_by(_lag.c.pipeline)
+    )
     if pipelines is not None:
         statement = statement.where(_lag.c.pipeline.in_(list(pipelines)))
     return [Lag(*row) for row in connection.execute(statement)]
@@ -126,14 +140,28 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         list(_dicts(connection.execute(attempts))),
         list(_dicts(connection.execute(seals))),
         next(_dicts(connection.execute(commit)), None),
+        actions(connection, pipeline, txid),
     )
+
+
+def actions(connection: Connection, pipeline: str, txid: int) -> list[dict[str, Any]]:
+    """Return the newest of what people did by hand to a batch or to its whole pipeline, in the order in which they did it."""
+    o = tables.operator_action.c
+    statement = (
+        sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
+        .where(o.pipeline == pipeline, sa.or_(o.txid == txid, o.txid.is_(None)))
+        .order_by(o.number.desc())
+        .limit(ACTIONS_SHOWN)
+    )
+    return list(reversed(list(_dicts(connection.execute(statement)))))
 
 
 def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
     """Tell for each (pipeline, txid) whether it may commit now; one statement for all of them.
 
-    A turn opens when every earlier txid has committed and this one's processing has ended somehow. It is halted when the
-    batch itself, or an earlier one, waits for a person. A hint for schedulers: the commit checks again under the lock.
+    A turn opens when every earlier txid has committed, and this one's processing has ended somehow or it was given up. It is
+    halted when the batch itself, or an earlier one, waits for a person; one that was given up does not, it is skipped in its
+    turn. A hint for schedulers: the commit checks again under the lock.
     """
     if not waiting:
         return {}
@@ -146,15 +174,18 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
         .limit(1)
         .scalar_subquery()
     )
+    of_batch = sa.and_(b.pipeline == asked.c.pipeline, b.txid == asked.c.txid)
+    given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
     ended = (
         sa.exists()
-        .where(b.pipeline == asked.c.pipeline, b.txid == asked.c.txid)
+        .where(of_batch)
         .where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
         .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
     )
-    opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, ended))
-    statement = sa.select(asked.c.pipeline, asked.c.txid, opens, halted).join(tables.cursor, c.pipeline == asked.c.pipeline)
-    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3]) for row in connection.execute(statement)}
+    opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
+    answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up)
+    found = connection.execute(answer.join(tables.cursor, c.pipeline == asked.c.pipeline))
+    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4]) for row in found}
 
 
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -168,6 +199,19 @@ def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: 
         .limit(limit)
     )
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
+def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -> dict[int, int]:
+    """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
+    q = tables.quarantine.c
+    of_batch = [] if txid is None else [q.txid == txid]
+    statement = (
+        sa.select(q.txid, sa.func.count())
+        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
+        .group_by(q.txid)
+        .order_by(q.txid)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
 
 
 def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:

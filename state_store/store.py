@@ -372,6 +372,11 @@ class StateStore:
         with self._transaction("reading the quarantine") as connection:
             yield from queries.quarantined(connection, pipeline, txid, limit)
 
+    def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
+        """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
+        with self._transaction("reading the quarantine") as connection:
+            return queries.quarantine_counts(connection, pipeline, txid)
+
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:

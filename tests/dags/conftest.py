@@ -16,6 +16,7 @@ from jobs import Count, Files, Pipeline, State
 from state_store import StateStore
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
+from state_store.commits import Commit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAGS = REPOSITORY / "dags"
@@ -38,15 +39,24 @@ class Batches:
         metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
         return self.store.open_batches(CLICKS.spec, run_id, [], after, metadata)
 
-    def seal(self, txid: int) -> None:
-        """Process a batch."""
+    def begin(self, txid: int) -> Attempt:
+        """Start an attempt."""
         attempt = self.store.start_attempt(CLICKS.spec, txid, "test")
         assert isinstance(attempt, Attempt)
-        self.store.seal(attempt, [], Tracked(0))
+        return attempt
 
-    def commit(self, txid: int) -> None:
-        """Commit a processed batch."""
-        self.store.commit_batch(CLICKS.spec, txid, "test")
+    def seal(self, txid: int) -> None:
+        """Process a batch."""
+        self.store.seal(self.begin(txid), [], Tracked(0))
+
+    def give_up(self, txid: int) -> None:
+        """Fail at a batch for good: its pipeline's policy is to skip it."""
+        self.store.fail_attempt(self.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+        self.store.give_up(CLICKS.name, txid, "the pipeline's policy", "6 tries failed")
+
+    def commit(self, txid: int) -> Commit:
+        """Commit a batch that was processed or given up."""
+        return self.store.commit_batch(CLICKS.spec, txid, "test")
 
 
 @pytest.fixture

@@ -13,12 +13,15 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowSensorTimeout, ParamValidationError
+from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
+import jobs.pipelines
 from dags import batch_dag
+from jobs import phases
 from jobs.registry import pipeline_names
 from state_store import Settings, errors
+from state_store.attempts import Tracked
 from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
@@ -176,6 +179,88 @@ def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) 
         )
 
 
+@pytest.fixture
+def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
+    """Pipeline clicks where it is found by its name, as in a task of its Dag: it skips poison."""
+    monkeypatch.setattr(Settings, "load", lambda: settings)
+    (tmp_path / "clicks.py").write_text(
+        "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
+        'PIPELINE = replace(CLICKS, on_poison="skip", tries=3)\n'
+    )
+    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "jobs.pipelines.clicks", raising=False)
+    return batches
+
+
+def _task(map_index: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id="batch.process", try_number=6)
+
+
+def _phases(batches: Batches) -> list[tuple[int, str]]:
+    return [(batch.txid, batch.phase) for batch in batches.store.batch_statuses(CLICKS.name)]
+
+
+@pytest.mark.parametrize("committed_before", [True, False])
+def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_a_commit_task(
+    clicks: Batches, *, committed_before: bool
+) -> None:
+    """Airflow runs no commit behind a failed process: the one before it skips it, or, if that is over, the failure does."""
+    clicks.plan("run", 3)
+    clicks.seal(1)
+    clicks.seal(3)
+    if committed_before:
+        clicks.commit(1)
+    clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+
+    batch_dag.report_failure({"ti": _task(), "exception": errors.BatchRetried("try 1 of 3 failed")})
+
+    if not committed_before:
+        assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
+        assert clicks.store.turns([("clicks", 2)])["clicks", 2].given_up
+        batch_dag.commit(CLICKS.name, 1, _task(0))
+    assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
+    assert (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"] == "BATCH_RETRIED: try 1 of 3 failed"
+
+
+@pytest.mark.parametrize("error", [errors.GuardMismatch("txid 9 is ahead"), errors.StoreUnavailable("Postgres is away")])
+def test_a_batch_that_failed_for_another_reason_in_the_end_is_never_given_up(
+    clicks: Batches, error: errors.TidegateError
+) -> None:
+    """One try that failed by the batch itself must not let a broken server decide that its rows are left out."""
+    clicks.plan("run", 2)
+    clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+
+    batch_dag.report_failure({"ti": _task(), "exception": error})
+
+    assert clicks.store.turns([("clicks", 2)])["clicks", 2].halted == f"txid 2 is halted: {error.code}: {error}"
+
+
+def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
+    """A schedule goes on ticking in the meantime; nothing is planned, nothing is red."""
+    dag = batch_dag.batch_dag("clicks")
+    clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
+
+    with pytest.raises(AirflowSkipException, match=r"clicks was paused by ann on .*: the warehouse is moved\."):
+        batch_dag.plan(
+            CLICKS.name, 4, params=dict.fromkeys(batch_dag.PARAMS), run_id="run", dag=dag, dag_run=SimpleNamespace(conf={})
+        )
+
+    assert clicks.store.last_opened(CLICKS.name) is None
+    assert "declares tries=3, its Dag tries 6 times: give batch_dag default_args={'retries': 2}" in caplog.text
+
+
+def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks at a batch finds its log in Airflow."""
+    clicks.plan("run", 2)
+    clicks.seal(1)
+    monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: store.seal(attempt, [], Tracked(0)))
+
+    batch_dag.process(CLICKS.name, 2, _task())
+
+    (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
+    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", "batch.process", 6]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -190,8 +275,7 @@ def test_a_task_that_gives_up_tells_the_ledger(
     """Later txids, in this run and others, are told why they wait in vain."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
     batches.plan("run", 3)
-    task = SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=1, task_id="batch.process", try_number=6)
 
-    batch_dag.report_failure({"ti": task, "exception": error})
+    batch_dag.report_failure({"ti": _task(), "exception": error})
 
     assert batches.store.turns([("clicks", 3)])["clicks", 3].halted == f"txid 2 is halted: {reason}"

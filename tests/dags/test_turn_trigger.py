@@ -182,7 +182,7 @@ def test_a_task_that_failed_without_a_word_ends_the_later_waits(
     """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
     monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
     batches.plan("run", 3)
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, _run_id: [1])
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, _run_id: [(turn_trigger.PROCESS, 1)])
 
     async def body() -> Any:
         before = asyncio.create_task(poller.wait(*_places([0])))
@@ -202,7 +202,7 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
     batches.seal(1)
     batches.commit(1)
     looked: list[str] = []
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [0])
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [(turn_trigger.COMMIT, 0)])
 
     async def body() -> Any:
         wait = asyncio.create_task(poller.wait(*_places([1])))
@@ -262,3 +262,66 @@ def test_the_trigger_ends_its_task_without_a_worker(
     assert [type(found) for found in _run(body)] == [event]
     expected = "txid 1 is halted: GUARD_MISMATCH: txid 9 is ahead" if halted else "every earlier txid has committed"
     assert expected in capfd.readouterr().out  # Airflow's own logger writes there
+
+
+def test_a_batch_that_was_given_up_gets_its_turn_and_stops_nobody(batches: Batches, poller: TurnPoller) -> None:
+    """Its commit task writes the commit without rows; those behind it wait for that, not for a person."""
+    batches.plan("run", 3)
+    batches.give_up(2)
+    batches.seal(3)
+
+    async def body() -> None:
+        first, second, third = (asyncio.create_task(poller.wait(place)) for place in _places(range(3)))
+        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        assert not any(wait.done() for wait in (first, second, third))
+        await asyncio.to_thread(batches.seal, 1)
+        assert (await first)[1].opens
+        await asyncio.to_thread(batches.commit, 1)
+        assert (await second)[1].opens
+        assert not third.done()
+        assert (await asyncio.to_thread(batches.commit, 2)).skipped_reason == "6 tries failed"
+        assert (await third)[1].opens
+
+    _run(body)
+
+
+def test_a_turn_opens_for_a_batch_that_was_given_up_while_its_attempt_never_ended(batches: Batches, poller: TurnPoller) -> None:
+    """A process that is killed leaves an attempt open; the batch is skipped all the same."""
+    batches.plan("run", 1)
+    batches.begin(1)
+    batches.store.halt_batch(CLICKS.name, 1, "batch.process was killed in try 6.")
+    assert batches.store.skip_batch(CLICKS.spec, 1, "test", "no use") is not None
+
+    async def body() -> Any:
+        return await poller.wait(*_places([0]))
+
+    assert _run(body)[1].opens
+
+
+@pytest.mark.parametrize(("task", "halted"), [(turn_trigger.PROCESS, False), (turn_trigger.COMMIT, True)])
+def test_a_failed_process_task_of_a_batch_that_was_given_up_ends_no_wait(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, task: str, halted: bool
+) -> None:
+    """The commit before it skips it; but if its own commit task has failed for good, nobody may."""
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    batches.plan("run", 3)
+    batches.give_up(2)
+    looked: list[str] = []
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [(task, 1)])
+
+    async def body() -> Any:
+        wait = asyncio.create_task(poller.wait(*_places([2])))
+        while len(looked) < 2 and not wait.done():
+            await asyncio.sleep(0.01)
+        if not halted:
+            assert not wait.done()
+            for txid in (1, 3):
+                await asyncio.to_thread(batches.seal, txid)
+            for txid in (1, 2):
+                await asyncio.to_thread(batches.commit, txid)
+        return await wait
+
+    _, turn = _run(body)
+    assert (turn.opens, turn.halted) == (
+        (False, "a task of txid 2 has failed for good in this run") if halted else (True, None)
+    )
