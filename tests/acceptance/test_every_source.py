@@ -1,0 +1,202 @@
+"""Whatever the source: after crashes, failed attempts, changed replays and racing planners, the state equals a clean run's.
+
+The oracle is what was put into the source. In the short form the process dies at every tenth point; `make soak` takes all.
+"""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs import Count, Pipeline, State, Sum, phases
+from jobs.run import run_pipeline
+from state_store import Settings, StateStore
+from state_store.errors import RowsLost, SourceChanged
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.feeds import FEEDS, TableFeed
+from tests.conftest import Server
+
+FULL = "TIDEGATE_SOAK" in os.environ
+STRIDE = 1 if FULL else 10
+# A folder that empties itself is not the same for the next crash.
+NAMES = [name for name in FEEDS if "done" not in name]
+
+
+def feed_of(name: str, settings: Settings) -> Any:
+    """Return a feed of its own; rows read by time are read at once."""
+    return FEEDS[name](settings, 0)
+
+
+def pipeline_over(feed: Any, **pipeline: Any) -> Pipeline:
+    """Declare a pipeline that counts the feed's rows by name, with states of the source's kind."""
+    kind = feed.source.kind
+    state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind=kind)
+    return Pipeline(name="every", source=feed.source, states={"per_name": state}, retry_delay_seconds=0, **pipeline)
+
+
+def oracle(rows: list[tuple]) -> dict[str, tuple[int, int]]:
+    """Compute the state from the rows that were put: name and amount are the last two values of each."""
+    lines: Counter[str] = Counter()
+    amounts: Counter[str] = Counter()
+    for row in rows:
+        lines[row[-2]] += 1
+        amounts[row[-2]] += row[-1]
+    return {name: (lines[name], amounts[name]) for name in lines}
+
+
+def stored(settings: Settings, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
+    """Read the state from Postgres."""
+    with StateStore.connect(settings) as store:
+        return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
+
+
+def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
+    """Plan, process and commit everything there is, one step after another."""
+    txids = phases.plan_batches(settings, pipeline, run_id=run_id)
+    for txid in txids:
+        phases.process_batch(settings, pipeline, txid, owner=run_id)
+        phases.commit_batch(settings, pipeline, txid, owner=run_id)
+    return txids
+
+
+@pytest.fixture(autouse=True)
+def _readable_statistics(server: Server) -> None:
+    """Who reads by time has to see when open transactions began."""
+    server.execute("GRANT pg_read_all_stats TO tidegate_stager")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
+    settings: Settings, server: Server, register: Callable[..., None], name: str
+) -> None:
+    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
+    feed = feed_of(name, settings)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    rows = feed.put(2)
+    run_once(settings, pipeline, "before")
+    rows += feed.put(4)
+    expected = oracle(rows)
+
+    at = 1 + NAMES.index(name) % STRIDE  # another tenth for each source
+    died = 0
+    while True:
+        faults = FaultPlan(at)
+        copy = replace(settings, pg_database=server.create_database(settings.pg_database))
+        try:
+            with faults.armed():
+                run_once(copy, pipeline, "crashing")
+        except Crash as crash:
+            died += 1
+            run_once(copy, pipeline, "crashing")  # Airflow tries the same run again ...
+            run_once(copy, pipeline, "another")  # ... or a new run picks up what was left
+            assert stored(copy, pipeline) == expected, f"crashed at point {at}: {crash}"
+        else:
+            assert stored(copy, pipeline) == expected
+            break
+        finally:
+            server.drop_database(copy.pg_database)
+        at += STRIDE
+    assert died >= len(faults.points) // STRIDE - 1 > 3
+
+
+class Flaky:
+    """Fails once wherever it is told to, then works."""
+
+    def __init__(self, phase: str) -> None:
+        self.phase: str | None = phase
+
+    def fail(self, phase: str) -> None:
+        """Fail if this is the place."""
+        if self.phase == phase:
+            self.phase = None
+            raise RowsLost(f"a failure in {phase}")
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Flaky]:
+    """A fault in one step of the real engine, which happens once."""
+    fault = Flaky(request.param)
+    for phase, place, method in (
+        ("plan", phases.StateStore, "open_batches"),
+        ("seal", phases.StateStore, "seal"),
+        ("commit", phases.StateStore, "commit_batch"),
+    ):
+        real = getattr(place, method)
+
+        def failing(*arguments: Any, _phase: str = phase, _real: Any = real, **options: Any) -> Any:
+            fault.fail(_phase)
+            return _real(*arguments, **options)
+
+        monkeypatch.setattr(place, method, failing)
+    return fault
+
+
+@pytest.mark.parametrize("flaky", ["plan", "transform", "seal", "commit"], indirect=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failed_attempt_in_any_phase_changes_nothing(
+    settings: Settings, register: Callable[..., None], name: str, flaky: Flaky
+) -> None:
+    """It is tried again, from the saved metadata or with a new cut, and every row counts once."""
+    feed = feed_of(name, settings)
+
+    def transform(rows: Any) -> Any:
+        flaky.fail("transform")
+        return rows
+
+    pipeline = pipeline_over(feed, transform=transform, window=2)
+    register(pipeline)
+    rows = feed.put(4)
+    if flaky.phase == "plan":
+        with pytest.raises(RowsLost):
+            run_pipeline(settings, pipeline, run_id="first")
+    run_pipeline(settings, pipeline, run_id="first")
+    rows += feed.put(2)
+    run_pipeline(settings, pipeline, run_id="second")
+    assert flaky.phase is None, "the fault did not happen"
+    assert stored(settings, pipeline) == oracle(rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
+    """Two runs look at the same source; what both process counts once."""
+    feed = feed_of(name, settings)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    rows = feed.put(6)
+    together = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def run(run_id: str) -> None:
+        together.wait()
+        try:
+            run_pipeline(settings, pipeline, run_id=run_id)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert stored(settings, pipeline) == oracle(rows)
+
+
+def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """The range has as many rows as before; only their hashes tell (CONTRACT I11)."""
+    feed = TableFeed(settings, by_time=False)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    feed.put(2)
+    phases.plan_batches(settings, pipeline, run_id="run")
+    phases.process_batch(settings, pipeline, 1, owner="first")
+    feed.change()
+    with pytest.raises(SourceChanged, match="replays the identical rows"):
+        phases.process_batch(settings, pipeline, 1, owner="second", restage=True)

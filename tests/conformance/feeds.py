@@ -1,0 +1,199 @@
+"""What each source reads, and a way to put rows there: feeds for the conformance suite and for the engine's tests."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import psycopg2
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from jobs import Files, FixedBatches, Kafka, PostgresTable
+from jobs.testing import NotPossible
+from state_store import Settings
+from tidegate.stack.component import wait_until
+
+SCHEMA = {"name": "string", "amount": "int"}
+SECONDS = 60
+
+
+class FilesFeed:
+    """A folder of CSV files of two rows, two files a batch."""
+
+    def __init__(self, settings: Settings, *, name: str, **source: Any) -> None:
+        self.folder = settings.home / name
+        self.folder.mkdir()
+        done = {"done_folder": f"{name}_done"} if source.pop("done", False) else {}
+        self.source = Files(name, format="csv", schema=SCHEMA, max_files=2, **done, **source)
+        self._rows = self._files = 0
+
+    def put(self, count: int) -> list[tuple]:
+        """Write rows into new files."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        for start in range(0, count, 2):
+            self._files += 1
+            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
+            (self.folder / f"{self._files:03d}.csv").write_text("name,amount\n" + lines)
+        return rows
+
+    def change(self) -> None:
+        """Change a value, and put back size and times, so that only the content tells."""
+        path = self.folder / "001.csv"
+        before = path.stat()
+        path.write_text(path.read_text().replace("row 0,0", "row 0,9"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    @contextmanager
+    def hide(self) -> Iterator[None]:
+        """Take a file away for a while."""
+        path = self.folder / "002.csv"
+        aside = path.with_suffix(".aside.tmp")
+        path.rename(aside)
+        yield
+        aside.rename(path)
+
+
+class FixedFeed:
+    """Lists of two rows."""
+
+    def __init__(self) -> None:
+        self._batches: list[list[tuple]] = []
+        self._rows = 0
+
+    @property
+    def source(self) -> FixedBatches:
+        """The source over the lists as they are now."""
+        return FixedBatches(self._batches, SCHEMA)
+
+    def put(self, count: int) -> list[tuple]:
+        """Append lists."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        self._batches += [rows[start : start + 2] for start in range(0, count, 2)]
+        return rows
+
+    def change(self) -> None:
+        """Change a value."""
+        self._batches[0][0] = ("row 0", 9)
+
+    def hide(self) -> Any:
+        """Refuse: lists in memory are always there."""
+        raise NotPossible
+
+
+class TableFeed:
+    """A table, two rows a batch."""
+
+    def __init__(self, settings: Settings, *, by_time: bool) -> None:
+        self._settings = settings
+        self._by_time = by_time
+        self._rows = 0
+        # Each promise has a feed of its own, so it gets a table of its own.
+        self.table = self._run("SELECT 'feed_' || count(*) FROM pg_tables WHERE tablename LIKE 'feed\\_%'")[0][0]
+        when = "updated_at timestamptz DEFAULT clock_timestamp() NOT NULL, " if by_time else ""
+        self._run(f"CREATE TABLE {self.table} ({when}id bigserial PRIMARY KEY, name text, amount int)")
+        self._run(f"GRANT SELECT ON {self.table} TO tidegate_stager")
+        schema = {"id": "bigint", **SCHEMA}
+        self.source = PostgresTable(
+            table=self.table,
+            key=("updated_at", "id") if by_time else "id",
+            schema={"updated_at": "timestamp", **schema} if by_time else schema,
+            max_rows=2,
+            partitions=2,
+            margin_seconds=0,
+        )
+
+    def put(self, count: int) -> list[tuple]:
+        """Insert rows."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        insert = f"INSERT INTO {self.table} (name, amount) VALUES (%s, %s) RETURNING {', '.join(self.source.schema)}"
+        return [tuple(_as_spark_shows(value) for value in self._run(insert, row)[0]) for row in rows]
+
+    def change(self) -> None:
+        """Update a row in its place, which an append-only table must not."""
+        self._run(f"UPDATE {self.table} SET amount = 9 WHERE name = 'row 0'")
+
+    @contextmanager
+    def hide(self) -> Iterator[None]:
+        """Take the right to read away for a while."""
+        self._run(f"REVOKE SELECT ON {self.table} FROM tidegate_stager")
+        yield
+        self._run(f"GRANT SELECT ON {self.table} TO tidegate_stager")
+
+    def _run(self, statement: str, values: tuple = ()) -> list[tuple]:
+        with psycopg2.connect(**self._settings.conninfo(user="tidegate_owner")) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+class Unhidable(TableFeed):
+    """A table whose rows are there or fail as a whole: nothing of it can be left to a later batch."""
+
+    def hide(self) -> Any:
+        """Refuse."""
+        raise NotPossible
+
+
+class KafkaFeed:
+    """A topic of two partitions, two records a batch."""
+
+    def __init__(self, settings: Settings, kind: Any) -> None:
+        self._settings = settings
+        self._admin = AdminClient({**settings.kafka_client(), "log_level": 0})
+        self._producer = Producer({**settings.kafka_client(), "log_level": 0})
+        self._rows = 0
+        self.topic = f"feed.{uuid.uuid4().hex[:12]}"
+        self._admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result(SECONDS)
+        assert wait_until(lambda: self.topic in self._admin.list_topics(timeout=SECONDS).topics, SECONDS)
+        self.source = Kafka(self.topic, kind=kind, max_records=2)
+
+    def put(self, count: int) -> list[tuple]:
+        """Produce records, in turn to both partitions."""
+        rows: list[tuple] = []
+
+        def confirmed(error: Any, message: Any) -> None:
+            assert error is None, error
+            when = datetime.fromtimestamp(message.timestamp()[1] / 1000)
+            place = (message.topic(), message.partition(), message.offset())
+            rows.append((bytearray(message.key()), bytearray(message.value()), *place, when))
+
+        for number in range(self._rows, self._rows + count):
+            self._producer.produce(
+                self.topic, key=f"row {number}", value=str(number), partition=number % 2, on_delivery=confirmed
+            )
+        self._rows += count
+        assert self._producer.flush(SECONDS) == 0
+        return [tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows]
+
+    def change(self) -> None:
+        """Refuse: a record cannot be changed; a topic that was created anew has another id, which has its own tests."""
+        raise NotPossible
+
+    def hide(self) -> Any:
+        """Refuse: partitions without a leader need a second broker, which has its own tests."""
+        raise NotPossible
+
+
+def _as_spark_shows(value: Any) -> Any:
+    """Return a time as Spark's client shows it: local, without its zone."""
+    return value.astimezone().replace(tzinfo=None) if isinstance(value, datetime) else value
+
+
+def _files(**source: Any) -> Callable[[Settings, int], FilesFeed]:
+    return lambda settings, number: FilesFeed(settings, name=f"inbox_{number}", **source)
+
+
+FEEDS: dict[str, Callable[[Settings, int], Any]] = {
+    "Files": _files(),
+    "Files with a done folder": _files(done=True),
+    "opaque Files": _files(kind="opaque"),
+    "opaque Files with a done folder": _files(kind="opaque", done=True),
+    "FixedBatches": lambda _settings, _number: FixedFeed(),
+    "PostgresTable by key": lambda settings, _number: TableFeed(settings, by_time=False),
+    "PostgresTable by time": lambda settings, _number: Unhidable(settings, by_time=True),
+}
