@@ -9,7 +9,7 @@ import typer
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
-from tidegate.commands import demo, inspection, operations, pipelines, runs, stack
+from tidegate.commands import demo, inspection, operations, pipelines, quarantine, runs, stack
 
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
 
@@ -23,6 +23,10 @@ app = typer.Typer(
 for module in (stack, pipelines, runs, inspection, operations, demo):
     for command in module.COMMANDS:
         app.command()(command)
+records = typer.Typer(help="Bad records that were set aside: look at them, take them up again.", no_args_is_help=True)
+for verb, command in quarantine.COMMANDS.items():
+    records.command(verb)(command)
+app.add_typer(records, name="quarantine")
 
 
 def main() -> None:

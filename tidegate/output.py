@@ -38,7 +38,7 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
     from rich.table import Table  # noqa: PLC0415
 
     rows = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for position, name in enumerate(columns):
         numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -46,6 +46,8 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
         table.add_row(*(_cell(value) for value in row))
     console = out()
     with console.capture() as rendered:
+        if title and rows:
+            console.print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it to its own width
         console.print(table if rows else f"{title or 'Result'}: nothing yet.", markup=False)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
     sys.stdout.flush()  # keeps the order with what is said on stderr

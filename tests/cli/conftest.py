@@ -11,7 +11,10 @@ import pytest
 
 from jobs.pipelines import flights
 from state_store import Settings
+from tests.cli import shop
 from tests.conftest import COMMAND
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -44,11 +47,27 @@ def tidegate(settings: Settings, register: Callable[..., None]) -> CommandLine:
     return CommandLine(settings)
 
 
+@pytest.fixture
+def shops(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
+    """The command line where another package brings the pipelines of `tests.cli.shop`, which are registered too."""
+    register(shop.ORDERS, shop.VISITS)
+    metadata = tidegate.settings.home / "authors" / "shop-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1\n")
+    points = "".join(f"{p.name} = tests.cli.shop:{p.name.upper()}\n" for p in (shop.ORDERS, shop.VISITS))
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    tidegate.environment["PYTHONPATH"] = f"{metadata.parent}:{REPOSITORY}"
+    return tidegate
+
+
+def write_file(home: Path, name: str, *lines: str) -> Path:
+    """Write a file below the data folder."""
+    file = home / "data" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return file
+
+
 def write_flights(home: Path, day: int, *rows: str) -> Path:
     """Write one daily file of flights."""
-    folder = home / "data" / "flights"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"2013-01-{day:02d}.csv"
-    header = ",".join(flights.PIPELINE.source.schema)
-    file.write_text("".join(f"{line}\n" for line in (header, *rows)), encoding="utf-8")
-    return file
+    return write_file(home, f"flights/2013-01-{day:02d}.csv", ",".join(flights.PIPELINE.source.schema), *rows)

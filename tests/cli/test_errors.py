@@ -17,6 +17,13 @@ VERBS = {
     "backfill": ("backfill", "{}", "--from-txid", "1", "--to-txid", "2"),
     "inspect": ("inspect", "{}"),
     "get": ("get", "{}", "daily", "UA", "2013-01-01"),
+    "retry": ("retry", "{}"),
+    "skip": ("skip", "{}", "1", "--reason", "no use", "--yes"),
+    "redo": ("redo", "{}", "1", "--reason", "it was wrong", "--yes"),
+    "pause": ("pause", "{}", "--reason", "a move"),
+    "resume": ("resume", "{}"),
+    "quarantine list": ("quarantine", "list", "{}"),
+    "quarantine replay": ("quarantine", "replay", "{}", "--reason", "mended"),
 }
 
 

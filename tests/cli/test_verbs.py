@@ -1,11 +1,15 @@
 """What the verbs print, for people and for programs."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
 
+from state_store.declaration import SourceKind, StateKind, exactly_once
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import COMMAND
 from tidegate.cli import app
@@ -22,7 +26,19 @@ UNITED = {
     "distance": 2816,
     "txid": 1,
 }
-VERBS = sorted(get_command(app).commands)
+
+
+def _commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """Yield every verb as it is typed, with its command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
+
+
+COMMANDS = dict(_commands(get_command(app)))
+VERBS = sorted(COMMANDS)
 
 
 def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
@@ -78,13 +94,55 @@ def test_a_backfill_can_be_tried_dry(tidegate: CommandLine) -> None:
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
-def test_pipelines_lists_what_is_declared(tidegate: CommandLine) -> None:
-    """With source, keys, values and guarantee."""
-    found = {row["pipeline"]: row for row in tidegate.json("pipelines")}
+def test_pipelines_lists_what_is_declared_and_what_it_promises(shops: CommandLine) -> None:
+    """With source, keys, values, guarantee and why, checks, what becomes of bad records, and what goes unnoticed."""
+    found = {row["pipeline"]: row for row in shops.json("pipelines")}
 
     assert found["flights"]["source"] == "transactional Files"
     assert found["flights"]["states"]["daily"]["key"] == ["carrier", "date"]
-    assert "word_count" in tidegate("pipelines").stdout
+    assert (found["flights"]["guarantee"], found["flights"]["on_poison"], found["flights"]["tries"]) == (
+        "exactly once",
+        "block",
+        6,
+    )
+    orders, visits = found["orders"], found["visits"]
+    assert (orders["states"]["revenue"]["kind"], orders["guarantee"], orders["checks"]) == (
+        "opaque",
+        "exactly once",
+        {"paid": "cents > 0"},
+    )
+    assert orders["goes_unnoticed"] == ["rows lost on the way into revenue go unnoticed: it is unanchored"]
+    assert (visits["guarantee"], visits["states"]["per_page"]["guarantee"]) == ("at least once", "at least once")
+
+    shown = shops("pipelines").stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    for line in (
+        "flights Files transactional exactly once block, 6 tries 4",
+        "orders Files transactional exactly once quarantine, 6 tries 4",
+        "visits Files transactional at least once skip, 1 try 4",
+        "orders revenue opaque shop orders, cents exactly once",
+        "visits per_page non-transactional page visits, seconds at least once",
+        "orders check paid: cents > 0",
+        "orders an attempt may take 600 s",
+        "visits lost rows and changed replays go unnoticed: tracking is off",
+    ):
+        assert line in lines
+    assert "visits state per_page is at least once: the state does not keep which txid wrote a row" in " ".join(lines)
+    assert max(len(line) for line in shown.splitlines()) <= 110
+
+
+def test_pipelines_tells_what_each_pair_of_kinds_gives() -> None:
+    """The whole matrix, as the store decides it; no database is asked."""
+    shown = subprocess.run([COMMAND, "pipelines", "--matrix"], capture_output=True, text=True, check=True).stdout
+    rows = {words[0]: words[1:] for line in shown.splitlines()[2:5] if (words := line.split())}
+
+    for source in get_args(SourceKind):
+        promised = ["exactly" if exactly_once(source, state) else "at" for state in get_args(StateKind)]
+        assert [word for word in rows[source] if word in ("exactly", "at")] == promised
+    assert max(len(line) for line in shown.splitlines()) <= 110
+    told = json.loads(subprocess.run([COMMAND, "pipelines", "--matrix", "--json"], capture_output=True, check=True).stdout)
+    assert [pair for pair in told if (pair["why"] is None) != (pair["guarantee"] == "exactly once")] == []
+    assert len(told) == 9
 
 
 def test_settings_tell_where_each_came_from_and_hold_no_password(tidegate: CommandLine) -> None:
@@ -108,7 +166,7 @@ def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_option_explains_itself(verb: str) -> None:
     """A sentence for the verb, and help for each option and argument."""
-    command = get_command(app).commands[verb]
+    command = COMMANDS[verb]
 
     assert command.help
     assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == []
@@ -117,7 +175,7 @@ def test_every_verb_and_option_explains_itself(verb: str) -> None:
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
 def test_every_verb_speaks_json(verb: str) -> None:
     """Programs need no tables."""
-    assert "--json" in [name for p in get_command(app).commands[verb].params for name in p.opts]
+    assert "--json" in [name for p in COMMANDS[verb].params for name in p.opts]
 
 
 def test_help_lists_the_verbs() -> None:
@@ -125,7 +183,7 @@ def test_help_lists_the_verbs() -> None:
     shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=False)
 
     assert shown.returncode == 0
-    assert [verb for verb in VERBS if verb not in shown.stdout] == []
+    assert [verb for verb in VERBS if verb.split()[0] not in shown.stdout] == []
 
 
 def test_a_lookup_loads_nothing_slow() -> None:

@@ -1,4 +1,4 @@
-"""The verbs, by what they are about: the stack, pipelines and tables, runs, looking."""
+"""The verbs, by what they are about: the stack, pipelines and tables, runs, looking, what people do by hand."""
 
 from typing import Annotated
 

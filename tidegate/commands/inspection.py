@@ -16,7 +16,7 @@ from state_store import lookup
 from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
-from tidegate import output
+from tidegate import batch_report, output
 from tidegate.commands import AsJson, PipelineName
 
 if TYPE_CHECKING:
@@ -103,21 +103,7 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
     if as_json:
         output.print_json(asdict(history))
         return
-    status = history.status
-    facts = {**asdict(status), **{f"commit_{name}": value for name, value in (history.commit or {}).items()}}
-    output.print_table(f"{pipeline} {txid}", ["fact", "value"], [[k, v] for k, v in facts.items() if v is not None])
-    output.out().print()
-    if "files" in history.source_metadata:
-        files = history.source_metadata["files"]
-        output.print_table("Files", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
-    else:
-        output.print_json(history.source_metadata)
-    output.out().print()
-    names = ["attempt", "owner", "started_at", "sealed_at", "failed_at", "source_rows", "error"]
-    output.print_table("Attempts", names, [[attempt[name] for name in names] for attempt in history.attempts])
-    output.out().print()
-    names = ["attempt", "state", "partition", "task_attempt", "rows", "digest"]
-    output.print_table("Sealed partitions", names, [[seal[name] for name in names] for seal in history.seals])
+    batch_report.show(history)
 
 
 def _print_ledger(pipeline: str, statuses: "list[BatchStatus]") -> None:

@@ -1,46 +1,197 @@
-"""What an operator does when a batch cannot go on by itself."""
+"""What an operator does when a batch or a pipeline needs a person: retry, skip, redo, pause, resume."""
 
 import getpass
-from typing import Annotated
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.registry import find_pipeline
-from state_store.errors import UsageError
+from state_store.errors import RangeRefused, UsageError
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson, PipelineName
+from tidegate.commands import AsJson, PipelineName, runs
+
+if TYPE_CHECKING:
+    from state_store import StateStore
+    from state_store.queries import BatchStatus
+
+Reason = Annotated[str, typer.Option(help="Why, for those who look at the ledger later.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this, only tell what would be done.")]
+NO_REASON = "no reason given"
+OVER = ("committed", "skipped")
+
+
+def retry(
+    pipeline: PipelineName,
+    txid: Annotated[int | None, typer.Argument(min=1, help="Only this txid [default: all that wait for a person].")] = None,
+    reason: Reason = NO_REASON,
+    wait: runs.Wait = False,
+    wait_seconds: runs.WaitSeconds = 3600,
+    here: runs.Here = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let batches that were halted or given up be tried anew, and start a run that takes up what was left over."""
+    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+
+    find_pipeline(pipeline)
+    with StateStore.connect(Settings.load()) as store:
+        store.check_not_paused(pipeline)
+        if txid is not None and (status := _status(store, pipeline, txid)).phase in OVER:
+            _tell(f"{pipeline} {txid} has {_ended(status)}: nothing to retry.", {"pipeline": pipeline, "lifted": []}, as_json)
+            return
+        lifted = store.retry(pipeline, txid, operator("retry"), said(reason))
+        newest = store.last_opened(pipeline)
+        left_over = [] if lifted else store.uncommitted(pipeline, limit=1000)
+    if not lifted or newest is None:
+        told = f"Nothing to retry: no batch of {pipeline} is halted or was given up."
+        if left_over:
+            told += f" {runs.ranges(left_over).capitalize()} wait for a run: tidegate trigger {pipeline} --wait"
+        _tell(told, {"pipeline": pipeline, "lifted": []}, as_json)
+        return
+    prepared = runs.Prepared(f"{pipeline}: {runs.ranges(lifted)} may be tried anew.", {"lifted": lifted})
+    runs.take_up(pipeline, prepared, newest.txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
 
 
 def skip(
     pipeline: PipelineName,
-    txid: Annotated[int, typer.Argument(min=1, help="The txid that has failed.")],
-    reason: Annotated[str, typer.Option(help="Why, for those who look at the ledger later.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only tell what would be done.")] = False,
+    txid: Annotated[int, typer.Argument(min=1, help="The txid that has failed; not only the next one.")],
+    reason: Reason,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Give up a batch that cannot be processed: order goes on without its rows, and the ledger says who and why."""
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from state_store import StateStore  # noqa: PLC0415
 
-    spec = find_pipeline(pipeline).spec
-    if not reason.strip():
-        raise UsageError("Give a reason: --reason 'the exporter cut the file off'")
+    spec, why = find_pipeline(pipeline).spec, said(reason, "the exporter cut the file off")
     with StateStore.connect(Settings.load()) as store:
-        status = store.batch_history(pipeline, txid).status
-        if not yes and status.phase not in ("committed", "skipped"):
+        status = _status(store, pipeline, txid)
+        if not yes and status.phase not in OVER:
+            _check_failed(store, status)
+            why_not = (status.waits_for or "").rstrip(".")
             raise UsageError(
-                f"{pipeline} {txid} is {status.phase} ({status.waits_for}). Skipping it leaves all its rows out of the states, "
-                "for good. Add --yes to do it."
+                f"{pipeline} {txid} is {status.phase} ({why_not}). Skipping it leaves all its rows out of the "
+                "states, for good. Add --yes to do it."
             )
-        done = store.skip_batch(spec, txid, f"{getpass.getuser()}, tidegate skip", reason)
-    if as_json:
-        skipped = done is None or done.skipped_reason is not None
-        output.print_json({"txid": txid, "skipped": skipped, "already": done is not None and done.already_committed})
+        done = store.skip_batch(spec, txid, operator("skip"), why)
+    if done is None:
+        told = f"{pipeline} {txid} is given up: it is skipped as soon as the txids before it have committed"
     else:
-        told = (
-            str(done) if done else f"{pipeline} {txid} is given up: it is skipped as soon as the txids before it have committed"
+        told = str(done)
+    facts = {
+        "txid": txid,
+        "skipped": done is not None and done.skipped_reason is not None,
+        "given_up": done is None or done.skipped_reason is not None,
+        "already": done is not None and done.already_committed,
+    }
+    _tell(f"{told}. Go on: tidegate trigger {pipeline} --wait", facts, as_json)
+
+
+def redo(
+    pipeline: PipelineName,
+    txid: Annotated[int, typer.Argument(min=1, help="The last committed txid.")],
+    reason: Reason,
+    yes: Yes = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the engine logs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Process the last committed batch again, in this process, in the place of what it did; for opaque states only."""
+    from state_store import StateStore  # noqa: PLC0415
+    from state_store.commits import check_redoable  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    declared, why, settings = find_pipeline(pipeline), said(reason, "the source was wrong at midnight"), Settings.load()
+    with StateStore.connect(settings) as store:
+        status = _status(store, pipeline, txid)
+        check_redoable(declared.spec, txid, store.committed(pipeline))
+    if not yes:
+        anew = "" if declared.source.kind == "transactional" else ", from what its source holds now"
+        raise UsageError(
+            f"{pipeline} {txid} has {_ended(status)}, with {status.key_count} keys. Redoing it takes back what it did to "
+            f"{', '.join(declared.states)}, and processes it again{anew}. Add --yes to do it."
         )
-        output.say(f"{told}. Go on: tidegate trigger {pipeline} --wait")
+    from jobs.phases import redo_batch  # noqa: PLC0415 - loads pyspark
+
+    done = redo_batch(settings, declared, txid, owner=operator("redo"), reason=why)
+    _tell(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 
-COMMANDS = (skip,)
+def pause(pipeline: PipelineName, reason: Reason, as_json: AsJson = False) -> None:
+    """Start no new runs of a pipeline, wherever they would come from; what has been planned goes on."""
+    from state_store import StateStore  # noqa: PLC0415
+
+    find_pipeline(pipeline)
+    why = said(reason, "the warehouse is moved")
+    with StateStore.connect(Settings.load()) as store:
+        changed = store.pause(pipeline, operator("pause"), why)
+        (now,) = store.lag([pipeline])
+    if changed:
+        told = f"{pipeline} is paused: no new run starts, what has been planned goes on. Go on with: tidegate resume {pipeline}"
+    else:
+        told = f"{pipeline} was paused already, on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
+    facts = {"paused": now.paused_at is not None, "already": not changed, "paused_at": now.paused_at}
+    _tell(told, {"pipeline": pipeline, **facts, "paused_by": now.paused_by, "paused_reason": now.paused_reason}, as_json)
+
+
+def resume(pipeline: PipelineName, reason: Reason = NO_REASON, as_json: AsJson = False) -> None:
+    """Let runs of a paused pipeline start again."""
+    from state_store import StateStore  # noqa: PLC0415
+
+    find_pipeline(pipeline)
+    with StateStore.connect(Settings.load()) as store:
+        changed = store.resume(pipeline, operator("resume"), said(reason))
+    told = f"{pipeline} goes on. Its next run: tidegate trigger {pipeline} --wait" if changed else f"{pipeline} was not paused."
+    _tell(told, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
+
+
+def operator(verb: str) -> str:
+    """Return who does something by hand, as the ledger names them."""
+    return f"{getpass.getuser()}, tidegate {verb}"
+
+
+def said(reason: str, example: str = "the server is back") -> str:
+    """Return a reason that says something.
+
+    Raises: UsageError with an example.
+    """
+    if not reason.strip():
+        raise UsageError(f"Give a reason: --reason '{example}'")
+    return reason.strip()
+
+
+def _status(store: "StateStore", pipeline: str, txid: int) -> "BatchStatus":
+    """Return how a batch is.
+
+    Raises: UnknownBatch.
+    """
+    return store.batch_history(pipeline, txid).status
+
+
+def _check_failed(store: "StateStore", status: "BatchStatus") -> None:
+    """Refuse to skip a batch that may still commit, as the store will.
+
+    Raises: RangeRefused.
+    """
+    batch = (status.pipeline, status.txid)
+    if status.phase in ("planned", "processing", "processed") and not store.turns([batch])[batch].given_up:
+        raise RangeRefused(
+            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only what has failed is skipped.",
+            pipeline=status.pipeline,
+            txid=status.txid,
+        )
+
+
+def _ended(status: "BatchStatus") -> str:
+    return "been skipped" if status.phase == "skipped" else f"committed on {status.committed_at:%Y-%m-%d %H:%M} UTC"
+
+
+def _tell(told: str, facts: Mapping[str, object], as_json: bool) -> None:
+    if as_json:
+        output.print_json(facts)
+    else:
+        output.say(told)
+
+
+COMMANDS = (retry, skip, redo, pause, resume)

@@ -1,45 +1,146 @@
 """Pipelines, settings and migrations."""
 
 import dataclasses
-from typing import Annotated, Any
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args
 
 import typer
 
+from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
+from state_store.declaration import SourceKind, StateKind, exactly_once
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import AsJson
 
+# So that tables fit a terminal of 110 columns.
+VALUES_CHARACTERS, NOTE_CHARACTERS, WHY_CHARACTERS = 36, 90, 70
 
-def pipelines(as_json: AsJson = False) -> None:
-    """List the declared pipelines: source, states, and what they guarantee."""
-    rows: list[dict[str, Any]] = [
-        {
-            "pipeline": p.name,
-            "source": f"{p.source.kind} {type(p.source).__name__}",
-            "states": {name: {"key": list(state.key), "values": list(state.aggregates)} for name, state in p.states.items()},
-            "guarantee": "exactly once",
-            "window": p.window,
-            "description": p.description,
-        }
-        for p in all_pipelines()
-    ]
-    if as_json:
-        output.print_json(rows)
+
+def pipelines(
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show what every pair of kinds of source and state gives, instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the declared pipelines: source, states, what they guarantee and why, what becomes of bad records."""
+    if matrix:
+        _show_matrix(as_json)
         return
-    table = [
-        [
-            row["pipeline"],
-            row["source"],
-            "\n".join(
-                f"{name} by {', '.join(state['key'])}: {', '.join(state['values'])}" for name, state in row["states"].items()
-            ),
-            row["guarantee"],
-            row["window"],
-        ]
-        for row in rows
+    declared = all_pipelines()
+    if as_json:
+        output.print_json([_facts(pipeline) for pipeline in declared])
+        return
+    rows = [
+        [p.name, type(p.source).__name__, p.source.kind, _guarantee(p.is_exactly_once), _poison(p), p.window] for p in declared
     ]
-    output.print_table("Pipelines", ["pipeline", "source", "states", "guarantee", "window"], table)
+    output.print_table("Pipelines", ["pipeline", "source", "kind", "guarantee", "bad batches", "window"], rows)
+    output.out().print()
+    rows = [
+        [
+            p.name,
+            name,
+            state.kind,
+            ", ".join(state.key),
+            textwrap.fill(", ".join(state.aggregates), VALUES_CHARACTERS),
+            _guarantee(exactly_once(p.source.kind, state.kind)),
+        ]
+        for p in declared
+        for name, state in p.states.items()
+    ]
+    output.print_table("States", ["pipeline", "state", "kind", "key", "values", "guarantee"], rows)
+    if notes := [[p.name, textwrap.fill(note, NOTE_CHARACTERS)] for p in declared for note in _notes(p)]:
+        output.out().print()
+        output.print_table("To know", ["pipeline", "what"], notes)
+
+
+def _facts(pipeline: Pipeline) -> dict[str, Any]:
+    """Return a pipeline's declaration as programs read it."""
+    return {
+        "pipeline": pipeline.name,
+        "source": f"{pipeline.source.kind} {type(pipeline.source).__name__}",
+        "source_kind": pipeline.source.kind,
+        "states": {
+            name: {
+                "kind": state.kind,
+                "key": list(state.key),
+                "values": list(state.aggregates),
+                "guarantee": _guarantee(exactly_once(pipeline.source.kind, state.kind)),
+                "why": why_not_exactly_once(pipeline.source.kind, state.kind),
+            }
+            for name, state in pipeline.states.items()
+        },
+        "guarantee": _guarantee(pipeline.is_exactly_once),
+        "on_poison": pipeline.on_poison,
+        "tries": pipeline.tries,
+        "checks": dict(pipeline.check),
+        "tracking": pipeline.tracking,
+        "goes_unnoticed": pipeline.lost_tracking,
+        "message_timeout_seconds": pipeline.message_timeout_seconds,
+        "window": pipeline.window,
+        "version": pipeline.version,
+        "description": pipeline.description,
+    }
+
+
+def _show_matrix(as_json: bool) -> None:
+    sources, states = get_args(SourceKind), get_args(StateKind)
+    if as_json:
+        output.print_json(
+            [
+                {
+                    "source": source,
+                    "state": state,
+                    "guarantee": _guarantee(exactly_once(source, state)),
+                    "why": why_not_exactly_once(source, state),
+                }
+                for source in sources
+                for state in states
+            ]
+        )
+        return
+    rows = [[source, *(_guarantee(exactly_once(source, state)) for state in states)] for source in sources]
+    output.print_table("What kinds of source and state give", ["source", *(f"{state} state" for state in states)], rows)
+    output.out().print()
+    reasons = [
+        [source, state, textwrap.fill(why, WHY_CHARACTERS)]
+        for source in sources
+        for state in states
+        if (why := why_not_exactly_once(source, state))
+    ]
+    output.print_table("Why not", ["source", "state", "why"], reasons)
+
+
+def why_not_exactly_once(source: SourceKind, state: StateKind) -> str | None:
+    """Return what two kinds cannot promise together, None if they give exactly once."""
+    if exactly_once(source, state):
+        return None
+    if source == "non-transactional":
+        return "the source may lose rows or bring them twice, and nothing behind it can tell: at least once at best"
+    if state == "non-transactional":
+        return "the state does not keep which txid wrote a row, so nothing shows whether a batch is in it already"
+    return "a replay may bring other rows, and the state does not keep what it was before the first ones"
+
+
+def _notes(pipeline: Pipeline) -> Iterator[str]:
+    """Yield what weakens the promise, and what is checked, a sentence each."""
+    for name, state in pipeline.states.items():
+        if why := why_not_exactly_once(pipeline.source.kind, state.kind):
+            yield f"state {name} is at least once: {why}"
+    for name, condition in pipeline.check.items():
+        yield f"check {name}: {condition}"
+    yield from pipeline.lost_tracking
+    if pipeline.message_timeout_seconds is not None:
+        yield f"an attempt may take {pipeline.message_timeout_seconds} s"
+
+
+def _guarantee(is_exactly_once: bool) -> str:
+    return "exactly once" if is_exactly_once else "at least once"
+
+
+def _poison(pipeline: Pipeline) -> str:
+    return f"{pipeline.on_poison}, {pipeline.tries} {'try' if pipeline.tries == 1 else 'tries'}"
 
 
 def settings(as_json: AsJson = False) -> None:

@@ -4,15 +4,15 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jobs.registry import find_pipeline
-from state_store.errors import PermanentError, RetryableError
+from state_store.errors import PermanentError, RetryableError, TidegateError
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import AsJson, PipelineName
@@ -27,6 +27,9 @@ FINISHED = ("success", "failed")
 FromTxid = Annotated[int | None, typer.Option(min=1, help="First txid of the range.")]
 ToTxid = Annotated[int | None, typer.Option(min=1, help="Last txid of the range.")]
 MaxBatches = Annotated[int | None, typer.Option(min=1, help="At most so many batches, left-over ones first.")]
+Wait = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
+WaitSeconds = Annotated[int, typer.Option(min=1, help="Longest time to follow it.")]
+Here = Annotated[bool, typer.Option("--here", help="Run in this process, without Airflow, as `tidegate run` does.")]
 
 
 class RunUnfinished(RetryableError):
@@ -47,7 +50,26 @@ class Outcome:
     @property
     def committed(self) -> list[int]:
         """Return the txids of the run that have committed."""
-        return [txid for txid in self.txids if self.phases.get(txid) == "committed"]
+        return self._in_phase("committed")
+
+    @property
+    def skipped(self) -> list[int]:
+        """Return the txids of the run that were given up, and skipped in their turn."""
+        return self._in_phase("skipped")
+
+    def _in_phase(self, phase: str) -> list[int]:
+        return [txid for txid in self.txids if self.phases.get(txid) == phase]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a verb has done to the ledger before it starts a run: as people read it, and as programs do."""
+
+    told: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+UNPREPARED = Prepared()
 
 
 def trigger(
@@ -55,13 +77,13 @@ def trigger(
     from_txid: FromTxid = None,
     to_txid: ToTxid = None,
     max_batches: MaxBatches = None,
-    wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = False,
-    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to follow it.")] = 3600,
+    wait: Wait = False,
+    wait_seconds: WaitSeconds = 3600,
     as_json: AsJson = False,
 ) -> None:
     """Start a Dag run of the pipeline in Airflow; with --wait, show its txids as they process and commit."""
     given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
-    _through_airflow(pipeline, {k: v for k, v in given.items() if v is not None}, wait_seconds if wait else None, as_json)
+    through_airflow(pipeline, {k: v for k, v in given.items() if v is not None}, wait_seconds if wait else None, as_json)
 
 
 def backfill(
@@ -85,11 +107,11 @@ def backfill(
     if to_txid <= committed:
         _report(Outcome(pipeline, "none", "success", already_committed=list(range(from_txid, to_txid + 1))), as_json)
         return
-    outcome = _through_airflow(pipeline, parameters, wait_seconds, as_json)
+    outcome = through_airflow(pipeline, parameters, wait_seconds, as_json)
     done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ("committed", "skipped"))}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
         raise RunUnfinished(
-            f"The source of {pipeline} has no data yet for {_ranges(missing)}, or one run could not take so many. Run it again."
+            f"The source of {pipeline} has no data yet for {ranges(missing)}, or one run could not take so many. Run it again."
         )
 
 
@@ -103,7 +125,7 @@ def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_jso
         output.print_json(plan)
     else:
         output.print_table(
-            f"Backfill of {pipeline}", ["what", "which"], [[name, _ranges(txids)] for name, txids in plan.items()]
+            f"Backfill of {pipeline}", ["what", "which"], [[name, ranges(txids)] for name, txids in plan.items()]
         )
 
 
@@ -116,11 +138,28 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Plan, process and commit in this process, without Airflow; the same steps, the same promise."""
-    from jobs.run import run_pipeline  # noqa: PLC0415 - loads pyspark, which no other verb needs
-
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
+    in_this_process(pipeline, {k: v for k, v in given.items() if v is not None}, as_json)
+
+
+def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
+    """Run what a verb has made ready, with everything that is left over before it: through Airflow, or in this process."""
+    if here:
+        logging.basicConfig(level=logging.ERROR, format="%(message)s")
+        in_this_process(pipeline, {"to_txid": to_txid}, as_json, prepared)
+    else:
+        through_airflow(pipeline, {"to_txid": to_txid}, wait, as_json, prepared)
+
+
+def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, prepared: Prepared = UNPREPARED) -> None:
+    """Run a pipeline in this process, showing how it goes, and report."""
+    from jobs.run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
+
     find_pipeline(pipeline)
     settings = Settings.load()
+    if prepared.told and not as_json:
+        output.say(prepared.told)
     outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
     with _progress(outcome, quiet=as_json) as refresh:
 
@@ -130,20 +169,21 @@ def run(
             outcome.phases[txid] = event
             refresh()
 
-        run_pipeline(
-            settings,
-            pipeline,
-            run_id=outcome.run_id,
-            from_txid=from_txid,
-            to_txid=to_txid,
-            max_batches=max_batches,
-            progress=on_progress,
-        )
+        done = run_pipeline(settings, pipeline, run_id=outcome.run_id, progress=on_progress, **parameters)
+        if skipped := [commit.txid for commit in done.commits if commit.skipped_reason is not None]:
+            outcome.phases |= dict.fromkeys(skipped, "skipped")
+            refresh()
     outcome.state = "success"
-    _report(outcome, as_json)
+    _report(outcome, as_json, prepared)
 
 
-def _through_airflow(pipeline: str, parameters: dict[str, int], wait_seconds: int | None, as_json: bool) -> Outcome:
+def through_airflow(
+    pipeline: str, parameters: dict[str, int], wait_seconds: int | None, as_json: bool, prepared: Prepared = UNPREPARED
+) -> Outcome:
+    """Start a Dag run, follow it as long as `wait_seconds` (None: not at all), and report.
+
+    If none can be started, the error tells also what was prepared for it: that stays done.
+    """
     from state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
     from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
 
@@ -151,19 +191,29 @@ def _through_airflow(pipeline: str, parameters: dict[str, int], wait_seconds: in
     settings = Settings.load()
     with contextlib.closing(StateStore.connect(settings)) as store:
         committed, _ = _position(store, pipeline, parameters)
-        with contextlib.closing(AirflowClient(settings)) as airflow:
-            outcome = Outcome(pipeline, airflow.trigger(pipeline, parameters))
+        with contextlib.ExitStack() as connected:
+            try:
+                airflow = connected.enter_context(contextlib.closing(AirflowClient(settings)))
+                outcome = Outcome(pipeline, airflow.trigger(pipeline, parameters))
+            except TidegateError as error:
+                if not prepared.told:
+                    raise
+                raise type(error)(
+                    f"{prepared.told} But no run has started: {error} Then go on: tidegate trigger {pipeline} --wait"
+                ) from error
             first, last = parameters.get("from_txid"), parameters.get("to_txid")
             if first is not None:
                 outcome.already_committed = list(range(first, min(committed, last or committed) + 1))
+            if prepared.told and not as_json:
+                output.say(prepared.told)
             if wait_seconds is None:
-                _report(outcome, as_json)
+                _report(outcome, as_json, prepared)
                 return outcome
             if not as_json:
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
             failed = airflow.task_instances(pipeline, outcome.run_id, "failed") if outcome.state == "failed" else []
-        _report(outcome, as_json)
+        _report(outcome, as_json, prepared)
         if outcome.state == "failed":
             raise _failure(store, outcome, [str(task["task_id"]) for task in failed])
     return outcome
@@ -240,11 +290,11 @@ def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[Callable[[], None]]:
         processed, committed = (bars.add_task(name, total=None, note="") for name in ("processed", "committed"))
 
         def redraw() -> None:
-            done = outcome.committed
-            ready = [t for t in outcome.txids if outcome.phases.get(t) in ("processed", "committed")]
+            done = sorted([*outcome.committed, *outcome.skipped])
+            ready = [t for t in outcome.txids if outcome.phases.get(t) in ("processed", "committed", "skipped")]
             busy = [t for t in outcome.txids if outcome.phases.get(t) == "processing"]
             total = len(outcome.txids) or None
-            bars.update(processed, completed=len(ready), total=total, note=f"now {_ranges(busy)}" if busy else "")
+            bars.update(processed, completed=len(ready), total=total, note=f"now {ranges(busy)}" if busy else "")
             bars.update(committed, completed=len(done), total=total, note=f"last txid {done[-1]}" if done else "")
 
         yield redraw
@@ -257,25 +307,30 @@ def _summary(outcome: Outcome) -> str:
     parts = []
     for phase in ("committed", "skipped", "processed", "processing", "failed", "planned", "halted"):
         if txids := [txid for txid in outcome.txids if outcome.phases.get(txid, "planned") == phase]:
-            parts.append(f"{_ranges(txids)} {shown.get(phase, phase)}")
+            parts.append(f"{ranges(txids)} {shown.get(phase, phase)}")
     return f"{outcome.pipeline}: {'; '.join(parts)}"
 
 
-def _report(outcome: Outcome, as_json: bool) -> None:
+def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) -> None:
     if as_json:
-        output.print_json({**asdict(outcome), "committed": outcome.committed})
+        output.print_json({**prepared.facts, **asdict(outcome), "committed": outcome.committed, "skipped": outcome.skipped})
         return
     if outcome.already_committed:
-        output.say(f"Already committed: {_ranges(outcome.already_committed)}.")
+        output.say(f"Already committed: {ranges(outcome.already_committed)}.")
     if outcome.state not in FINISHED:
         output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
     elif not outcome.txids and not outcome.already_committed and outcome.state == "success":
         output.say("Skipped: nothing new at the source, no txid spent.")
     elif outcome.committed:
-        output.say(f"Committed: {_ranges(outcome.committed)}.")
+        output.say(f"Committed: {ranges(outcome.committed)}.")
+    if outcome.skipped:
+        output.say(
+            f"Given up and skipped, without their rows: {ranges(outcome.skipped)}. "
+            f"Why: tidegate inspect {outcome.pipeline} --txid {outcome.skipped[-1]}"
+        )
 
 
-def _ranges(txids: list[int]) -> str:
+def ranges(txids: Sequence[int]) -> str:
     """Return txids as people write them: txids 1-3, 7."""
     parts: list[list[int]] = []
     for txid in txids:

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from state_store.errors import TidegateError, UsageError
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import AsJson
+
+if TYPE_CHECKING:
+    from state_store.queries import Lag
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 
@@ -77,7 +80,7 @@ def down(
 
 
 def status(as_json: AsJson = False) -> None:
-    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits."""
+    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused."""
     from state_store import StateStore  # noqa: PLC0415
     from tidegate import stack  # noqa: PLC0415
 
@@ -92,9 +95,8 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         output.print_json({"pipelines": [asdict(lag) for lag in lags], "components": [asdict(c) for c in components]})
     else:
-        columns = ["pipeline", "committed", "opened", "pending", "committed_at", "waits_for"]
         if trouble is None:
-            output.print_table("Pipelines", columns, [[getattr(lag, name) for name in columns] for lag in lags])
+            _print_lags(lags)
             output.out().print()
         if components:
             _print_components(components)
@@ -102,6 +104,16 @@ def status(as_json: AsJson = False) -> None:
             output.say("No embedded stack was started here.")
     if trouble is not None:
         raise trouble
+
+
+def _print_lags(lags: "list[Lag]") -> None:
+    names = ["pipeline", "committed", "opened", "pending", "quarantined", "committed_at"]
+    rows = []
+    for lag in lags:
+        paused = f"paused by {lag.paused_by}: {lag.paused_reason}" if lag.paused_at else None
+        waits = "; then ".join(reason.rstrip(".") for reason in (paused, lag.waits_for) if reason)
+        rows.append([*(getattr(lag, name) for name in names), waits])
+    output.print_table("Pipelines", [*names, "waits_for"], rows)
 
 
 def _print_components(components: list) -> None:  # type: ignore[type-arg]

@@ -1,0 +1,30 @@
+"""Pipelines whose bad records are set aside, or skipped with their batch; and states that can be redone."""
+
+from jobs import Count, Files, Pipeline, State, Sum
+
+ORDERS = Pipeline(
+    name="orders",
+    source=Files("data/orders", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=1),
+    states={
+        "revenue": State(
+            key={"shop": "text"}, aggregates={"orders": Count(), "cents": Sum("cents")}, kind="opaque", unanchored=True
+        ),
+    },
+    check={"paid": "cents > 0"},
+    on_poison="quarantine",
+    message_timeout_seconds=600,
+)
+VISITS = Pipeline(
+    name="visits",
+    source=Files("data/visits", glob="*.csv", format="csv", schema={"page": "string", "seconds": "int"}, max_files=1),
+    states={
+        "per_page": State(
+            key={"page": "text"}, aggregates={"visits": Count(), "seconds": Sum("seconds")}, kind="non-transactional"
+        )
+    },
+    guarantee="at_least_once",
+    on_poison="skip",
+    tries=1,
+    retry_delay_seconds=0,
+    tracking="off",
+)

@@ -1,0 +1,349 @@
+"""What operators do by hand: retry, skip, redo, pause, resume, and look after quarantine."""
+
+import getpass
+import json
+
+import pytest
+
+from jobs.pipelines import flights
+from state_store import StateStore
+from state_store.attempts import Attempt, Tracked
+from state_store.batches import encode_metadata
+from tests.cli.conftest import CommandLine, write_file, write_flights
+
+GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
+ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
+USAGE, TRY_AGAIN = 2, 75
+ME = getpass.getuser()
+SPEC = flights.PIPELINE.spec
+
+
+def _plan(store: StateStore, number: int) -> None:
+    """Open batches of flights that read nothing."""
+    after = store.last_opened("flights")
+    assert store.open_batches(SPEC, "run", [], after, [encode_metadata({"files": [], "n": n}) for n in range(number)])
+
+
+def _begin(store: StateStore, txid: int) -> Attempt:
+    attempt = store.start_attempt(SPEC, txid, "test")
+    assert isinstance(attempt, Attempt)
+    return attempt
+
+
+def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
+    password = tidegate.settings.home / "password"
+    password.write_text("secret")
+    return {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
+
+
+# pause and resume
+
+
+def test_a_paused_pipeline_starts_no_run_and_says_who_paused_it(tidegate: CommandLine) -> None:
+    """Whoever asks for a run is told, with the way out; asking again later is right."""
+    done = tidegate("pause", "flights", "--reason", "the warehouse is moved.")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no new run starts" in done.stderr
+    assert "tidegate resume flights" in done.stderr
+
+    runs = (
+        ("run", "flights"),
+        ("trigger", "flights"),
+        ("backfill", "flights", "--from-txid", "1", "--to-txid", "2"),
+        ("retry", "flights"),
+        ("quarantine", "replay", "flights", "--reason", "why not"),
+    )
+    for arguments in runs:
+        refused = tidegate(*arguments)
+        assert refused.returncode == TRY_AGAIN, refused.stderr
+        assert f"flights was paused by {ME}, tidegate pause" in refused.stderr
+        assert "the warehouse is moved. Go on with: tidegate resume flights" in refused.stderr
+
+    shown = tidegate("status").stdout
+    assert f"paused by {ME}, tidegate pause: the warehouse is moved" in shown
+
+
+def test_pausing_and_resuming_again_change_nothing(tidegate: CommandLine) -> None:
+    """The first reason stays; a pipeline that runs cannot be resumed."""
+    assert tidegate.json("resume", "flights") == {"pipeline": "flights", "paused": False, "already": True}
+    assert "was not paused" in tidegate("resume", "flights").stderr
+
+    first = tidegate.json("pause", "flights", "--reason", "a move")
+    again = tidegate.json("pause", "flights", "--reason", "another reason")
+    assert (first["paused"], first["already"], first["paused_reason"]) == (True, False, "a move")
+    assert (again["paused"], again["already"], again["paused_reason"]) == (True, True, "a move")
+    assert f"paused already, on {first['paused_at'][:10]}" in tidegate("pause", "flights", "--reason", "again").stderr
+
+    assert tidegate.json("resume", "flights", "--reason", "moved") == {"pipeline": "flights", "paused": False, "already": False}
+    (lag,) = (row for row in tidegate.json("status")["pipelines"] if row["pipeline"] == "flights")
+    assert (lag["paused_by"], lag["quarantined"]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pause", "flights", "--reason", " "),
+        ("skip", "flights", "1", "--reason", ""),
+        ("redo", "flights", "1", "--reason", " "),
+        ("quarantine", "replay", "flights", "--reason", ""),
+    ],
+)
+def test_a_reason_that_says_nothing_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
+    """Those who look at the ledger later will ask."""
+    done = tidegate(*arguments)
+
+    assert done.returncode == USAGE
+    assert done.stderr.startswith("tidegate: Give a reason: --reason '")
+
+
+# retry
+
+
+def test_retrying_where_nothing_waits_for_a_person_says_so(tidegate: CommandLine, store: StateStore) -> None:
+    """It names what waits for a run instead, and what has committed."""
+    assert "Nothing to retry" in tidegate("retry", "flights").stderr
+    _plan(store, 2)
+
+    done = tidegate("retry", "flights")
+    assert done.returncode == 0
+    assert "Txids 1-2 wait for a run: tidegate trigger flights --wait" in done.stderr
+    assert tidegate.json("retry", "flights") == {"pipeline": "flights", "lifted": []}
+
+    store.seal(_begin(store, 1), [], Tracked(0))
+    store.commit_batch(SPEC, 1, "test")
+    committed = tidegate("retry", "flights", "1")
+    assert committed.returncode == 0
+    assert "flights 1 has committed on" in committed.stderr
+
+
+def test_a_retry_without_airflow_tells_what_was_lifted_and_how_to_go_on(tidegate: CommandLine, store: StateStore) -> None:
+    """The lift stays, with its mark in the ledger, so the run alone is missing."""
+    _plan(store, 3)
+    store.fail_attempt(_begin(store, 2), "BAD_KEY: NULL.", is_poison=True)
+    store.halt_batch("flights", 1, "SOURCE_CHANGED: a.csv")
+    store.give_up("flights", 2, "the pipeline's policy", "6 tries failed")
+
+    done = tidegate("retry", "flights", "--reason", "a.csv is back", **_airflow_away(tidegate))
+
+    assert (done.returncode, done.stdout) == (TRY_AGAIN, "")
+    assert done.stderr.startswith("tidegate: flights: txids 1-2 may be tried anew. But no run has started: Airflow does not")
+    assert done.stderr.endswith("Then go on: tidegate trigger flights --wait\n")
+    first, second, _ = tidegate.json("inspect", "flights")
+    assert (first["phase"], second["waits_for"]) == ("planned", "BAD_KEY: NULL.")
+    (action,) = tidegate.json("inspect", "flights", "--txid", "2")["actions"]
+    assert (action["action"], action["owner"], action["reason"]) == ("retry", f"{ME}, tidegate retry", "a.csv is back")
+
+
+def test_a_retry_here_commits_what_was_left_over_and_nothing_new(tidegate: CommandLine) -> None:
+    """A file that was missing is back, and its batch commits; new files are left to the next run."""
+    write_flights(tidegate.settings.home, 1, GOOD)
+    with StateStore.connect(tidegate.settings) as store:
+        metadata = flights.PIPELINE.source.coordinator(tidegate.settings).initialize_transaction(1, None, None)
+        assert metadata is not None
+        assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
+        store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
+    write_flights(tidegate.settings.home, 2, GOOD)
+
+    outcome = tidegate.json("retry", "flights", "1", "--here")
+
+    assert (outcome["lifted"], outcome["committed"], outcome["state"]) == ([1], [1], "success")
+    assert len(tidegate.json("inspect", "flights")) == 1
+
+
+# skip
+
+
+def test_only_what_has_failed_is_skipped_and_in_its_turn(tidegate: CommandLine, store: StateStore) -> None:
+    """Any failed txid can be given up; order goes on when it comes to it."""
+    _plan(store, 3)
+    for yes in ([], ["--yes"]):
+        done = tidegate("skip", "flights", "2", "--reason", "no use", *yes)
+        assert done.returncode == USAGE
+        assert "flights 2 has not failed" in done.stderr
+    store.fail_attempt(_begin(store, 2), "OVERFLOW: cents.", is_poison=True)
+
+    asked = tidegate("skip", "flights", "2", "--reason", "no use")
+    assert asked.returncode == USAGE
+    assert "flights 2 is failed (OVERFLOW: cents). Skipping it leaves all its rows out" in asked.stderr
+
+    given_up = tidegate.json("skip", "flights", "2", "--reason", "no use", "--yes")
+    assert given_up == {"txid": 2, "skipped": False, "given_up": True, "already": False}
+    waits = tidegate.json("inspect", "flights")[1]["waits_for"]
+    assert waits == "its turn to be skipped: no use"
+
+    store.seal(_begin(store, 1), [], Tracked(0))
+    store.commit_batch(SPEC, 1, "test")
+    skipped = tidegate.json("skip", "flights", "2", "--reason", "no use", "--yes")
+    assert skipped == {"txid": 2, "skipped": True, "given_up": True, "already": False}
+    again = tidegate.json("skip", "flights", "2", "--reason", "no use")
+    assert again == {"txid": 2, "skipped": True, "given_up": True, "already": True}
+    assert "flights 2 has been skipped: nothing to retry" in tidegate("retry", "flights", "2").stderr
+
+
+def test_a_run_tells_what_its_pipeline_gave_up(shops: CommandLine) -> None:
+    """A batch that is skipped by policy did not commit, and does not hold up the next one."""
+    write_file(shops.settings.home, "visits/1.csv", "page,seconds", "home,many")
+    write_file(shops.settings.home, "visits/2.csv", "page,seconds", "home,3")
+
+    done = shops("run", "visits")
+
+    assert done.returncode == 0, done.stderr
+    assert "Committed: txid 2." in done.stderr
+    assert "Given up and skipped, without their rows: txid 1. Why: tidegate inspect visits --txid 1" in done.stderr
+    shown = shops("inspect", "visits", "--txid", "1").stdout
+    assert "skipped_reason" in shown
+    assert "1 tries failed, the last with MALFORMED_RECORD" in shown
+
+
+# redo
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "txid", "fragment"),
+    [
+        ("flights", "1", "state daily is not opaque"),
+        ("flights", "2", "flights has no txid 2"),
+        ("orders", "1", "orders has no txid 1"),
+    ],
+)
+def test_what_cannot_be_redone_is_refused_whether_or_not_it_is_said_twice(
+    shops: CommandLine, store: StateStore, pipeline: str, txid: str, fragment: str
+) -> None:
+    """Only the last committed txid of a pipeline whose states know what they were before."""
+    _plan(store, 1)
+    store.seal(_begin(store, 1), [], Tracked(0))
+    store.commit_batch(SPEC, 1, "test")
+
+    for yes in ([], ["--yes"]):
+        done = shops("redo", pipeline, txid, "--reason", "it was wrong", *yes)
+        assert (done.returncode, done.stdout) == (USAGE, "")
+        assert fragment in done.stderr
+
+
+def test_the_last_batch_is_redone_only_by_saying_so_twice_and_counts_once(shops: CommandLine) -> None:
+    """The state is what one clean run leaves behind, and the ledger keeps both attempts, who and why."""
+    write_file(shops.settings.home, "orders/1.csv", *ORDERS)
+    assert shops.json("run", "orders")["committed"] == [1]
+    before = shops.json("inspect", "orders", "--state", "revenue")
+
+    asked = shops("redo", "orders", "1", "--reason", "the till was wrong")
+    assert (asked.returncode, asked.stdout) == (USAGE, "")
+    assert "orders 1 has committed on" in asked.stderr
+    assert "takes back what it did to revenue" in asked.stderr
+    assert "Add --yes" in asked.stderr
+
+    done = shops.json("redo", "orders", "1", "--reason", "the till was wrong", "--yes")
+    assert (done["txid"], done["attempt"], done["replaced"]) == (1, 2, 1)
+    assert shops.json("inspect", "orders", "--state", "revenue") == before
+    assert len(shops.json("quarantine", "list", "orders")) == 2
+
+    shown = shops("inspect", "orders", "--txid", "1").stdout
+    assert "redo" in shown
+    assert "the till was wrong" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 120
+
+
+# quarantine
+
+
+def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
+    """What is still bad waits again, under the txid that tried; nothing is lost or counted twice."""
+    home = shops.settings.home
+    write_file(home, "orders/1.csv", *ORDERS)
+    assert "No record of orders waits in quarantine." in shops("quarantine", "list", "orders").stderr
+    nothing = shops.json("quarantine", "replay", "orders", "--reason", "to see")
+    assert nothing == {"replayed_txid": None, "records": 0}
+    shops.json("run", "orders")
+
+    shown = shops("quarantine", "list", "orders", "--limit", "1")
+    assert shown.stdout.startswith("Waiting in quarantine: 2\ntxid  records\n")
+    assert "There are more records" in shown.stderr
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 200
+    waiting = shops.json("quarantine", "list", "orders", "--txid", "1")
+    assert [(row["txid"], row["number"]) for row in waiting] == [(1, 1), (1, 2)]
+    assert {row["is_raw"] for row in waiting} == {True, False}
+    assert "fails the check 'paid'" in {row["reason"] for row in waiting}
+    (lag,) = (row for row in shops.json("status")["pipelines"] if row["pipeline"] == "orders")
+    assert lag["quarantined"] == 2
+
+    away = shops("quarantine", "replay", "orders", "--reason", "try them", **_airflow_away(shops))
+    assert away.returncode == TRY_AGAIN
+    assert "orders: 2 records left quarantine, for txid 2. But no run has started" in away.stderr
+    assert "Source: quarantine" in shops("inspect", "orders", "--txid", "2").stdout
+    assert shops.json("run", "orders")["committed"] == [2]
+
+    replayed = shops.json("quarantine", "replay", "orders", "--txid", "2", "--reason", "once more", "--here")
+    assert (replayed["replayed_txid"], replayed["records"], replayed["committed"]) == (3, 2, [3])
+    assert {row["txid"] for row in shops.json("quarantine", "list", "orders")} == {3}
+    revenue = {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
+    assert revenue == {"Lisbon": (2, 2240), "Porto": (1, 700)}
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("replay", "--reason", "why not")])
+def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
+    """A slip of the finger is not an empty quarantine."""
+    verb, *options = arguments
+
+    done = tidegate("quarantine", verb, "flights", "--txid", "7", *options)
+
+    assert done.returncode == USAGE
+    assert "flights has no txid 7" in done.stderr
+
+
+# what a batch reads
+
+
+@pytest.mark.parametrize(
+    ("metadata", "lines"),
+    [
+        (
+            {
+                "topic": "clicks",
+                "topic_id": "x",
+                "partitions": {"10": {"start": 5, "end": 9}, "2": {"start": 7, "end": 8, "lost": [3, 7]}},
+                "idle": {"0": {"start": 1, "end": 4}},
+            },
+            ["Source: topic clicks", "partition start end records lost", "2 7 8 1 4", "10 5 9 4 0", "0 4 4 0 0"],
+        ),
+        (
+            {"after": None, "to": ["2026-11-01 10:00:00+00", "7"], "splits": [["a"], ["b"]], "rows": 12},
+            ["after to splits rows when planned", "the beginning 2026-11-01 10:00:00+00, 7 2 12"],
+        ),
+        ({"partitions": {"a": {"rows": [1, 2]}}, "idle": {}}, ["Source: partitions", 'a reads {"rows": [1, 2]}']),
+        ({"_quarantined": 3, "source": None}, ["Source: quarantine", "records", "3"]),
+        ({"files": [{"name": "a.csv", "size": 7, "mtime_ns": 1, "sha256": "ab"}]}, ["name bytes sha256", "a.csv 7 ab"]),
+        ({"ticks": 7}, ['"ticks": 7']),
+    ],
+)
+def test_a_batch_shows_what_it_reads_in_the_words_of_its_source(
+    tidegate: CommandLine, store: StateStore, metadata: dict, lines: list[str]
+) -> None:
+    """Offsets, ranges and files are tables; whatever a source invents is shown as it is."""
+    assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata)])
+
+    shown = [" ".join(line.split()) for line in tidegate("inspect", "flights", "--txid", "1").stdout.splitlines()]
+
+    assert [line for line in lines if line not in shown] == []
+    assert json.loads(tidegate("inspect", "flights", "--txid", "1", "--json").stdout)["source_metadata"] == metadata
+
+
+def test_a_batch_shows_its_attempts_with_times_rows_and_errors(tidegate: CommandLine) -> None:
+    """What somebody needs at night, in tables that fit a terminal."""
+    file = write_flights(tidegate.settings.home, 1, GOOD)
+    content = file.read_bytes()
+    with StateStore.connect(tidegate.settings) as store:
+        metadata = flights.PIPELINE.source.coordinator(tidegate.settings).initialize_transaction(1, None, None)
+        assert metadata is not None
+        assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
+    file.unlink()
+    assert tidegate("run", "flights").returncode == 1
+    file.write_bytes(content)
+    assert tidegate.json("run", "flights")["committed"] == [1]
+
+    shown = tidegate("inspect", "flights", "--txid", "1").stdout
+
+    titles = ["Files", "Attempts", "Why attempts failed", "What attempts sealed", "Where attempts ran", "Sealed partitions"]
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    for fragment in ("processing  sealing  waiting  merging  outcome", "SOURCE_", "run 20", "failed", "committed"):
+        assert fragment in shown
+    assert max(len(line) for line in shown.splitlines()) <= 120

@@ -1,0 +1,188 @@
+"""One batch as people look at it: what it reads, its attempts with times and rows, its commit, what was done by hand."""
+
+import itertools
+import json
+import textwrap
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tidegate import output
+
+if TYPE_CHECKING:
+    from state_store.declaration import SourceMetadata
+    from state_store.queries import BatchHistory
+
+TEXT_CHARACTERS = 84
+
+Row = dict[str, Any]
+
+
+def show(history: "BatchHistory") -> None:
+    """Print everything that the ledger knows of a batch, as tables."""
+    status = history.status
+    output.print_table(f"{status.pipeline} {status.txid}", ["fact", "value"], list(_facts(history)))
+    _show_source(history.source_metadata)
+    if history.attempts:
+        _show_attempts(history)
+    if history.seals:
+        names = ["attempt", "state", "partition", "task_attempt", "rows", "digest"]
+        _print("Sealed partitions", names, [[seal[name] for name in names] for seal in history.seals])
+    if history.actions:
+        names = ["acted_at", "action", "txid", "owner", "reason"]
+        rows = [[*(action[name] for name in names[:-1]), _wrapped(action["reason"], 50)] for action in history.actions]
+        _print("Done by hand", names, rows)
+
+
+def _facts(history: "BatchHistory") -> Iterator[list[Any]]:
+    """Yield name and value of what is known of the batch as a whole."""
+    status, commit = history.status, history.commit or {}
+    facts = {
+        "phase": status.phase,
+        "waits_for": status.waits_for,
+        "skipped_reason": commit.get("skipped_reason"),
+        "attempt": status.attempt,
+        "source_rows": status.source_rows,
+        "quarantined_rows": commit.get("quarantined_rows"),
+        "key_count": status.key_count,
+        "opened_at": status.opened_at,
+        "committed_at": status.committed_at,
+        "committed_by": commit.get("owner"),
+        "source_digest": history.source_digest,
+    }
+    for name, value in facts.items():
+        if value is not None:
+            yield [name, _wrapped(value, TEXT_CHARACTERS) if isinstance(value, str) else value]
+
+
+def _show_attempts(history: "BatchHistory") -> None:
+    attempts, commit = history.attempts, history.commit
+    rows = [[a["attempt"], a["started_at"], *_durations(a, commit), _outcome(a, commit)] for a in attempts]
+    _print("Attempts", ["attempt", "started_at", "processing", "sealing", "waiting", "merging", "outcome"], rows)
+    if errors := [[a["attempt"], _wrapped(a["error"], TEXT_CHARACTERS)] for a in attempts if a["error"]]:
+        _print("Why attempts failed", ["attempt", "error"], errors)
+    names = [
+        "attempt",
+        "source_rows",
+        "quarantined_rows",
+        "transformed_rows",
+        "staged_bytes",
+        "source_hash",
+        "transformed_hash",
+    ]
+    if sums := [[a[name] for name in names] for a in attempts if a["sealed_at"]]:
+        _print("What attempts sealed", names, sums)
+    _print(
+        "Where attempts ran",
+        ["attempt", "owner", "airflow_task", "try", "spark_application", "spark_tag"],
+        [
+            [
+                a["attempt"],
+                a["airflow_run_id"] or a["owner"],
+                a["airflow_task_id"],
+                a["airflow_try"],
+                a["spark_application"],
+                a["spark_tag"],
+            ]
+            for a in attempts
+        ],
+    )
+
+
+def _durations(attempt: Row, commit: Row | None) -> list[str | None]:
+    """Return how long an attempt was processed, sealed, waited for its turn and was merged; None for what it never did."""
+    staged_at, sealed_at = attempt["staged_at"] or attempt["failed_at"], attempt["sealed_at"]
+    moments = [attempt["started_at"], staged_at, sealed_at, None, None]
+    # The commit of a batch that was redone is older than the attempt that counts now.
+    if commit is not None and commit["attempt"] == attempt["attempt"] and sealed_at and sealed_at <= commit["committed_at"]:
+        moments[3:] = commit["committed_at"], commit["merged_at"]
+    return [_duration(begun, ended) for begun, ended in itertools.pairwise(moments)]
+
+
+def _duration(begun: datetime | None, ended: datetime | None) -> str | None:
+    if begun is None or ended is None:
+        return None
+    seconds = (ended - begun).total_seconds()
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _outcome(attempt: Row, commit: Row | None) -> str:
+    if commit is not None and commit["attempt"] == attempt["attempt"]:
+        return "skipped" if commit["skipped_reason"] is not None else "committed"
+    if attempt["sealed_at"] is not None:
+        return "sealed"
+    if attempt["failed_at"] is None:
+        return "at work, or dead"
+    return "fenced" if attempt["error"].startswith("ATTEMPT_FENCED") else "failed"
+
+
+def _show_source(metadata: "SourceMetadata") -> None:
+    """Print what the batch reads: known shapes as a table, any other as JSON."""
+    from state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
+
+    if QUARANTINED in metadata:
+        _print("Source: quarantine", ["records"], [[metadata[QUARANTINED]]])
+    elif "files" in metadata:
+        files = metadata["files"]
+        if files and all({"name", "size", "sha256"} <= file.keys() for file in files):
+            _print("Files", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
+        else:
+            _show_json(metadata)
+    elif {"partitions", "idle"} <= metadata.keys():
+        _show_partitions(metadata)
+    elif {"after", "to", "splits", "rows"} <= metadata.keys():
+        columns = ["after", "to", "splits", "rows when planned"]
+        row = [_position(metadata["after"]), _position(metadata["to"]), len(metadata["splits"]), metadata["rows"]]
+        _print("Source: rows behind `after`, up to `to`", columns, [row])
+    else:
+        _show_json(metadata)
+
+
+def _show_partitions(metadata: "SourceMetadata") -> None:
+    """Print a row per slice; what is no offset is shown as it is, and idle partitions say where they stand."""
+    title = f"Source: topic {metadata['topic']}" if "topic" in metadata else "Source: partitions"
+    if not all(isinstance(s.get("end"), int) for s in [*metadata["partitions"].values(), *metadata["idle"].values()]):
+        reads = [[name, "reads", json.dumps(known)] for name, known in _sorted(metadata["partitions"])]
+        _print(
+            title,
+            ["partition", "is", "slice"],
+            reads + [[n, "idle after", json.dumps(k)] for n, k in _sorted(metadata["idle"])],
+        )
+        return
+    rows = []
+    for name, known in _sorted(metadata["partitions"]):
+        lost = known["lost"][1] - known["lost"][0] if "lost" in known else 0
+        rows.append([name, known["start"], known["end"], known["end"] - known["start"], lost])
+    rows += [[name, known["end"], known["end"], 0, 0] for name, known in _sorted(metadata["idle"])]
+    _print(title, ["partition", "start", "end", "records", "lost"], rows)
+
+
+def _sorted(slices: dict[str, Row]) -> list[tuple[str, Row]]:
+    """Return slices in the order of their partitions: numbers as numbers, before names."""
+    return sorted(slices.items(), key=lambda known: (not known[0].isdecimal(), known[0].zfill(20)))
+
+
+def _position(values: list[Any] | None) -> str:
+    return "the beginning" if values is None else ", ".join(str(value) for value in values)
+
+
+def _show_json(metadata: "SourceMetadata") -> None:
+    output.out().print()
+    output.print_json(metadata)
+
+
+def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Print a table below others, without the columns that are empty."""
+    shown = [position for position in range(len(columns)) if any(row[position] is not None for row in rows)]
+    output.out().print()
+    output.print_table(
+        title, [columns[position] for position in shown], [[row[position] for position in shown] for row in rows]
+    )
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return text in lines of this width; paths stay whole, so that they can be copied."""
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)

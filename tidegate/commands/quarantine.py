@@ -1,0 +1,91 @@
+"""Bad records that were set aside: look at them, take them up again."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from jobs.registry import find_pipeline
+from state_store.settings import Settings
+from tidegate import output
+from tidegate.commands import AsJson, PipelineName, runs
+from tidegate.commands.operations import Reason, operator, said
+
+ROWS_FOR_PEOPLE = 20
+PAYLOAD_CHARACTERS = 60
+
+OfTxid = Annotated[int | None, typer.Option(min=1, help="Only what this txid has set aside.")]
+
+
+def list_records(
+    pipeline: PipelineName,
+    txid: OfTxid = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"At most so many records [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the records that wait in quarantine: why, where they stood, and what they are."""
+    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+
+    find_pipeline(pipeline)
+    with StateStore.connect(Settings.load()) as store:
+        store.committed(pipeline)  # a pipeline that is not registered is not an empty one
+        if txid is not None:
+            store.source_metadata(pipeline, txid)  # nor is a batch that does not exist
+        if as_json:
+            output.print_json_rows(store.quarantined(pipeline, txid=txid, limit=limit))
+            return
+        counts = store.quarantine_counts(pipeline, txid)
+        if not counts:
+            output.say(f"No record of {_whose(pipeline, txid)} waits in quarantine.")
+            return
+        output.print_table(f"Waiting in quarantine: {sum(counts.values())}", ["txid", "records"], counts.items())
+        output.out().print()
+        shown = list(store.quarantined(pipeline, txid=txid, limit=limit or ROWS_FOR_PEOPLE))
+    columns = ["txid", "number", "reason", "origin", "payload"]
+    rows = [[row["txid"], row["number"], row["reason"], row["origin"], _cut(row["payload"])] for row in shown]
+    output.print_table("Records", columns, rows)
+    if len(shown) < sum(counts.values()):
+        output.say("There are more records: --limit N shows more, --json all of them, uncut.")
+
+
+def replay(
+    pipeline: PipelineName,
+    reason: Reason,
+    txid: OfTxid = None,
+    wait: runs.Wait = False,
+    wait_seconds: runs.WaitSeconds = 3600,
+    here: runs.Here = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take waiting records up again, as a batch of their own, and start a run; what is bad still goes back."""
+    from state_store import StateStore  # noqa: PLC0415
+
+    spec, why = find_pipeline(pipeline).spec, said(reason, "the check was too strict")
+    with StateStore.connect(Settings.load()) as store:
+        store.check_not_paused(pipeline)
+        if txid is not None:
+            store.source_metadata(pipeline, txid)
+        opened = store.replay_quarantined(spec, operator("quarantine replay"), why, txid=txid)
+    if opened is None:
+        told = f"No record of {_whose(pipeline, txid)} waits in quarantine."
+        output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(told)
+        return
+    new_txid, records = opened
+    told = f"{pipeline}: {records} record{'s' if records > 1 else ''} left quarantine, for txid {new_txid}."
+    prepared = runs.Prepared(told, {"replayed_txid": new_txid, "records": records})
+    runs.take_up(pipeline, prepared, new_txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
+
+
+def _whose(pipeline: str, txid: int | None) -> str:
+    return pipeline if txid is None else f"{pipeline} {txid}"
+
+
+def _cut(payload: str) -> str:
+    """Return a record as one short line."""
+    line = " ".join(payload.splitlines())
+    return line if len(line) <= PAYLOAD_CHARACTERS else f"{line[: PAYLOAD_CHARACTERS - 3]}..."
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {"list": list_records, "replay": replay}
