@@ -17,8 +17,8 @@ from jobs.run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import RowsLost, SourceChanged
 from tests.acceptance.conftest import Crash, FaultPlan
-from tests.conformance.feeds import FEEDS, TableFeed
 from tests.conftest import Server
+from tests.sources.feeds import FEEDS, TableFeed
 
 FULL = "TIDEGATE_SOAK" in os.environ
 STRIDE = 1 if FULL else 10

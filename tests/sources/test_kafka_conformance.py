@@ -1,0 +1,51 @@
+"""Kafka keeps the promises of both its kinds, on a real broker."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+
+import migrations
+from jobs.spark import spark_session
+from jobs.testing import PROMISES, Bench, NotPossible
+from state_store import Settings
+from tests.conftest import Server
+from tests.sources.feeds import KafkaFeed
+
+CASES = [(kind, promise) for kind in ("transactional", "opaque") for promise in PROMISES[kind].items()]
+
+
+@pytest.fixture(scope="session")
+def server(kafka_stack: Settings) -> Server:
+    """The Postgres server beside the broker."""
+    return Server(kafka_stack)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
+
+
+@pytest.fixture
+def spark(settings: Settings) -> Iterator[SparkSession]:
+    """The session that all tests of this folder share."""
+    with spark_session(settings, "conformance") as session:
+        yield session
+
+
+@pytest.mark.parametrize(("kind", "promise"), CASES, ids=[f"{kind}-{promise[0]}" for kind, promise in CASES])
+def test_kafka_keeps_its_promises(settings: Settings, spark: SparkSession, kind: str, promise: tuple) -> None:
+    """Each promise of each kind; what a topic cannot suffer has tests of its own in tests/sources."""
+    name, holds = promise
+    try:
+        holds(Bench(KafkaFeed(settings, kind), spark, settings))
+    except NotPossible:
+        assert name in (
+            *("a_changed_row_is_noticed", "what_is_hidden_stops_the_replay"),
+            "what_is_hidden_comes_in_a_later_batch",
+        )
