@@ -8,7 +8,10 @@ from state_store.attempts import StagedPartition
 from state_store.declaration import Staged
 from state_store.errors import StagingLost
 
-STAGER_GRANT = sa.DDL("GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager")  # type: ignore[no-untyped-call]
+# Executors write it; the owner of the state tables reads it for a redo.
+STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
+    "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
+)
 
 
 def recount(connection: Connection, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
