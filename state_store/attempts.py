@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
 from state_store.batches import Cut, decode_metadata, encode_metadata
-from state_store.declaration import PipelineSpec, SourceMetadata
+from state_store.declaration import PipelineSpec, QuarantineSpec, SourceMetadata, Staged
 from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 
 LOCK_NOT_AVAILABLE = "55P03"
@@ -111,7 +111,7 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # t
 
 
 def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.Row | None:  # type: ignore[type-arg]
-    """Return the attempt's row with `overdue_seconds`, its age by the database's clock; None if there is none yet."""
+    """Return the attempt's row with `age_seconds` by the database's clock; None if there is none yet."""
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
     return connection.execute(
@@ -129,7 +129,7 @@ def take_fence(
     airflow: AirflowTry | None,
     recut: Recut | None,
 ) -> Attempt:
-    """Start the next attempt at a locked batch: raise the fence, create its staging tables, lift a halt.
+    """Start the next attempt at a locked batch: raise the fence, create its staging tables, lift a halt or a decision to skip.
 
     Older attempts that have not ended are over: their rows say so, and their Spark operations may be interrupted.
     """
@@ -146,7 +146,7 @@ def take_fence(
     connection.execute(
         sa.update(tables.batch)
         .where(b.pipeline == spec.name, b.txid == batch.txid)
-        .values(attempt=number, halted_at=None, halted_reason=None)
+        .values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)
     )
     # Its own copy only if that is not what was planned: metadata may be large.
     is_planned = digest == bytes(batch.source_digest)
@@ -288,7 +288,8 @@ def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours
     for txid, number in old:
         try:
             with connection.begin_nested():
-                for staged in spec.staged:
+                everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))  # it may have quarantined once
+                for staged in everything:
                     connection.execute(DropTable(tables.staging_table_of(staged, txid, number), if_exists=True))
                 connection.execute(
                     sa.update(tables.attempt)

@@ -144,6 +144,7 @@ def merge_and_advance(
     batch = attempts.lock_batch(connection, spec.name, txid)
     cut = existing_cut(connection, spec.name, txid)
     if batch.skip_reason is not None:
+        _check_continues(spec, cut, cursor)  # a skip consumes its rows too, so it must leave out none before them
         return _record(connection, spec, batch, cut, batch.skip_owner, skipped_reason=batch.skip_reason)
     _check_sealed(connection, spec, batch, attempt_timeout_seconds)
     _check_continues(spec, cut, cursor)
@@ -158,7 +159,8 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
     only, and only for the owner of the tables: nobody else may delete.
 
-    Raises: RangeRefused if txid is not the last committed one or a state cannot go back; what `merge_and_advance` raises.
+    Raises: RangeRefused if txid is not the last committed one, a state cannot go back, or a later batch has taken up records
+    that it set aside; what `merge_and_advance` raises.
     """
     cursor = lock_cursor(connection, spec.name)
     _check_no_hole(connection, spec.name, cursor.txid)
@@ -171,8 +173,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     merges.open_tables(connection, spec)
     for state in spec.states:
         merges.restore(connection, state, txid)
-    c = tables.quarantine.c
-    connection.execute(sa.delete(tables.quarantine).where(c.pipeline == spec.name, c.txid == txid))
+    _empty_quarantine(connection, spec.name, txid)
     keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
     # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
     k = tables.commit.c
@@ -190,6 +191,19 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     done = find(connection, spec.name, txid)
     assert done is not None
     return replace(done, already_committed=False)
+
+
+def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
+    """Take back the bad records that txid has set aside: its new attempt brings its own."""
+    q = tables.quarantine.c
+    mine = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
+    if taken := {replayed for replayed in connection.scalars(mine) if replayed is not None}:
+        raise RangeRefused(
+            f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
+            "there and wait in quarantine again.",
+            pipeline=pipeline,
+            txid=txid,
+        )
 
 
 def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
@@ -220,7 +234,8 @@ def write_action(connection: Connection, pipeline: str, txid: int | None, action
 def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
     """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
 
-    Raises: RangeRefused if the batch has not failed; HoleDetected, UnknownBatch.
+    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to cut it anew, so that it is not known
+    yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
     """
     cursor = lock_cursor(connection, spec.name)
     if txid <= cursor.txid:
@@ -238,7 +253,9 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     give_up(connection, spec.name, txid, owner, reason)
     if txid != cursor.txid + 1:
         return None
-    return _record(connection, spec, batch, existing_cut(connection, spec.name, txid), owner, skipped_reason=reason)
+    cut = existing_cut(connection, spec.name, txid)
+    _check_continues(spec, cut, cursor)
+    return _record(connection, spec, batch, cut, owner, skipped_reason=reason)
 
 
 def _record(
@@ -350,6 +367,8 @@ def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, att
         raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
     if attempt.fingerprint != spec.fingerprint:
         raise StagingLost(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
+    if attempt.quarantined_rows and not spec.quarantines:
+        raise StagingLost(f"{name} set bad records aside; the pipeline no longer does so. It is processed again.", **identity)
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:

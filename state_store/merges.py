@@ -65,10 +65,9 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     """
     table = tables.state_table_of(state)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
-    before = {value.name: table.c[previous_name(value.name)] for value in state.values}
-    connection.execute(
-        sa.update(table).where(table.c.txid == txid).values(**before, txid=table.c[PREVIOUS_TXID], **{PREVIOUS_TXID: None})
-    )
+    before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
+    unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # what they were before that is not kept
+    connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
 def _merge(

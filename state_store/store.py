@@ -167,16 +167,18 @@ class StateStore:
                 commits.check_redoable(spec, txid, commits.committed(connection, spec.name))
             commits.check_epoch(connection, spec.name)
             commits.check_declaration(connection, spec)
-            if batch.skip_reason is not None and not redo:
-                return Settled.GIVEN_UP
             before, cut = batches.cut_of(connection, spec.name, txid - 1), batches.existing_cut(connection, spec.name, txid)
             position = before.digest if before else None
+            # What was given up is the batch as it was cut: cut behind another one, it is tried again.
+            may_stay = spec.source_kind == "transactional" or cut.continues == position
+            if batch.skip_reason is not None and may_stay and not redo:
+                return Settled.GIVEN_UP
             newest = attempts.newest(connection, spec.name, txid, batch.attempt)
             is_sealed = newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and cut.continues == position
             if is_sealed and not restage and not redo:
                 return Settled.SEALED
             if recut is None:
-                wanted = spec.source_kind != "transactional" and (newest is not None or cut.continues != position)
+                wanted = not may_stay or (spec.source_kind != "transactional" and newest is not None)
             else:
                 wanted = recut.continues != position  # the batch before it was cut anew meanwhile
             if wanted:
