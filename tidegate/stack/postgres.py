@@ -32,6 +32,9 @@ MAX_SHARED_BUFFERS = 2 * 1024**3
 class EmbeddedPostgres:
     """The files and settings of one embedded cluster."""
 
+    # Needs no locale of the system's.
+    locale_options = ("--locale-provider=builtin", "--locale=C.UTF-8")
+
     def __init__(self, stack_folder: Path, port: int) -> None:
         self.port = port
         self.secrets_folder = stack_folder / "secrets"
@@ -86,7 +89,7 @@ class EmbeddedPostgres:
         command = [self.binaries / "initdb", "-D", unfinished, "-U", ADMINISTRATOR, "-A", "scram-sha-256", "-E", "UTF8"]
         try:
             done = subprocess.run(  # noqa: S603 - our own command, no shell
-                [*map(str, command), "--locale-provider=builtin", "--locale=C.UTF-8", f"--pwfile={password}"],
+                [*map(str, command), *self.locale_options, f"--pwfile={password}"],
                 capture_output=True,
                 text=True,
                 user=self.user,
