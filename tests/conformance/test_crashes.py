@@ -1,0 +1,126 @@
+"""A process that dies at any statement of a redo, a new cut, a quarantine or a skip: nothing is lost or repeated."""
+
+from collections.abc import Callable
+
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import Flow, fold
+
+Begin = Callable[..., Flow]
+
+
+def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begin) -> None:
+    """Never a mixture; whatever was left, the next redo makes it right."""
+    f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("d", 4), ("b", 8)])
+    f.plan(2, 3, 1)
+    for txid in (1, 2):
+        f.process(txid)
+        f.commit(txid)
+    points: list[str] = []
+    outcomes = []
+    is_done = False
+    while not is_done:
+        if not outcomes or outcomes[-1] == "new":
+            old = f.ranges()[1][1]
+            f.finish(f.start(2, 1 if old == 5 else 3, redo=True))
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                f.owner.redo_batch(f.spec, 2, "an operator", "it was wrong")
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+        f.check()
+        outcomes.append("old" if f.ranges()[1][1] == old else "new")
+    assert set(outcomes) == {"old", "new"}
+    f.settle(3, 2)
+    f.check()
+    for step in ("DELETE FROM state.", "UPDATE state.", "INSERT INTO state.", "UPDATE tidegate.cursor", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}"
+
+
+def test_a_crash_at_any_statement_of_a_run_with_new_cuts_loses_and_repeats_nothing(flow: Begin) -> None:
+    """The batch before was cut anew, this one is sealed behind the old cut: commit, cut anew, process, commit."""
+    points: list[str] = []
+    f = flow("opaque", "opaque", [("a", number) for number in range(2000)])
+    is_done = False
+    while not is_done:
+        run = f"run {len(points)}"
+        first, second = f.plan(3, 3, run_id=run) or []
+        f.process(first)
+        f.process(second)
+        f.process(first, 2, restage=True)
+        f.commit(first)
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                f.settle(second, 4)
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+            f.settle(second, 4)
+    f.check()
+    for step in ("INSERT INTO tidegate.attempt", "CREATE TABLE staging", "UPDATE tidegate.cursor", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}"
+
+
+def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:
+    """Set aside, taken up, processed and committed: each record counts or waits after every crash, and in the end all count."""
+    f = flow("transactional", "opaque", [("a", 1), ("b", -2), ("a", -3)] * 400, on_poison="quarantine")
+    points: list[str] = []
+    is_done = False
+    start = 0
+    while not is_done:
+        (txid,) = f.plan(3, run_id=f"run {len(points)}") or []
+        start += 3
+        f.process(txid)
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                f.commit(txid)
+                f.store.replay_quarantined(f.spec, "an operator", "x")
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+            if f.commit(txid).already_committed:
+                f.store.replay_quarantined(f.spec, "an operator", "x")
+            else:
+                assert f.store.replay_quarantined(f.spec, "an operator", "x") == (txid + 1, 2)
+        f.process(txid + 1)
+        f.commit(txid + 1)
+        assert f.quarantined() == []
+        assert f.state() == fold((key, abs(amount)) for key, amount in f.records[:start])
+    for step in ("INSERT INTO tidegate.quarantine", "UPDATE tidegate.quarantine", "INSERT INTO tidegate.operator_action"):
+        assert any(step in point for point in points), f"no crash was injected at {step}"
+
+
+def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> None:
+    """Given up ahead of its turn, then skipped by the commit: the batches around it count once."""
+    f = flow("opaque", "opaque", [("a", number) for number in range(1000)])
+    points: list[str] = []
+    is_done = False
+    while not is_done:
+        first, second, third = f.plan(2, 2, 2, run_id=f"run {len(points)}") or []
+        f.fail(second, 2)
+        for txid in (first, third):
+            f.process(txid, 2)
+
+        def settle(first: int = first, second: int = second, third: int = third) -> None:
+            if f.store.skip_batch(f.spec, second, "an operator", "x") is None:
+                f.commit(first)
+            f.commit(second)
+            f.settle(third, 2)
+
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                settle()
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+            if f.store.committed("flow") < first:
+                f.commit(first)
+            settle()
+    f.check()
+    assert f.phases() == ["committed", "skipped", "committed"] * (len(points) + 1)
+    for step in ("UPDATE tidegate.batch", "INSERT INTO tidegate.commit", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}"

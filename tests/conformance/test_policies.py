@@ -1,0 +1,344 @@
+"""Quarantine, giving up, retry, pause and the acker's memory, in the ledger: on both Postgres versions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.schema import DropTable
+
+from state_store import Settings, tables
+from state_store.attempts import Settled, Tracked
+from state_store.declaration import QuarantineSpec
+from state_store.errors import (
+    AttemptFenced,
+    CommitOutOfOrder,
+    PipelinePaused,
+    RangeRefused,
+    SourceChanged,
+    StagingLost,
+)
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
+from tests.integration.conftest import contents
+
+pytestmark = BOTH_POSTGRES
+Begin = Callable[..., Flow]
+MIXED: list[Record] = [("a", 1), ("b", -2), ("a", -3), ("c", 4), ("b", 5), ("c", -6), ("a", 7), ("d", 8)]
+BAD = ["a:-3", "b:-2"]
+
+
+@pytest.fixture
+def mixed(flow: Begin) -> Flow:
+    """A pipeline that quarantines, with good and bad records in its batches of 4, 2 and 2."""
+    f = flow("opaque", "opaque", MIXED, on_poison="quarantine")
+    f.plan(4, 2, 2)
+    return f
+
+
+# quarantine
+
+
+def test_bad_records_are_set_aside_in_the_commit_of_their_batch(mixed: Flow) -> None:
+    """Before the commit nobody sees them; with it each record of the batch either counts or waits."""
+    mixed.process(1)
+    assert mixed.quarantined() == []
+    mixed.commit(1)
+    assert mixed.quarantined() == BAD
+    assert mixed.store.batch_history("flow", 1).commit["quarantined_rows"] == 2
+    mixed.check()
+    assert mixed.commit(1).already_committed
+    assert mixed.quarantined() == BAD
+
+
+def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
+    """Neither those of a fenced attempt, nor those of one that failed, nor those of a batch that is skipped."""
+    mixed.process(1)
+    mixed.process(1, 1, restage=True)  # without the bad ones
+    mixed.commit(1)
+    assert mixed.quarantined() == []
+    mixed.process(2, 2)
+    mixed.fail(2, 2)
+    mixed.store.skip_batch(mixed.spec, 2, "an operator", "it is poison")
+    assert mixed.quarantined() == []
+    mixed.check()
+
+
+@pytest.mark.parametrize("loss", ["its table", "a row", "a byte"])
+def test_lost_staging_of_bad_records_is_found_and_made_again(mixed: Flow, settings: Settings, loss: str) -> None:
+    """Their recount is as strict as that of the partials: not one is lost or altered on the way (I7)."""
+    attempt = mixed.process(1)
+    stage = tables.staging_table_of(QuarantineSpec("flow"), 1, attempt.number)
+    b = stage.c.payload == "b:-2"
+    damage = {"its table": DropTable(stage), "a row": sa.delete(stage).where(b), "a byte": sa.update(stage).where(b)}[loss]
+    with mixed.store.engine.begin() as connection:
+        connection.execute(damage.values(payload="b:-1") if isinstance(damage, sa.Update) else damage)
+    before = contents(settings)
+    with pytest.raises(StagingLost, match="_q_flow, batch 1, attempt 1 cannot be used"):
+        mixed.commit(1)
+    assert contents(settings) == before
+    mixed.settle(1)
+    assert mixed.quarantined() == BAD
+    mixed.check()
+
+
+def test_a_replay_is_a_batch_of_its_own_and_counts_once(mixed: Flow) -> None:
+    """It takes the waiting records, of all batches or of one; where the source stands is carried along."""
+    for txid in (1, 2):
+        mixed.process(txid)
+        mixed.commit(txid)
+    assert mixed.quarantined() == [*BAD, "c:-6"]
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser mended", txid=1) == (4, 2)
+    assert mixed.quarantined() == ["c:-6"]
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "again", txid=1) is None
+    assert mixed.plan(2, run_id="next") == [5]
+    for txid in (3, 4, 5):
+        mixed.process(txid)
+        mixed.settle(txid)
+    assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
+    assert mixed.metadata(5) == {"start": 8, "end": 10}
+    assert mixed.quarantined() == ["c:-6"]
+
+
+def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
+    """They wait again, and the next replay takes them."""
+    mixed.process(1)
+    mixed.commit(1)
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x") == (4, 2)
+    mixed.fail(4)
+    for txid in (2, 3):
+        mixed.process(txid)
+        mixed.commit(txid)
+    assert mixed.quarantined() == ["c:-6"]
+    mixed.settle(3)
+    mixed.store.skip_batch(mixed.spec, 4, "an operator", "not yet")
+    assert mixed.quarantined() == [*BAD, "c:-6"]
+    mixed.check()
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "now") == (5, 3)
+    mixed.process(5)
+    mixed.commit(5)
+    assert mixed.state() == fold((key, abs(amount)) for key, amount in MIXED)
+
+
+def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
+    """As bad records of the replay's own txid, which can be replayed in their turn."""
+    mixed.process(1)
+    mixed.commit(1)
+    mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1)
+    for txid in (2, 3):
+        mixed.process(txid)
+        mixed.commit(txid)
+    attempt = mixed.start(4)
+    bad = mixed.stage(attempt, QuarantineSpec("flow"), [("still negative", None, payload, True) for payload in BAD])
+    mixed.seal(attempt, bad, tracked=Tracked(2, quarantined_rows=2))
+    mixed.commit(4)
+    waiting = list(mixed.store.quarantined("flow"))
+    assert [(row["txid"], row["payload"]) for row in waiting] == [(2, "c:-6"), (4, "a:-3"), (4, "b:-2")]
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "y", txid=4) == (5, 2)
+    mixed.process(5)
+    mixed.commit(5)
+    assert mixed.quarantined() == ["c:-6"]
+
+
+def test_a_replay_follows_a_batch_that_is_cut_anew(mixed: Flow) -> None:
+    """Its records stay; only where the source stands moves, so that the batch behind it leaves nothing out."""
+    for txid in (1, 2):
+        mixed.process(txid)
+        mixed.commit(txid)
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1) == (4, 2)
+    mixed.process(4)
+    mixed.plan(2, run_id="next")
+    mixed.fail(3)
+    mixed.process(3, 1)
+    mixed.commit(3)
+    mixed.settle(4)
+    mixed.settle(5, 1)
+    assert mixed.ranges() == [(0, 4, True), (4, 6, True), (6, 7, True), (7, 8, True)]
+    assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
+
+
+def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Flow) -> None:
+    """Processed under quarantine, committed by code that does not quarantine: they would neither count nor wait."""
+    mixed.process(1)
+    strict = Flow(mixed.settings, replace(mixed.spec, quarantines=False), MIXED)
+    with pytest.raises(StagingLost, match="set bad records aside; the pipeline no longer does so"):
+        strict.commit(1)
+    strict.close()
+    mixed.commit(1)
+    assert mixed.quarantined() == BAD
+
+
+def test_a_redo_brings_bad_records_of_its_own(mixed: Flow) -> None:
+    """Those of the replaced attempt go; none is there twice."""
+    mixed.process(1)
+    mixed.commit(1)
+    mixed.redo(1, 2)
+    assert mixed.quarantined() == ["b:-2"]
+    mixed.redo(1, 4)
+    assert mixed.quarantined() == BAD
+    mixed.check()
+
+
+def test_a_batch_whose_bad_records_are_taken_up_already_is_not_redone(mixed: Flow, settings: Settings) -> None:
+    """They would count in the replay, and wait in quarantine once more to count again."""
+    mixed.process(1)
+    mixed.commit(1)
+    mixed.store.replay_quarantined(mixed.spec, "an operator", "x")
+    attempt = mixed.finish(mixed.start(1, 4, redo=True))
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match="flow 1 cannot be redone: txid 4 has taken up bad records of it"):
+        mixed.owner.redo_batch(mixed.spec, 1, "an operator", "x")
+    assert contents(settings) == before
+    assert attempt.number == 2
+
+
+def test_old_staging_of_bad_records_is_dropped_whatever_the_policy_is_by_then(mixed: Flow, as_owner: Callable) -> None:
+    """A pipeline that quarantined once leaves no table behind."""
+    mixed.process(1)
+    mixed.commit(1)
+    for table, column in ((tables.commit, "committed_at"), (tables.attempt, "started_at")):
+        as_owner(sa.update(table).values({column: sa.text("now() - interval '10 years'")}))
+    assert mixed.store.drop_old_staging(replace(mixed.spec, quarantines=False)) == 1
+    assert sa.inspect(mixed.store.engine).get_table_names(schema="staging") == []
+
+
+# giving up
+
+
+def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
+    """Order is kept: its skip is a commit like any other, between those of its neighbours."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1, 1, 1)
+    f.fail(2)
+    assert f.store.skip_batch(f.spec, 2, "an operator", "it is poison") is None
+    assert f.process(2) is Settled.GIVEN_UP
+    f.process(3)
+    with pytest.raises(CommitOutOfOrder):
+        f.commit(2)
+    f.process(1)
+    f.commit(1)
+    with pytest.raises(CommitOutOfOrder):
+        f.commit(3)
+    skipped = f.commit(2)
+    assert (skipped.skipped_reason, skipped.key_count) == ("it is poison", 0)
+    assert f.store.batch_history("flow", 2).commit["owner"] == "an operator"
+    f.commit(3)
+    f.check()
+    assert f.ranges() == [(0, 1, True), (1, 2, False), (2, 3, True)]
+
+
+def test_what_has_not_failed_is_not_given_up_by_hand(flow: Begin, settings: Settings) -> None:
+    """Planned, processing, sealed: each may still count."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1, 1, 1)
+    f.process(1)
+    f.start(2)
+    before = contents(settings)
+    for txid in (1, 2, 3):
+        with pytest.raises(RangeRefused, match="has not failed, so it is not skipped"):
+            f.store.skip_batch(f.spec, txid, "an operator", "x")
+    assert contents(settings) == before
+
+
+def test_retry_takes_a_decision_to_skip_back(flow: Begin) -> None:
+    """The batch is processed as if it had never failed, with all its tries; one that has committed is let be."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1, 1, 1)
+    assert [f.fail(2) for _ in range(3)] == [1, 2, 3]
+    f.store.give_up("flow", 2, "the pipeline's policy", "3 tries failed")
+    f.store.halt_batch("flow", 3, "BROKEN")
+    assert f.store.retry("flow", None, "an operator", "mended") == [2, 3]
+    assert f.store.poison_tries("flow", 2) == 0
+    assert f.fail(2) == 1
+    for txid in (1, 2, 3):
+        f.process(txid)
+        f.commit(txid)
+    assert f.store.retry("flow", 1, "an operator", "too late") == []
+    f.check()
+
+
+def test_only_failures_of_the_batch_itself_are_tries(flow: Begin) -> None:
+    """A server that was away is no reason to give anything up, nor is an attempt that was fenced."""
+    f = flow("transactional", "transactional", [("a", 1)])
+    f.plan(1)
+    assert f.fail(1, is_poison=False) == 0
+    assert f.fail(1) == 1
+    older = f.start(1)
+    f.start(1)
+    with pytest.raises(AttemptFenced):
+        f.store.fail_attempt(older, "BROKEN: late", is_poison=True)
+    assert f.store.poison_tries("flow", 1) == 1
+    assert f.fail(1, is_poison=False) == 1
+    assert f.fail(1) == 2
+
+
+# pause
+
+
+def test_a_paused_pipeline_plans_nothing_new_and_ends_what_it_has_planned(flow: Begin) -> None:
+    """Who, and why; a run that planned before goes on, and gets the same answer again."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1, 1)
+    assert f.store.pause("flow", "an operator", "maintenance")
+    assert not f.store.pause("flow", "another", "too")
+    with pytest.raises(PipelinePaused, match=r"flow was paused by an operator on .*: maintenance"):
+        f.plan(1, run_id="next")
+    assert f.plan(1) == [1, 2]
+    for txid in (1, 2):
+        f.process(txid)
+        f.commit(txid)
+    assert f.store.resume("flow", "an operator", "done")
+    assert not f.store.resume("flow", "an operator", "done")
+    assert f.plan(1, run_id="next") == [3]
+
+
+# the acker's memory
+
+
+def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> None:
+    """Process batch 1 again with these sums."""
+    if spec_version is not None:
+        f.spec = replace(f.spec, version=spec_version)
+    f.seal(f.start(1, restage=True), tracked=tracked)
+
+
+@pytest.mark.parametrize("sums", [Tracked(3, 42), Tracked(2, 43)], ids=["another row count", "other rows"])
+def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings: Settings, sums: Tracked) -> None:
+    """Whatever the metadata says, the source did not emit the identical rows: nothing of the attempt counts (I11)."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1)
+    replay(f, tracked=Tracked(2, 42))
+    before = contents(settings)
+    with pytest.raises(SourceChanged, match=r"flow 1:2: the source emitted . rows with hash .*, attempt 1 at the same batch 2"):
+        replay(f, tracked=sums)
+    with f.owner.engine.connect() as connection:
+        sealed = connection.scalar(sa.select(sa.func.count()).where(tables.attempt.c.sealed_at.is_not(None)))
+    assert sealed == 1
+    assert contents(settings)["tidegate.cursor"] == before["tidegate.cursor"]
+    replay(f, tracked=Tracked(2, 42))
+    assert f.commit(1).attempt == 3
+
+
+def test_sums_are_not_compared_where_nothing_was_promised(
+    flow: Begin, register: Callable[..., None], as_owner: Callable
+) -> None:
+    """Not for an opaque source, not after the version was raised, not without tracking, and not with a failed attempt's."""
+    f = flow("transactional", "transactional", [("a", 1)] * 4)
+    f.plan(1)
+    replay(f, tracked=Tracked(2))
+    replay(f, tracked=Tracked(3))
+    replay(f, tracked=Tracked(4, 42))
+    register(declare("transactional", "transactional", version=2))
+    replay(f, spec_version=2, tracked=Tracked(5, 43))
+    with pytest.raises(SourceChanged):
+        replay(f, tracked=Tracked(4, 42))
+
+    opaque = flow("opaque", "opaque", [("a", 1)] * 4, name="other", states=renamed())
+    opaque.plan(1)
+    replay(opaque, tracked=Tracked(2, 42))
+    replay(opaque, tracked=Tracked(3, 43))
+    assert opaque.commit(1).attempt == 2
+
+
+def renamed() -> dict:
+    """Return the states of another pipeline."""
+    return {f"{name}_too": state for name, state in declare("opaque", "opaque").states.items()}

@@ -1,0 +1,562 @@
+"""Every kind of state, keyed and global, by the rules of the theory (SEMANTICS (a), States), on both Postgres versions."""
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from jobs import Count, Pipeline, State
+from state_store import Settings, tables
+from state_store.attempts import Settled
+from state_store.declaration import StateKind
+from state_store.errors import CommitOutOfOrder, GuardMismatch, PermanentError, RangeRefused, StagingLost
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold
+from tests.integration.conftest import contents
+
+pytestmark = BOTH_POSTGRES
+Begin = Callable[..., Flow]
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+# What a row of each kind keeps besides its values.
+KEPT = {
+    "transactional": {"txid"},
+    "opaque": {"txid", "previous_txid", "previous_count"},
+    "non-transactional": set(),
+}
+
+
+class Counts(Flow):
+    """A state of words and their counts; partials are what a test says they are."""
+
+    def merge(self, txid: int, partials: dict[str, int], *, redo: bool = False) -> None:
+        """Process a batch with these partials, and commit it or put it in the place of what committed."""
+        attempt = self.start(txid, redo=redo)
+        self.seal(attempt, self.stage(attempt, "counts", partials.items()))
+        if redo:
+            self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
+        else:
+            self.commit(txid)
+
+    def put(self, word: str, **row: int | None) -> None:
+        """Write a row by hand, as the seeds' examples begin."""
+        table = tables.state_table_of(self.spec.states[0])
+        with self.owner.engine.begin() as connection:
+            connection.execute(sa.select(sa.func.set_config("tidegate.writer", self.spec.name, True)))
+            connection.execute(sa.insert(table).values(word=word, **row))
+
+    def of(self, word: str) -> tuple | None:
+        """Return a word's row: count, what it was before, txid; what its kind does not keep is left out."""
+        for row in self.rows("counts"):
+            if row["word"] == word:
+                return tuple(row[name] for name in ("count", "previous_count", "txid") if name in row)
+        return None
+
+
+@pytest.fixture
+def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
+    """A function that registers a word count with a state of this kind, and plans some batches."""
+
+    def begin(state: StateKind, batches: int = 3, committed: int = 0) -> Counts:
+        source = "opaque" if state == "opaque" else "transactional"
+        states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state)}
+        pipeline = Pipeline("words", Stream(source), states, guarantee="at_least_once")
+        register(pipeline)
+        flow = Counts(settings, pipeline.spec)
+        flow.plan(*[1] * batches)
+        for txid in range(1, committed + 1):
+            flow.merge(txid, {})
+        return flow
+
+    return begin
+
+
+# the worked examples of the theory
+
+
+def test_man_dog_apple(counts: Callable[..., Counts]) -> None:
+    """The theory's transactional example: a row with an older txid counts, a row that the batch does not touch stays."""
+    flow = counts("transactional", committed=2)
+    flow.put("man", count=3, txid=1)
+    flow.put("dog", count=4, txid=2)
+    flow.put("apple", count=6, txid=2)
+    flow.merge(3, {"man": 2, "dog": 1})
+    assert [flow.of(word) for word in ("man", "dog", "apple")] == [(5, 3), (5, 3), (6, 2)]
+
+
+def test_a_dog_that_has_counted_already_is_an_alarm(counts: Callable[..., Counts], settings: Settings) -> None:
+    """In the theory dog, at txid 3 already, is passed over. Here the cursor tells replays: such a row is another's work."""
+    flow = counts("transactional", committed=2)
+    flow.put("man", count=3, txid=1)
+    flow.put("dog", count=4, txid=3)
+    attempt = flow.start(3)
+    flow.seal(attempt, flow.stage(attempt, "counts", [("man", 2), ("dog", 1)]))
+    before = contents(settings)
+    with pytest.raises(GuardMismatch, match=r"words 3:1: 1 of 2 rows of state\.counts carry a txid of at least 3 already"):
+        flow.commit(3)
+    assert contents(settings) == before
+
+
+def test_a_replay_of_man_and_dog_counts_nothing_twice(counts: Callable[..., Counts]) -> None:
+    """What the theory's example is about: batch 3 comes again, in whatever step, and the counts stay."""
+    flow = counts("transactional", committed=2)
+    flow.put("man", count=3, txid=1)
+    flow.merge(3, {"man": 2, "dog": 1})
+    assert flow.commit(3).already_committed
+    assert not isinstance(flow.process(3), Settled)
+    assert (flow.of("man"), flow.of("dog")) == ((5, 3), (1, 3))
+
+
+def test_4_1_2_becomes_6_4_3(counts: Callable[..., Counts]) -> None:
+    """The theory's opaque example: {value 4, previous 1, txid 2}, a partial of 2 in txid 3, makes {6, 4, 3}."""
+    flow = counts("opaque", committed=2)
+    flow.put("word", count=4, previous_count=1, previous_txid=1, txid=2)
+    flow.merge(3, {"word": 2})
+    assert flow.of("word") == (6, 4, 3)
+
+
+def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
+    """The theory's opaque retry: {value 4, previous 1, txid 2}, a partial of 2 in txid 2 again, makes {3, 1, 2}."""
+    flow = counts("opaque", committed=2)
+    flow.put("word", count=4, previous_count=1, previous_txid=1, txid=2)
+    flow.merge(2, {"word": 2}, redo=True)
+    assert flow.of("word") == (3, 1, 2)
+
+
+# one rule after another, for every kind
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_a_state_keeps_what_its_kind_needs_and_no_more(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """(value, txid), or (value, previous value, txid), or (value)."""
+    flow = counts(kind)
+    flow.merge(1, {"a": 1})
+    (row,) = flow.rows("counts")
+    assert row.keys() - {"word", "count"} == KEPT[kind]
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_the_first_sight_of_a_key_stores_the_batches_value(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """Not 1, as in one of the theory's listings; and a key that no batch has seen is not there, rather than 0."""
+    flow = counts(kind)
+    flow.merge(1, {"a": 7})
+    assert flow.of("a")[0] == 7
+    assert flow.of("b") is None
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_greater_txids_add_up_and_leave_other_keys_alone(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """Each batch joins what is there; a key that it lacks keeps its row as it is."""
+    flow = counts(kind)
+    for txid, partials in enumerate([{"a": 1, "b": 10}, {"a": 2}, {"a": 3, "c": 5}], start=1):
+        flow.merge(txid, partials)
+    expected: dict[StateKind, list[tuple]] = {
+        "transactional": [(6, 3), (10, 1), (5, 3)],
+        "opaque": [(6, 3, 3), (10, None, 1), (5, None, 3)],
+        "non-transactional": [(6,), (10,), (5,)],
+    }
+    assert [flow.of(word) for word in "abc"] == expected[kind]
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_an_equal_txid_is_done_already_whatever_it_brings(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """A txid that has committed is final: no step of it changes anything, nor does staging that comes late."""
+    flow = counts(kind)
+    late = flow.start(1)
+    flow.seal(late, flow.stage(late, "counts", [("a", 1)]))
+    flow.commit(1)
+    before = flow.rows("counts")
+    flow.stage(late, "counts", [("a", 100)])
+    flow.seal(late)
+    assert flow.commit(1).already_committed
+    assert flow.process(1).already_committed
+    assert flow.rows("counts") == before
+
+
+@pytest.mark.parametrize(("kind", "txid"), [("transactional", 2), ("transactional", 2**31 + 5), ("opaque", 2), ("opaque", 3)])
+def test_a_row_at_or_ahead_of_the_batchs_txid_is_an_error(
+    counts: Callable[..., Counts], settings: Settings, kind: StateKind, txid: int
+) -> None:
+    """A stale txid: the theory throws for the smaller one, and here nobody but another writer can have written an equal one."""
+    flow = counts(kind, committed=1)
+    flow.put("ahead", count=1, txid=txid)
+    attempt = flow.start(2)
+    flow.seal(attempt, flow.stage(attempt, "counts", [("ahead", 1), ("fine", 1)]))
+    before = contents(settings)
+    with pytest.raises(GuardMismatch, match=r"1 of 2 rows .* at least 2 already: somebody else wrote them"):
+        flow.commit(2)
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("kind", ["transactional", "opaque"])
+def test_txids_that_start_again_over_an_old_table_are_an_error(
+    counts: Callable[..., Counts], settings: Settings, as_owner: AsOwner, kind: StateKind
+) -> None:
+    """A ledger that was emptied under a state that was kept does not drop the new batches' rows in silence."""
+    flow = counts(kind)
+    flow.merge(1, {"a": 1})
+    flow.merge(2, {"a": 1})
+    for table in (tables.commit, tables.seal, tables.run_batch, tables.attempt, tables.batch):
+        as_owner(sa.delete(table))
+    as_owner(sa.update(tables.cursor).values(txid=0, attempt=None, source_digest=None))
+    for name in sa.inspect(flow.store.engine).get_table_names(schema="staging"):
+        with flow.store.engine.begin() as connection:
+            connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData(schema="staging"))))
+    flow.plan(1, run_id="anew")
+    attempt = flow.start(1)
+    flow.seal(attempt, flow.stage(attempt, "counts", [("a", 1)]))
+    before = contents(settings)
+    with pytest.raises(GuardMismatch):
+        flow.commit(1)
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+@pytest.mark.parametrize(("state", "is_known"), [("per_key", True), ("per_key", False), ("overall", True)])
+def test_one_key_in_two_staged_partitions_is_refused_whole(
+    flow: Begin, settings: Settings, kind: StateKind, is_known: bool, state: str
+) -> None:
+    """Spark brings every key together before it stages; where it did not, nothing is dropped in silence or merged twice."""
+    f = flow("transactional", kind, [("a", 1), ("a", 2), ("a", 3)])
+    f.plan(1, 2)
+    if is_known:
+        f.process(1)
+    else:
+        f.seal(f.start(1))
+    f.commit(1)
+    attempt = f.start(2)
+    row = [1, 1, 2, 2, 2] if state == "overall" else ["a", 1, 1, 2, 2, 2]
+    f.seal(attempt, *(f.stage(attempt, state, [row], partition=number) for number in range(2)))
+    before = contents(settings)
+    with pytest.raises(PermanentError, match="cannot affect row a second time"):
+        f.commit(2)
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: StateKind) -> None:
+    """Many records of one key in one batch, missing keys and missing amounts among them, and the same again in the next."""
+    records: list[Record] = [("a", 5), ("a", None), (None, 7), ("a", 1), ("", 2), (None, None), ("b", None)]
+    f = flow("transactional", kind, [*records, *records])
+    f.plan(len(records), len(records))
+    for txid in (1, 2):
+        f.process(txid)
+        f.commit(txid)
+        f.check()
+    assert f.state()["a"] == (6, 4, 12, 1, 5)
+    assert f.state()[None] == (4, 2, 14, 7, 7)
+    assert f.state()["b"] == (2, 0, 0, None, None)
+    assert f.state("overall") == {None: (14, 8, 30, 1, 7)}
+
+
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_empty_batches_commit_and_a_global_state_gets_its_zero_once(flow: Begin, kind: StateKind) -> None:
+    """A batch without records has a txid, commits and advances the cursor; a grouped state stays as it is."""
+    f = flow("transactional", kind, [("a", 3)])
+    f.plan(0, 0, 1, 0)
+    for txid, expected in enumerate([(0, 0, 0, None, None)] * 2 + [(1, 1, 3, 3, 3)] * 2, start=1):
+        f.process(txid)
+        f.commit(txid)
+        assert (f.store.committed("flow"), f.state("overall")) == (txid, {None: expected})
+        assert len(f.rows("overall")) == 1
+        f.check()
+    if kind != "non-transactional":
+        assert f.rows("per_key")[0]["txid"] == 3  # what a row's txid says is who wrote it, not how far the ledger is
+
+
+def test_a_global_state_can_have_but_one_row(flow: Begin) -> None:
+    """The database itself refuses a second one, whatever is written by hand."""
+    f = flow("transactional", "transactional", [("a", 3)])
+    f.plan(1)
+    f.process(1)
+    f.commit(1)
+    columns = "records, known, total, txid"
+    for snapshot, constraint in (("true", "pk_overall"), ("false", "ck_overall_snapshot")):
+        second = sa.text(f"INSERT INTO state.overall (snapshot, {columns}) VALUES ({snapshot}, 1, 1, 1, 1)")
+        with f.owner.engine.connect() as connection:
+            connection.execute(sa.select(sa.func.set_config("tidegate.writer", "flow", True)))
+            with pytest.raises(IntegrityError, match=constraint):
+                connection.execute(second)
+
+
+LARGE = {
+    "above a byte": ("opaque", 127),
+    "above 32 bits": ("opaque", 2**31 + 7),
+    "near the end": ("transactional", 2**63 - 10),
+    "without a txid": ("non-transactional", 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize(("kind", "txid"), LARGE.values(), ids=LARGE.keys())
+def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: StateKind) -> None:
+    """The theory's listing compares boxed numbers, which differ above 127: its retries fell through and were lost."""
+    records: list[Record] = [("a", number) for number in range(6)]
+    f = flow("opaque" if kind == "opaque" else "transactional", kind, records)
+    f.plan(2)
+    f.process(1)
+    f.commit(1)
+    # Everything of batch 1 becomes that of a batch far ahead.
+    with f.owner.engine.begin() as connection:
+        for name, column in (("batch", "txid"), ("attempt", "txid"), ("commit", "txid"), ("run_batch", "txid")):
+            rows = connection.execute(sa.select(getattr(tables, name)).where(getattr(tables, name).c[column] == 1)).mappings()
+            for row in rows.all():
+                moved = dict(row) | {"txid": txid} | ({"run_id": "moved"} if name == "run_batch" else {})
+                connection.execute(sa.insert(getattr(tables, name)).values(moved))
+        connection.execute(sa.update(tables.cursor).values(txid=txid))
+        connection.execute(sa.select(sa.func.set_config("tidegate.writer", "flow", True)))
+        if kind != "non-transactional":
+            for state in f.spec.states:
+                connection.execute(sa.update(tables.state_table_of(state)).values(txid=txid))
+
+    assert f.plan(1, 1, run_id="far") == [txid + 1, txid + 2]
+    for number in (1, 2):
+        f.process(txid + number)
+        with pytest.raises(CommitOutOfOrder):
+            f.commit(txid + number + 1)
+        assert not f.commit(txid + number).already_committed
+        assert f.commit(txid + number).already_committed
+        assert f.state() == fold(records[: 2 + number])
+    if kind == "opaque":
+        f.redo(txid + 2, 2)
+        assert f.state() == fold(records[:5])
+        assert {row["txid"] for row in f.rows()} == {txid + 2}
+
+
+# opaque: value, previous value, txid
+
+
+def opaque_rows(f: Flow) -> dict[str | None, tuple]:
+    """Return per key: total and least, what they were before, and the txids of both."""
+    names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
+    return {row["key"]: tuple(row[name] for name in names) for row in f.rows()}
+
+
+def test_an_opaque_row_says_what_it_was_before_its_txid(flow: Begin) -> None:
+    """Row by row after each commit; a key that a batch does not touch keeps its own txid and what was before that."""
+    f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
+    f.plan(2, 2, 2)
+    for txid in (1, 2, 3):
+        f.process(txid)
+        f.commit(txid)
+        f.check()
+        if txid == 2:
+            assert opaque_rows(f) == {
+                "a": (6, 1, 2, 5, 5, 1),
+                "b": (7, 7, 1, None, None, None),
+                "c": (0, None, 2, None, None, None),
+            }
+    assert opaque_rows(f) == {"a": (6, 1, 2, 5, 5, 1), "b": (15, 7, 3, 7, 7, 1), "c": (4, 4, 3, 0, None, 2)}
+    (overall,) = f.rows("overall")
+    assert (overall["total"], overall["previous_total"], overall["txid"], overall["previous_txid"]) == (25, 13, 3, 2)
+
+
+REDONE: dict[str, tuple[list[Record], int, int]] = {
+    "fewer records": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 3, 1),
+    "more records": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 1, 3),
+    "none": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 3, 0),
+    "some where there were none": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 0, 3),
+    "none where there were none": ([("a", 1)], 0, 0),
+    "the same": ([("a", 1), ("b", 2), ("a", 3), ("c", 4)], 3, 3),
+    "missing keys and amounts": ([("a", 1), (None, None), ("a", None), ("", None), (None, 2)], 4, 2),
+    "a smaller minimum goes": ([("a", 5), ("a", 9), ("a", 1), ("a", 99)], 3, 1),
+}
+
+
+@pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
+def test_a_redo_leaves_what_the_new_attempt_alone_would_have_made(
+    flow: Begin, records: list[Record], size: int, redone: int
+) -> None:
+    """Keys that it lacks go back to what they were, and disappear if the txid had made them; the next batch goes on (I13)."""
+    f = flow("opaque", "opaque", records)
+    f.plan(1, size, 1)
+    for txid in (1, 2):
+        f.process(txid)
+        f.commit(txid)
+    first = f.rows() + f.rows("overall")
+    f.redo(2, redone)
+    f.check()
+    assert f.phases() == ["committed", "committed", "planned"]
+    f.redo(2, size)
+    f.check()
+    if size:
+        assert [{**row, "previous_txid": 0} for row in f.rows() + f.rows("overall")] == [
+            {**row, "previous_txid": 0} for row in first
+        ]
+    f.redo(2, redone)
+    f.check()
+    f.process(3, len(records))
+    f.settle(3)
+    f.check()
+    assert f.store.committed("flow") == 3
+
+
+def test_a_redo_is_written_down_and_is_what_the_ledger_shows(flow: Begin) -> None:
+    """Who and why; the commit names the new attempt, and the next batch continues what that has read."""
+    f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("a", 3)])
+    f.plan(2)
+    f.process(1)
+    f.commit(1)
+    done = f.redo(1, 1)
+    assert (done.attempt, done.key_count, done.already_committed) == (2, 2, False)
+    history = f.store.batch_history("flow", 1)
+    assert (history.commit["attempt"], history.commit["owner"]) == (2, "an operator")
+    assert f.metadata(1) == {"start": 0, "end": 1}
+    with f.owner.engine.connect() as connection:
+        (action,) = connection.execute(sa.select(tables.operator_action)).mappings()
+    assert (action["txid"], action["action"], action["reason"]) == (1, "redo", "it was wrong")
+    f.plan(2, run_id="next")
+    assert f.metadata(2) == {"start": 1, "end": 3}
+    f.process(2)
+    f.commit(2)
+    f.check()
+
+
+def test_a_restored_row_does_not_claim_to_know_what_it_was_earlier(flow: Begin) -> None:
+    """It was that before its last txid, and what it was before that one was not kept."""
+    f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("b", 3)])
+    f.plan(1, 1, 1)
+    for txid in (1, 2):
+        f.process(txid)
+        f.commit(txid)
+    f.redo(2, 0)
+    assert opaque_rows(f) == {"a": (1, 1, 1, None, None, None)}
+
+
+@pytest.mark.parametrize("txid", [1, 3, 4])
+def test_only_the_last_committed_txid_is_redone(flow: Begin, settings: Settings, txid: int) -> None:
+    """Its predecessors are what it built on; its successors have not been done."""
+    f = flow("opaque", "opaque", [("a", 1)] * 4)
+    f.plan(1, 1, 1, 1)
+    for number in (1, 2, 3):
+        f.process(number)
+    f.commit(1)
+    f.commit(2)
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match="2 is the last committed txid, and only that one can be redone"):
+        f.start(txid, redo=True)
+    with pytest.raises(RangeRefused, match="only that one can be redone"):
+        f.owner.redo_batch(f.spec, txid, "an operator", "x")
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
+def test_a_state_that_does_not_know_what_it_was_is_not_redone(flow: Begin, settings: Settings, kind: StateKind) -> None:
+    """Refused before an attempt is made, and again when it would count."""
+    f = flow("transactional", kind, [("a", 1)])
+    f.plan(1)
+    f.process(1)
+    f.commit(1)
+    before = contents(settings)
+    for redo in (lambda: f.start(1, redo=True), lambda: f.owner.redo_batch(f.spec, 1, "an operator", "x")):
+        with pytest.raises(RangeRefused, match="state per_key is not opaque, so it does not know what it was before"):
+            redo()
+    assert contents(settings) == before
+
+
+def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settings: Settings) -> None:
+    """The committed attempt is not its own replacement, and one that failed or still runs is none."""
+    f = flow("opaque", "opaque", [("a", 1), ("b", 2)])
+    f.plan(1)
+    f.process(1)
+    f.commit(1)
+
+    def refused(message: str) -> None:
+        before = contents(settings)
+        with pytest.raises(StagingLost, match=message):
+            f.owner.redo_batch(f.spec, 1, "an operator", "x")
+        assert contents(settings) == before
+
+    refused("no newer attempt than the committed one")
+    attempt = f.start(1, 2, redo=True)
+    refused("has not ended")
+    f.store.fail_attempt(attempt, "BROKEN: it broke.")
+    refused("failed: BROKEN")
+    f.check()
+    assert f.commit(1).attempt == 1
+
+
+# anything in any order
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE, ids=[f"{source} into {state}" for source, state in EXACTLY_ONCE])
+def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any, seed: int) -> None:
+    """A random walk of plans, attempts, failures, new cuts, crashes, commits, skips, retries and redos against plain Python."""
+    chance = random.Random(f"{source} {state} {seed}")
+    records: list[Record] = [
+        (chance.choice(["a", "b", "c", "", None]), chance.choice([None, 0, chance.randint(1, 100)])) for _ in range(4000)
+    ]
+    f = flow(source, state, records)
+    story: list[str] = []
+    for step in range(40):
+        committed = f.store.committed("flow")
+        opened = f.store.uncommitted("flow", 100)
+        txid = chance.choice(opened[:4]) if opened else None
+        size = chance.choice([None, 0, chance.randint(1, 9)]) if source == "opaque" else None
+        does = "plan" if not opened else chance.choice(WALK)
+        story.append(f"{step}: {does} {txid} {size} behind {committed}")
+        try:
+            walk(f, does, txid, size, committed, chance, f"run {step}")
+            f.check()
+        except BaseException as error:
+            error.add_note("\n".join([f"seed {seed} of {source} into {state}:", *story]))
+            raise
+    for txid in f.store.uncommitted("flow", 100):
+        f.settle(txid)
+    f.check()
+
+
+WALK = [
+    "plan",
+    *["process"] * 4,
+    *["commit"] * 3,
+    *["settle"] * 3,
+    "fail",
+    "restage",
+    "crash",
+    "skip",
+    "retry",
+    "redo",
+    "zombie",
+]
+
+
+def walk(  # noqa: PLR0912 - a list of what can happen
+    f: Flow, does: str, txid: int | None, size: int | None, committed: int, chance: random.Random, run_id: str
+) -> None:
+    """Take one step; what is refused, and rightly so, changes nothing."""
+    if does == "plan":
+        f.plan(*[chance.randint(0, 9) for _ in range(chance.randint(1, 3))], run_id=run_id)
+    elif does == "process":
+        f.process(txid, size)
+    elif does == "restage":
+        f.process(txid, size, restage=True)
+    elif does == "commit":
+        with suppress(CommitOutOfOrder, StagingLost):
+            f.commit(txid)
+    elif does == "settle":
+        f.settle(committed + 1, size)
+    elif does == "fail":
+        if not isinstance(attempt := f.take(txid, size, restage=True), Settled):
+            f.store.fail_attempt(attempt, "BROKEN: it broke.", is_poison=chance.random() < 0.5)
+    elif does == "crash":
+        faults = FaultPlan(chance.randint(1, 40))
+        try:
+            with faults.armed():
+                f.settle(committed + 1, size)
+        except Crash:
+            f.die()
+    elif does == "skip":
+        with suppress(RangeRefused, StagingLost):
+            f.store.skip_batch(f.spec, txid, "an operator", "it is poison")
+    elif does == "retry":
+        f.store.retry("flow", chance.choice([None, txid]), "an operator", "mended")
+    elif does == "zombie":
+        if not isinstance(older := f.take(txid, size, restage=True), Settled):
+            f.process(txid, None, restage=True)
+            f.stage(older, "overall", [(1000, 1000, 1000, 1000, 1000)])
+    elif does == "redo" and committed and f.spec.states[0].kind == "opaque":
+        f.redo(committed, size)
