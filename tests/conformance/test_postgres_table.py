@@ -8,9 +8,11 @@ from pyspark.sql import SparkSession
 from jobs.spark import spark_session
 from jobs.testing import PROMISES, Bench, NotPossible
 from state_store import Settings
+from tests.conformance.conftest import BOTH_POSTGRES
 from tests.conftest import Server
 from tests.sources.feeds import FEEDS
 
+pytestmark = BOTH_POSTGRES
 FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by time"}
 CASES = [(kind, promise) for kind in FEED_OF for promise in PROMISES[kind].items()]
 

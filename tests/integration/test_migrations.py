@@ -13,14 +13,15 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 import migrations
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, schema, tables
 from state_store.declaration import ColumnType, KeyColumn, ValueColumn
-from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
-from tests.integration.conftest import Execute
+from tests.integration.conftest import Execute, Tally
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted(file.name for file in schema.VERSIONS.glob("*.py"))
@@ -170,6 +171,80 @@ def test_all_the_way_down_and_up_again(empty: Settings) -> None:
         StateStore.connect(empty)
     migrations.upgrade(empty, SPECS)
     assert shape(empty) == built
+
+
+def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally, settings: Settings) -> None:
+    """Taken back to 0004, the ledger is what older code has written; brought up again, its chain holds and work goes on."""
+    tally.plan(5)
+    tally.process(1, [("a", 1, 5, 5, 5)])
+    tally.commit(1)
+    tally.store.fail_attempt(tally.start(2), "MALFORMED_RECORD: a.csv, line 3")
+    tally.store.skip_batch(tally.spec, 2, "an operator", "cut off")
+    tally.process(3, [("a", 1, 7, 7, 7)])
+    tally.store.fail_attempt(tally.start(4), "SPARK_FAILED: it broke", is_poison=True)
+    before = ledger(settings)
+
+    migrations.walk(settings, [], "0004")
+    assert "previous_digest" not in ledger(settings)["batch"][0]
+    migrations.walk(settings, [], "0005")
+
+    after = ledger(settings)
+    for row in before["attempt"]:
+        row["is_poison"] = None if row["failed_at"] is None else False  # older code did not tell
+        row.update(staged_at=None, quarantined_rows=None)
+    for row in before["batch"]:
+        row.update(skip_owner=None, skip_reason=None)  # older code wrote that into the commit alone
+    for row in before["commit"]:
+        row["merged_at"] = row["committed_at"]
+    before["operator_action"] = []
+    assert after == before
+    digests = [None, *(row["source_digest"] for row in after["batch"])]
+    assert [row["previous_digest"] for row in after["batch"]] == digests[:-1]
+    assert tally.commit(3).attempt == 1
+    tally.process(4, [("b", 1, 2, 2, 2)])
+    tally.commit(4)
+    tally.process(5)
+    tally.commit(5)
+    tally.plan(run_id="next")
+    tally.process(6)
+    tally.commit(6)
+    assert tally.state() == [("a", 2, 12, 5, 7, 3), ("b", 1, 2, 2, 2, 4)]
+
+
+def ledger(settings: Settings) -> dict[str, list[dict]]:
+    """Return every row of the ledger's tables, in the order of their keys."""
+    with migrations.connected(settings) as connection:
+        found = sa.MetaData(schema=tables.LEDGER)
+        found.reflect(connection)
+        return {
+            table.name: [dict(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key)).mappings()]
+            for table in found.sorted_tables
+            if table.name != schema.VERSION_TABLE
+        }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("UPDATE tidegate.pipeline SET source_kind = 'opaque'", "ck_pipeline_source_kind"),
+        (
+            "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
+            "VALUES ('tally', 1, 1, 'bad', '?', true)",
+            "records are in quarantine",
+        ),
+    ],
+    ids=["an opaque pipeline", "a record in quarantine"],
+)
+def test_what_older_code_does_not_know_is_not_taken_away_from_under_it(
+    tally: Tally, settings: Settings, as_role: Execute, content: str, message: str
+) -> None:
+    """Going down is refused, and nothing is done."""
+    tally.plan()
+    as_role("tidegate_owner", content)
+    before = shape(settings)
+    with pytest.raises(TidegateError, match=message):
+        migrations.walk(settings, [], "0004")
+    assert shape(settings) == before
 
 
 # refusals
