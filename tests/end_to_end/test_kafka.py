@@ -1,0 +1,266 @@
+"""A topic in, exactly-once state out, through a real Airflow and a real broker that dies and grows on the way.
+
+40,000 messages, or a million if ``SOAK`` is set, as `make soak` does.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from state_store import Settings
+from tests.conftest import fetch_kafka
+from tests.end_to_end.conftest import Project, wait_for
+
+IS_SOAK = bool(os.environ.get("SOAK"))
+MESSAGES = 1_000_000 if IS_SOAK else 40_000
+BATCHES = 20 if IS_SOAK else 10
+PER_BATCH = MESSAGES // BATCHES
+FIRST_TXIDS = list(range(1, BATCHES // 2 + 1))  # of the first half
+PARTITIONS = 8
+TOPIC = "readings"
+SENSORS = 1009
+LAST_MESSAGES = 99  # fewer than a batch takes
+SECONDS = 60
+RUN_SECONDS = 3000 if IS_SOAK else 600
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
+
+PIPELINE = f'''
+"""Readings per sensor, and what came from each partition."""
+
+from jobs import Count, Kafka, Max, Min, Pipeline, State, Sum
+
+
+def numbers(rows):
+    return rows.selectExpr(
+        "cast(key AS string) AS sensor", "cast(cast(value AS string) AS int) AS reading", "`partition`", "`offset`"
+    )
+
+
+PIPELINE = Pipeline(
+    name="readings",
+    source=Kafka("{TOPIC}", max_records={PER_BATCH}),
+    transform=numbers,
+    states={{
+        "per_sensor": State(key={{"sensor": "text"}}, aggregates={{"readings": Count(), "total": Sum("reading")}}),
+        "per_partition": State(
+            key={{"partition": "integer"}},
+            aggregates={{"readings": Count(), "first": Min("offset", "bigint"), "last": Max("offset", "bigint")}},
+        ),
+    }},
+)
+'''
+DAG = '''
+"""When somebody triggers it."""
+
+from dags.batch_dag import batch_dag
+
+dag = batch_dag("readings")
+'''
+
+
+@dataclass
+class Readings:
+    """The test's own topic: what its brokers have confirmed, which is what has to be counted."""
+
+    settings: Settings
+    per_sensor: dict[str, list[int]] = field(default_factory=dict)
+    offsets: dict[int, set[int]] = field(default_factory=dict)
+    errors: list[KafkaError] = field(default_factory=list)
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.login = {**self.settings.kafka_client(), "log_level": 0}
+        self.admin = AdminClient(self.login)
+
+    def create(self) -> None:
+        """Create the topic."""
+        self.admin.create_topics([NewTopic(TOPIC, PARTITIONS, replication_factor=1)])[TOPIC].result(SECONDS)
+
+    def add_a_partition(self) -> None:
+        """Let the topic have one more."""
+        self.admin.create_partitions([NewPartitions(TOPIC, PARTITIONS + 1)])[TOPIC].result(SECONDS)
+
+        def has_a_leader() -> bool:
+            known = self.admin.list_topics(TOPIC, SECONDS).topics[TOPIC].partitions
+            return len(known) == PARTITIONS + 1 and all(partition.leader >= 0 for partition in known.values())
+
+        wait_for(has_a_leader, "a ninth partition")
+
+    def produce(self, count: int, partitions: int = PARTITIONS) -> None:
+        """Write so many messages, in turn to each partition, and wait until all are confirmed, however long brokers are away.
+
+        The producer is idempotent: what it sends again after a broker's death is not there twice.
+        """
+        producer = Producer({**self.login, "enable.idempotence": True, "delivery.timeout.ms": RUN_SECONDS * 1000})
+        for number in range(self.sent, self.sent + count):
+            message = {"key": f"sensor {number * 7919 % SENSORS}", "value": str(number * 31 % 10_007 - 5_000)}
+            while True:
+                try:
+                    producer.produce(TOPIC, partition=number % partitions, on_delivery=self._confirm, **message)
+                    break
+                except BufferError:
+                    producer.poll(1)
+            producer.poll(0)
+        self.sent += count
+        assert producer.flush(RUN_SECONDS) == 0
+        assert self.errors == []
+
+    def _confirm(self, error: KafkaError | None, message: Message) -> None:
+        if error:
+            self.errors.append(error)
+            return
+        offsets = self.offsets.setdefault(message.partition(), set())
+        assert message.offset() not in offsets
+        offsets.add(message.offset())
+        found = self.per_sensor.setdefault(message.key().decode(), [0, 0])
+        found[0] += 1
+        found[1] += int(message.value())
+
+    def ends(self) -> dict[int, int]:
+        """Return where each partition ends; all of it is confirmed messages, each of them once."""
+        consumer = Consumer({**self.login, "group.id": "a test that only looks"})
+        try:
+            ends = {p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), SECONDS)[1] for p in self.offsets}
+        finally:
+            consumer.close()
+        assert self.offsets == {partition: set(range(end)) for partition, end in ends.items()}
+        return ends
+
+    def committed_by_the_group(self) -> dict[int, int]:
+        """Return what lag tools see of the pipeline's consumer group."""
+        consumer = Consumer({**self.login, "group.id": "tidegate-readings"})
+        try:
+            asked = [TopicPartition(TOPIC, partition) for partition in self.offsets]
+            return {found.partition: found.offset for found in consumer.committed(asked, SECONDS)}
+        finally:
+            consumer.close()
+
+
+@dataclass
+class KafkaProject(Project):
+    """A clone of this repository with a pipeline of its own over a topic, and its stack."""
+
+    def run(self) -> dict[str, Any]:
+        """Run the Dag; return how it ended."""
+        return self.ended(self.start("trigger", "readings", "--wait"))
+
+    def ended(self, run: subprocess.Popen[str]) -> dict[str, Any]:
+        """Wait for the end of a run, which has to be a good one; return what it says of itself."""
+        out, err = run.communicate(timeout=RUN_SECONDS)
+        assert run.returncode == 0, err
+        return dict(json.loads(out))
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        """Ask the ledger itself; its revision is the clone's, which this process's own code does not know."""
+        with closing(self.as_administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchall()
+
+    def batches(self) -> list[dict[str, Any]]:
+        """Return the metadata of each batch, in the order of their txids."""
+        found = self.ask("SELECT source_metadata FROM tidegate.batch WHERE pipeline = 'readings' ORDER BY txid")
+        return [json.loads(bytes(frozen))["metadata"] for (frozen,) in found]
+
+    def processed(self) -> int:
+        """Return how many batches have been processed."""
+        return int(self.ask("SELECT count(DISTINCT txid) FROM tidegate.seal WHERE pipeline = 'readings'")[0][0])
+
+    def kafka(self) -> dict[str, Any]:
+        """Return how the broker is."""
+        return next(component for component in self.json("status")["components"] if component["name"] == "kafka")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProject]:
+    """The project, with a running stack that has Kafka, and with its pipeline's tables."""
+    fetch_kafka()
+    home = tmp_path_factory.mktemp("readings")
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, home / package)
+    shutil.copy(REPOSITORY / "pyproject.toml", home)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(home))  # the clone's modules, not the installed project's
+        project = KafkaProject(home, home, Settings())
+        try:
+            project.tidegate("up", "--with", "kafka")
+            (home / "jobs" / "pipelines" / "readings.py").write_text(PIPELINE)
+            (home / "dags" / "readings.py").write_text(DAG)
+            project.tidegate("migrate", "--new", "readings per sensor and partition")
+            project.tidegate("migrate")
+            project.settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
+            yield project
+        finally:
+            project.tidegate("down", "--delete-data", "--yes")
+
+
+@pytest.mark.timeout(RUN_SECONDS * 2)
+def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_added(clone: KafkaProject) -> None:
+    """Half of them are there before the first run; the broker is killed in the middle of it, while others arrive."""
+    topic = Readings(clone.settings)
+    topic.create()
+    topic.produce(MESSAGES // 2)
+
+    more = threading.Thread(target=topic.produce, args=[MESSAGES // 4], daemon=True)
+    broker = psutil.Process(clone.kafka()["pid"])
+    run = clone.start("trigger", "readings", "--wait")
+    with clone.held("commit"):
+        wait_for(clone.batches, "planning")
+        wait_for(clone.processed, "processing of a batch")
+        more.start()
+        broker.kill()
+        assert clone.processed() < len(FIRST_TXIDS)
+    more.join(RUN_SECONDS)
+    assert not more.is_alive()
+    topic.add_a_partition()
+    topic.produce(MESSAGES // 4 - LAST_MESSAGES, PARTITIONS + 1)
+    assert clone.ended(run)["committed"] == FIRST_TXIDS
+    assert clone.kafka()["restarts"] == 1
+
+    clone.run()
+    # The acks of two commits may overtake each other; that of the last batch, alone in its run, has nothing to overtake.
+    topic.produce(LAST_MESSAGES, PARTITIONS + 1)
+    assert len(clone.run()["committed"]) == 1
+
+    assert topic.sent == MESSAGES
+    ends = topic.ends()
+    assert set(ends) == set(range(PARTITIONS + 1))
+    assert sum(ends.values()) == MESSAGES
+    counted = {row["sensor"]: [row["readings"], row["total"]] for row in state(clone, "per_sensor")}
+    assert counted == topic.per_sensor
+    read = {row["partition"]: (row["readings"], row["first"], row["last"]) for row in state(clone, "per_partition")}
+    assert read == {partition: (end, 0, end - 1) for partition, end in ends.items()}
+
+    assert positions(clone.batches()) == ends
+    assert topic.committed_by_the_group() == ends
+    assert sum(batch["source_rows"] for batch in clone.json("inspect", "readings")) == MESSAGES
+
+
+def state(project: Project, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a state."""
+    return list(project.json("inspect", "readings", "--state", name))
+
+
+def positions(batches: list[dict[str, Any]]) -> dict[int, int]:
+    """Return where the last batch ends, after checking that each begins where those before it ended."""
+    reached: dict[int, int] = {}
+    for metadata in batches:
+        for name, found in metadata["partitions"].items():
+            assert found["start"] == reached.get(int(name), 0)
+            assert found["end"] > found["start"]
+            reached[int(name)] = found["end"]
+        for name, found in metadata["idle"].items():
+            assert found["end"] == reached[int(name)]
+    return reached
