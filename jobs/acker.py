@@ -63,8 +63,14 @@ class Observed:
 
 def row_id(rows: DataFrame, columns: Iterable[str]) -> Column:
     """Return the 64-bit hash of those of these columns that the rows have."""
-    types = {field.name: field.dataType for field in rows.schema}
-    parts = [_hashable(F.col(f"`{name.replace('`', '``')}`"), types[name]) for name in columns if name in types]
+    fields = {field.name: field for field in rows.schema}
+    parts: list[Column] = []
+    for name in columns:
+        if field := fields.get(name):
+            column = F.col(f"`{name.replace('`', '``')}`")
+            parts.append(_hashable(column, field.dataType))
+            if field.nullable:
+                parts.append(column.isNull())  # NULL adds nothing to a hash: (1, NULL) would be (NULL, 1)
     return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
 
 

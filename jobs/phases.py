@@ -73,7 +73,8 @@ def plan_batches(
     """
     pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store:
-        store.check_not_paused(pipeline.name)
+        if not store.run_txids(pipeline.name, run_id):  # a run that has planned goes on
+            store.check_not_paused(pipeline.name)
         check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
@@ -173,9 +174,8 @@ def report_exhausted(settings: Settings, pipeline: str, txid: int, reason: str) 
     A pipeline that skips poison gives it up instead, if the batch has ever failed by itself.
     """
     with StateStore.connect(settings) as store:
-        if store.poison_tries(pipeline, txid) and find_pipeline(pipeline).on_poison == "skip":
-            store.give_up(pipeline, txid, "the pipeline's policy", reason)
-        else:
+        skips = store.poison_tries(pipeline, txid) and find_pipeline(pipeline).on_poison == "skip"
+        if not (skips and store.give_up(pipeline, txid, "the pipeline's policy", reason)):
             store.halt_batch(pipeline, txid, reason)
 
 
@@ -258,8 +258,9 @@ def _give_up(store: StateStore, pipeline: Pipeline, attempt: Attempt, error: Exc
             f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {told}", **identity
         ) from error
     logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, told)
-    store.give_up(pipeline.name, attempt.txid, "the pipeline's policy", f"{tries} tries failed, the last with {told}")
-    return True
+    return store.give_up(
+        pipeline.name, attempt.txid, "the pipeline's policy", f"it failed {tries} times, the last time with {told}"
+    )
 
 
 def _ack(store: StateStore, pipeline: Pipeline, done: Commit) -> None:

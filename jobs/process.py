@@ -55,12 +55,15 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
     """
     emitter = pipeline.source.emitter(spark, store.settings)
-    with _spark_errors(emitter, attempt), interruptible(spark, attempt, pipeline.message_timeout_seconds) as tag:
+    with (
+        _spark_errors(emitter, attempt),
+        interruptible(spark, attempt, pipeline.message_timeout_seconds, lambda: store.is_fenced(attempt)) as tag,
+    ):
         store.note_spark(attempt, spark.conf.get("spark.app.id", None) or "unknown", tag)
         source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
         records = _records(store.settings, pipeline, attempt, emitter, spark)
         is_flagged = REFUSAL in records.columns
-        tracked = None if pipeline.tracking == "off" else [name for name in records.columns if name != ORIGIN]
+        tracked = None if pipeline.tracking == "off" else [name for name in records.columns if name not in (ORIGIN, REFUSAL)]
         records = source.attach(records, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
         rows = records
         if is_flagged:

@@ -42,7 +42,7 @@ def run_pipeline(
 ) -> RunResult:
     """Plan, then process up to the pipeline's window of batches at once while the caller's thread commits in order.
 
-    `progress` is called with a txid and one of planned, processed, committed; from several threads. If the process dies,
+    `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If it dies,
     the next run picks up what was planned; what was committed stays. A batch that fails by itself, for a reason that may
     pass, is tried again as often as the pipeline says, with growing pauses. Any other error ends the run: later batches that
     are already processed keep their work.
@@ -70,7 +70,7 @@ def run_pipeline(
             for txid, processed in zip(txids, processing, strict=True):
                 processed.result()
                 commits.append(_commit(settings, pipeline, txid, run_id))
-                progress(txid, "committed")
+                progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

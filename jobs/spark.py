@@ -1,22 +1,30 @@
 """One way to open a Spark session: Connect, or local in this process, with the settings that the promise needs."""
 
+import logging
+import math
 import re
 import socket
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Timer
+from threading import Event, Thread
 from urllib.parse import urlsplit
 
+import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from state_store.attempts import Attempt
-from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable
+from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
 from state_store.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 REACH_TIMEOUT_SECONDS = 5
+# How soon an attempt notices that it is fenced; one small query each.
+SECONDS_BETWEEN_LOOKS = 5.0
 # Some 45 s in all: a server that restarts is waited for; for longer absences the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
 MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
@@ -59,30 +67,38 @@ def tag_of(pipeline: str, txid: int, number: int) -> str:
 
 
 @contextmanager
-def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int | None) -> Iterator[str]:
-    """Tag what this thread runs, so that it can be interrupted: by a newer attempt, or after the timeout. Yields the tag.
+def interruptible(
+    spark: SparkSession, attempt: Attempt, timeout_seconds: int | None, is_fenced: Callable[[], bool]
+) -> Iterator[str]:
+    """Tag what this thread runs, and interrupt it when it is fenced or takes longer than the timeout. Yields the tag.
 
-    The attempts that this one has fenced are interrupted first: nothing of them counts any more.
+    The attempts that this one has fenced are interrupted first: nothing of them counts any more. That can miss one that is
+    about to start an operation, so each attempt also looks after itself, every few seconds.
 
     Raises: AttemptTimedOut.
     """
     for number in attempt.fenced:
         spark.interruptTag(tag_of(attempt.pipeline, attempt.txid, number))
-    tag, is_over = tag_of(attempt.pipeline, attempt.txid, attempt.number), Event()
+    tag, has_ended, is_overdue = tag_of(attempt.pipeline, attempt.txid, attempt.number), Event(), Event()
+    deadline = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
 
-    def interrupt() -> None:
-        is_over.set()
-        spark.interruptTag(tag)
+    def watch() -> None:
+        while not has_ended.wait(max(0.1, min(SECONDS_BETWEEN_LOOKS, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                is_overdue.set()
+            try:
+                if is_overdue.is_set() or is_fenced():
+                    spark.interruptTag(tag)
+            except (TidegateError, PySparkException, grpc.RpcError) as error:
+                logger.info("%s: whether it is fenced cannot be found out now: %s", attempt, error)
 
-    timer = Timer(timeout_seconds, interrupt) if timeout_seconds else None
+    watcher = Thread(target=watch, name=f"watch {attempt}", daemon=True)
     spark.addTag(tag)
+    watcher.start()
     try:
-        if timer:
-            timer.daemon = True
-            timer.start()
         yield tag
     except Exception as error:
-        if not is_over.is_set():
+        if not is_overdue.is_set():
             raise
         raise AttemptTimedOut(
             f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. It is tried again.",
@@ -91,8 +107,8 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int | 
             attempt=attempt.number,
         ) from error
     finally:
-        if timer:
-            timer.cancel()
+        has_ended.set()
+        watcher.join()
         spark.removeTag(tag)
 
 

@@ -119,6 +119,13 @@ def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.
     ).one_or_none()
 
 
+def newest_number(connection: Connection, pipeline: str, txid: int) -> int | None:
+    """Return the number of the batch's newest attempt, without locking anything."""
+    b = tables.batch.c
+    number: int | None = connection.scalar(sa.select(b.attempt).where(b.pipeline == pipeline, b.txid == txid))
+    return number
+
+
 def take_fence(
     connection: Connection,
     spec: PipelineSpec,
@@ -212,7 +219,7 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
         raise SourceChanged(
             f"{attempt}: the source emitted {tracked.source_rows} rows with hash {tracked.source_hash}, "
             f"attempt {found.attempt} at the same batch {found.source_rows} with hash {found.source_hash}. "
-            "A transactional source replays the identical rows: put them back, or declare the source opaque.",
+            "A transactional source replays the identical rows: put them back.",
             pipeline=attempt.pipeline,
             txid=attempt.txid,
             attempt=attempt.number,

@@ -183,15 +183,16 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
     return list(connection.scalars(statement))
 
 
-def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> None:
-    """Say that the batch will be skipped when its turn comes, unless it has committed meanwhile."""
-    values = {"skip_owner": owner, "skip_reason": reason, "halted_at": None, "halted_reason": None}
-    b = tables.batch.c
-    connection.execute(
+def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str, *, unless_sealed: bool = False) -> bool:
+    """Say that the batch will be skipped when its turn comes; False if it has committed or is given up already."""
+    b, a = tables.batch.c, tables.attempt.c
+    sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
+    given_up = (
         sa.update(tables.batch)
         .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
-        .values(values)
+        .values(skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
     )
+    return bool(connection.execute(given_up.where(~sealed) if unless_sealed else given_up).rowcount)
 
 
 def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:

@@ -189,6 +189,11 @@ class StateStore:
                 connection.execute(grant)
             return attempt
 
+    def is_fenced(self, attempt: Attempt) -> bool:
+        """Tell whether a newer attempt owns the batch. A hint that saves work: the seal checks again under the lock."""
+        with self._transaction(f"looking after {attempt}") as connection:
+            return attempts.newest_number(connection, attempt.pipeline, attempt.txid) != attempt.number
+
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
         """Write down in which Spark application the attempt computes, and the tag of its operations."""
         with self._transaction(f"noting where {attempt} computes") as connection:
@@ -232,10 +237,13 @@ class StateStore:
         with self._transaction("reading a batch") as connection:
             return batches.existing_cut(connection, pipeline, txid).metadata
 
-    def give_up(self, pipeline: str, txid: int, owner: str, reason: str) -> None:
-        """Let the batch be skipped when its turn comes: its pipeline's policy says so."""
+    def give_up(self, pipeline: str, txid: int, owner: str, reason: str) -> bool:
+        """Let the batch be skipped when its turn comes: its pipeline's policy says so.
+
+        False, and nothing happens, if it has committed or its newest attempt is sealed: such work is not thrown away unasked.
+        """
         with self._transaction("giving up a batch") as connection:
-            batches.give_up(connection, pipeline, txid, owner, reason)
+            return batches.give_up(connection, pipeline, txid, owner, reason, unless_sealed=True)
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
         """Say that nobody retries this batch by itself any more, so that later ones stop waiting for it in their run."""

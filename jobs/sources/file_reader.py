@@ -166,9 +166,8 @@ class FileReader(Emitter):
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
         rows, corrupt = self._read_csv(paths), F.col(CORRUPT)
-        # Spark refuses a query that needs nothing but the corrupt record, so a value goes along.
-        value = F.col(_quoted(next(iter(self._schema)))).cast("string")
-        rows = rows.where(_or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256), value=value))
+        found = _or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256), values=self._all_values())
+        rows = rows.where(found)
         for name in self._decimals:
             rows = rows.where(
                 _or_refuse(self._fits(F.col(_quoted(name)), name), shown=F.col(_quoted(name)), column=F.lit(name))
@@ -178,9 +177,8 @@ class FileReader(Emitter):
     def _flagged_csv(self, rows: "DataFrame", origin: "Column") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        # Spark refuses a query that needs nothing but the corrupt record, so the first value is looked at too.
-        corrupt, first = F.col(CORRUPT).isNotNull(), F.col(_quoted(next(iter(self._schema))))
-        refusal = F.when(corrupt & first.isNull(), F.lit(NO_FIT)).when(corrupt, F.lit(NO_FIT))
+        corrupt = F.col(CORRUPT).isNotNull()
+        refusal = F.when(corrupt & (self._all_values() != 0), F.lit(NO_FIT)).when(corrupt, F.lit(NO_FIT))
         for name in self._decimals:
             reason = F.lit(f"{name} does not fit {self._schema[name]}")
             refusal = refusal.when(~self._fits(F.col(_quoted(name)), name), reason)
@@ -190,6 +188,12 @@ class FileReader(Emitter):
         return rows.select(
             *self._typed(F.col, lossy=True), origin.alias(ORIGIN), refusal.alias(REFUSAL), payload.alias(PAYLOAD)
         )
+
+    def _all_values(self) -> "Column":
+        """Return something that needs every column: Spark parses no other, and so would not notice a bad value in one."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        return F.xxhash64(*(F.col(_quoted(name)) for name in self._schema))
 
     def _parsed_json(self, line: "Column") -> "tuple[Column, Column]":
         """Return a line's record and whether it is whole: Spark's own reader drops, in silence, what follows the first one."""

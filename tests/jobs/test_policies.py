@@ -196,7 +196,7 @@ def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) ->
         history = store.batch_history("inbox", 2)
     assert [attempt["error"].partition(":")[0] for attempt in history.attempts] == ["MALFORMED_RECORD"] * 3
     assert history.commit is not None
-    assert "3 tries failed, the last with MALFORMED_RECORD" in history.commit["skipped_reason"]
+    assert "it failed 3 times, the last time with MALFORMED_RECORD" in history.commit["skipped_reason"]
     assert history.status.phase == "skipped"
 
 
@@ -267,6 +267,21 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
     assert attempt["spark_application"].startswith("local-")
     assert attempt["spark_tag"] == "tidegate-inbox-1-1"
     assert attempt["started_at"] <= attempt["staged_at"] <= attempt["sealed_at"]
+
+
+def test_a_bad_value_is_found_though_nothing_needs_its_column(inbox: Inbox) -> None:
+    """Also without tracking, when Spark would not even parse it."""
+    inbox.write("1.csv", "name,amount\na,1\nb,two\n")
+    states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
+    pipeline = declare(inbox, states=states, tracking="off")
+    inbox.plan(pipeline, "run")
+    with pytest.raises(MalformedRecord, match="line 3"):
+        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+
+    tolerant = declare(inbox, states=states, tracking="off", on_poison="quarantine")
+    phases.process_batch(inbox.settings, tolerant, 1, owner="test")
+    phases.commit_batch(inbox.settings, tolerant, 1, owner="test")
+    assert [record["payload"] for record in waiting(inbox)] == ["b,two"]
 
 
 @pytest.mark.parametrize(("lowered", "source_hash", "transformed_hash"), [("off", None, None), ("unanchored", True, None)])
