@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check down lock
+.PHONY: help setup demo test soak check down lock
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, sho
 
 test: setup ## Run all tests
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+soak: setup ## Run the slow tests at full size: a million messages, ten million records (about 15 minutes)
+	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance/test_poison.py
 
 check: setup ## Lint, types, formatting
 	@$(BIN)/ruff check .
