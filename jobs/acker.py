@@ -24,8 +24,9 @@ from jobs.pipeline import Pipeline
 from state_store.attempts import Attempt
 from state_store.errors import RowsLost
 
-# Columns that follow each row's id into the partials, and are taken off before COPY.
-ROWS, HASH = "_tidegate_rows", "_tidegate_hash"
+# A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the XOR of the
+# ids. All are taken off before COPY.
+ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,16 @@ class Observed:
         self._is_tracked = False
 
     def attach(self, rows: DataFrame, columns: Iterable[str] | None, flag: Column | None = None) -> DataFrame:
-        """Return the rows, observed; their hashes are over these columns, None: untracked."""
+        """Return the rows, observed, with the hash over these columns as column ID; None: untracked, and no such column.
+
+        The hash is a column of its own because Spark compiles that, but interprets what it observes: with the hash inside,
+        a batch took twice as long.
+        """
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            sums.append(F.bit_xor(row_id(rows, columns)).alias("hash"))
+            rows = rows.withColumn(ID, row_id(rows, columns))
+            sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
         return rows.observe(self._observation, *sums)

@@ -1,7 +1,7 @@
 """The processing phase: read the frozen slice, transform, aggregate per key, stage, seal. Any number of batches at once."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs import quarantine, staging_sink
-from jobs.acker import HASH, ROWS, Observed, Sums, check_complete, row_id, used_columns
+from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
 from jobs.spark import LOCAL, interruptible
@@ -64,7 +64,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         records = _records(store.settings, pipeline, attempt, emitter, spark)
         is_flagged = REFUSAL in records.columns
         tracked = None if pipeline.tracking == "off" else [name for name in records.columns if name not in (ORIGIN, REFUSAL)]
-        records = source.attach(records, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
+        records = source.attach(records, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None).drop(ID)
         rows = records
         if is_flagged:
             rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
@@ -75,7 +75,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         staged: list[_Staged] = []
         for name, state in pipeline.states.items():
             spec = state.spec(name)
-            partials = aggregate(rows, state, spec, None if state.unanchored else used)
+            partials = aggregate(rows, state, spec, is_anchored=used is not None and not state.unanchored)
             staged.append(_stage(store.settings, attempt, spec, partials))
         emitted, returned = source.sums(), transformed.sums()
         if emitted.flagged:
@@ -144,11 +144,10 @@ def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame) 
     return _Staged(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
 
 
-def aggregate(rows: DataFrame, state: State, spec: StateSpec, anchors: Sequence[str] | None = None) -> DataFrame:
+def aggregate(rows: DataFrame, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
 
-    With `anchors`, the columns by which a row is known, each partial also tells how many rows it was made of, and the XOR
-    of their hashes.
+    Anchored, each partial also tells how many rows it was made of, and the XOR of their ids.
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
@@ -165,8 +164,8 @@ def aggregate(rows: DataFrame, state: State, spec: StateSpec, anchors: Sequence[
         if declared.function == "sum":
             result = F.coalesce(result, F.lit(0))
         values.append(result.cast(_spark_type(value.type)).alias(value.name))
-    if anchors is not None:
-        values += [F.count(F.lit(1)).alias(ROWS), F.bit_xor(row_id(rows, anchors)).alias(HASH)]
+    if is_anchored:
+        values += [F.count(F.lit(1)).alias(ROWS), F.bit_xor(rows[ID]).alias(HASH)]
     return rows.groupBy(*keys).agg(*values)
 
 

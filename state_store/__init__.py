@@ -11,8 +11,18 @@ phase: it follows from which rows exist, so it cannot contradict them.
 
 The commit checks, under the cursor's row lock and in this order: that the database is the primary and the incarnation that
 the cursor was made in (I9); whether the txid has committed, then it says so and changes nothing (I8); that its
-predecessor has (I3); that the frozen metadata is intact (I6); that the newest attempt is sealed (I4); that the declaration
-is the registered one (I16); that staging holds exactly the sealed rows (I7); after the merge, that every key landed (I14).
+predecessor has (I3); that the frozen metadata is intact (I6); that the newest attempt is sealed (I4); that it continues the
+batch that committed last (I12); that the declaration is the registered one (I16); that staging holds exactly the sealed rows
+(I7); after the merge, that every key landed (I14).
+
+A batch is planned once. An attempt of an opaque source may cut it anew, until it commits: the new metadata belongs to the
+attempt, the planned one stays. Every cut carries the digest of the metadata behind which it was made, and the commit compares
+that with the digest that the cursor committed: if batch n was cut anew, n + 1 cannot commit before it was, too.
+
+A batch that fails for good is given up by its pipeline's policy or by a person: when its turn comes, a commit without rows
+takes its place, with who and why. Bad records that a pipeline sets aside are staged and sealed beside the partials, and move
+into the quarantine in the commit. Each source row of a committed batch therefore counts, waits in quarantine, or is named
+by a skip.
 
 What a crash leaves behind, and who notices:
 

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+import migrations
 from jobs import Count, Max, Min, Pipeline, State, Sum
 from jobs.sources import Coordinator, Emitter, Source
 from state_store import Settings, StateStore, tables
@@ -98,6 +99,15 @@ def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: py
         pytest.skip(f"No PostgreSQL 15 in {DEBIANS_BINARIES}. Install it with: apt-get install postgresql-15")
     with running_postgres_15(tmp_path_factory.mktemp("postgres_15"), stack) as settings:
         yield Server(settings)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server; this folder's own, because other folders keep to one server."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
 
 
 # pipelines of every kind over one source
