@@ -5,6 +5,7 @@ Two stacks serve all tests: `running` without Airflow, which each test finds who
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import psutil
 import psycopg2
 import pytest
 
+from state_store.errors import PermanentError
 from tests.stack.conftest import Stack
 from tidegate import stack as embedded
 from tidegate.stack.airflow import PROCESSES, PROJECT
 from tidegate.stack.component import is_alive, wait_until
 from tidegate.stack.layout import Layout
+from tidegate.stack.postgres import EmbeddedPostgres
 
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
 
@@ -318,3 +321,18 @@ def test_down_leaves_no_process(full: Stack) -> None:
 
     assert full.tidegate("down").stderr.strip() == "Nothing was running."
     assert json.loads(full.tidegate("down", "--json").stdout) == {"ended_processes": 0}
+
+
+def test_a_cluster_whose_passwords_are_gone_is_kept(tmp_path: Path) -> None:
+    """Somebody deleted the secrets: the ledger behind them is neither overwritten nor silently replaced by an empty one."""
+    cluster = EmbeddedPostgres(tmp_path / ".tidegate", 1)
+    cluster.initialize()
+    content = (cluster.data / "PG_VERSION").read_text()
+    cluster.passfile.unlink()
+    try:
+        with pytest.raises(PermanentError, match="holds the ledger and the states of an earlier stack here"):
+            cluster.initialize()
+        assert (cluster.data / "PG_VERSION").read_text() == content
+        assert not cluster.passfile.exists()
+    finally:
+        shutil.rmtree(cluster.data)

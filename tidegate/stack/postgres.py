@@ -72,6 +72,11 @@ class EmbeddedPostgres:
         """Create the cluster and its passwords, unless they exist; a half-made one is made anew."""
         self.secrets_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.passfile.exists():
+            if (self.data / "PG_VERSION").exists():
+                raise PermanentError(
+                    f"{self.data} holds the ledger and the states of an earlier stack here, but the passwords to it, "
+                    f"{self.passfile}, are gone. Put them back, or delete {self.data} with everything in it."
+                )
             passwords = {role: secrets.token_urlsafe(24) for role in (ADMINISTRATOR, *ROLES)}
             lines = {role: f"127.0.0.1:*:*:{role}:{password}\n" for role, password in passwords.items()}
             write_secret(self.stager_passfile, lines["tidegate_stager"])

@@ -1,0 +1,60 @@
+"""The word count of the tutorials, in both of its spellings, and in the words of SQL: one state, whichever is written."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jobs import Count, FixedBatches, Pipeline, State, Sum
+from jobs.run import run_pipeline
+from state_store import Settings, StateStore
+
+LINES = [
+    "the cow jumped over the moon",
+    "the man went to the store and bought some candy",
+    "four score and seven years ago",
+    "how many apples can you eat",
+    "the cow jumped over the moon",
+]
+BATCHES = [[(line,) for line in LINES[:3]], [(line,) for line in LINES[3:]]]
+SPLIT = "explode(split(line, ' ')) AS word"
+
+
+def counted_by_the_state(rows: Any) -> Any:
+    """Split only; the state counts: each word is a row that persists into it (persistentAggregate)."""
+    return rows.selectExpr(SPLIT)
+
+
+def counted_by_the_transform(rows: Any) -> Any:
+    """Count each batch's words first, and let the state add the counts up (aggregate, then partitionPersist)."""
+    return rows.selectExpr(SPLIT).groupBy("word").count()
+
+
+def counted_in_sql(rows: Any) -> Any:
+    """The same in the words of SQL."""
+    rows.createOrReplaceTempView("lines")
+    return rows.sparkSession.sql(f"SELECT word, count(*) AS count FROM (SELECT {SPLIT} FROM lines) GROUP BY word")
+
+
+@pytest.mark.parametrize(
+    ("transform", "occurrences"),
+    [(counted_by_the_state, Count()), (counted_by_the_transform, Sum("count")), (counted_in_sql, Sum("count"))],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("kind", ["transactional", "opaque"])
+def test_every_spelling_counts_the_same(
+    settings: Settings, register: Callable[..., None], transform: Any, occurrences: Any, kind: Any
+) -> None:
+    """Over two batches, with words in both."""
+    state = State(key={"word": "text"}, aggregates={"occurrences": occurrences}, kind=kind)
+    pipeline = Pipeline(
+        name="inbox", source=FixedBatches(BATCHES, {"line": "string"}), transform=transform, states={"words": state}
+    )
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+
+    with StateStore.connect(settings) as store:
+        found = {row["word"]: row["occurrences"] for row in store.state_rows(pipeline.spec.states[0])}
+    assert found == Counter(word for line in LINES for word in line.split())
+    assert found["the"] == 6
