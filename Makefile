@@ -16,7 +16,7 @@ demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, sho
 test: setup ## Run all tests
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-soak: setup ## Run the slow tests at full size: a million messages, ten million records (about 15 minutes)
+soak: setup ## Run the slow tests at full size: a million messages, ten million records (about 10 minutes)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance/test_poison.py
 
 check: setup ## Lint, types, formatting

@@ -34,11 +34,11 @@ FLIGHTS_FROM_RAW_FILES = """
 """
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: int = PATIENCE_SECONDS) -> Any:
     """Return the condition's first true value."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_SECONDS} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.1)
     return found
 
