@@ -22,7 +22,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.pipeline import Pipeline
 from state_store.attempts import Attempt
-from state_store.errors import RowsLost
+from state_store.errors import DeclarationInvalid, RowsLost
 
 # A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the XOR of the
 # ids. All are taken off before COPY.
@@ -62,8 +62,16 @@ class Observed:
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> Sums:
-        """Return what passed; waits for the first action."""
+        """Return what passed; waits for the first action.
+
+        Raises: DeclarationInvalid if the rows took another way than through the DataFrame that was observed.
+        """
         found: dict[str, Any] = self._observation.get
+        if "rows" not in found:
+            raise DeclarationInvalid(
+                "The transform returns other rows than what it made of its own. Batches share a Spark session, so it must not "
+                "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
+            )
         return Sums(found["rows"], (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
 
 

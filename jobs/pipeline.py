@@ -60,7 +60,8 @@ class Pipeline:
     """A source, a transform, and the states that its rows are aggregated into.
 
     `transform` takes and returns a DataFrame. It must be a function of its rows alone: the same rows in, the same rows out,
-    whenever and however often it runs. It sees no txid, no attempt and no connection.
+    whenever and however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrame
+    (`selectExpr`, `where`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
     `window` is how many batches are processed at once. Raise `version` when the transform's meaning or the source changes:
     attempts that an older version computed then never count, and batches that have committed stay as they are.
