@@ -26,11 +26,6 @@ STRIDE = 1 if os.environ.get("SOAK") else 25
 NAMES = [name for name in FEEDS if "done" not in name]
 
 
-def feed_of(name: str, settings: Settings) -> Any:
-    """Return a feed of its own; rows read by time are read at once."""
-    return FEEDS[name](settings, 0)
-
-
 def pipeline_over(feed: Any, **pipeline: Any) -> Pipeline:
     """Declare a pipeline that counts the feed's rows by name, with states of the source's kind."""
     kind = feed.source.kind
@@ -39,7 +34,8 @@ def pipeline_over(feed: Any, **pipeline: Any) -> Pipeline:
 
 
 def oracle(rows: list[tuple]) -> dict[str, tuple[int, int]]:
-    """Compute the state from the rows that were put: name and amount are the last two values of each."""
+    """Compute the state from the rows that were put: name and amount are the last two values of each, or the first in Kafka."""
+    rows = [(row[0].decode(), int(row[1])) if isinstance(row[0], bytes) else row for row in rows]
     lines: Counter[str] = Counter()
     amounts: Counter[str] = Counter()
     for row in rows:
@@ -63,27 +59,14 @@ def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
     return txids
 
 
-@pytest.fixture(autouse=True)
-def _readable_statistics(server: Server) -> None:
-    """Who reads by time has to see when open transactions began."""
-    server.execute("GRANT pg_read_all_stats TO tidegate_stager")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
-    settings: Settings, server: Server, register: Callable[..., None], name: str
-) -> None:
-    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
-    feed = feed_of(name, settings)
-    pipeline = pipeline_over(feed)
-    register(pipeline)
+def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed: Any, *, first_point: int) -> None:
+    """Die before statements and around COMMITs, from this point on, one run each; every time the next runs make it right."""
     rows = feed.put(2)
     run_once(settings, pipeline, "before")
     rows += feed.put(4)
     expected = oracle(rows)
 
-    at = 1 + NAMES.index(name) % STRIDE  # other points for each source
-    died = 0
+    at, died = first_point, 0
     while True:
         faults = FaultPlan(at)
         copy = replace(settings, pg_database=server.create_database(settings.pg_database))
@@ -102,6 +85,43 @@ def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
             server.drop_database(copy.pg_database)
         at += STRIDE
     assert died >= len(faults.points) // STRIDE - 1 > 0
+
+
+def race(settings: Settings, pipeline: Pipeline) -> None:
+    """Let two runs plan, process and commit at the same moment."""
+    together = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def run(run_id: str) -> None:
+        together.wait()
+        try:
+            run_pipeline(settings, pipeline, run_id=run_id)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.fixture(autouse=True)
+def _readable_statistics(server: Server) -> None:
+    """Who reads by time has to see when open transactions began."""
+    server.execute("GRANT pg_read_all_stats TO tidegate_stager")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
+    settings: Settings, server: Server, register: Callable[..., None], name: str
+) -> None:
+    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
+    feed = FEEDS[name](settings, 0)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    die_everywhere(settings, server, pipeline, feed, first_point=1 + NAMES.index(name) % STRIDE)
 
 
 class Flaky:
@@ -142,7 +162,7 @@ def test_a_failed_attempt_in_any_phase_changes_nothing(
     settings: Settings, register: Callable[..., None], name: str, flaky: Flaky
 ) -> None:
     """It is tried again, from the saved metadata or with a new cut, and every row counts once."""
-    feed = feed_of(name, settings)
+    feed = FEEDS[name](settings, 0)
 
     def transform(rows: Any) -> Any:
         flaky.fail("transform")
@@ -164,26 +184,11 @@ def test_a_failed_attempt_in_any_phase_changes_nothing(
 @pytest.mark.parametrize("name", NAMES)
 def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
     """Two runs look at the same source; what both process counts once."""
-    feed = feed_of(name, settings)
+    feed = FEEDS[name](settings, 0)
     pipeline = pipeline_over(feed)
     register(pipeline)
     rows = feed.put(6)
-    together = threading.Barrier(2)
-    failures: list[BaseException] = []
-
-    def run(run_id: str) -> None:
-        together.wait()
-        try:
-            run_pipeline(settings, pipeline, run_id=run_id)
-        except BaseException as error:  # noqa: BLE001 - shown below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    race(settings, pipeline)
     assert stored(settings, pipeline) == oracle(rows)
 
 

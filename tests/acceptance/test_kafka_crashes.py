@@ -1,0 +1,64 @@
+"""The same for Kafka, with a real broker: crashes, a failure between read and seal, racing planners."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import migrations
+from jobs import Pipeline
+from state_store import Settings
+from tests.acceptance.test_every_source import STRIDE, die_everywhere, oracle, pipeline_over, race, stored
+from tests.conftest import Server
+from tests.sources.feeds import KafkaFeed
+
+KINDS = ("transactional", "opaque")
+
+
+@pytest.fixture(scope="session")
+def server(kafka_stack: Settings) -> Server:
+    """The Postgres server beside the broker."""
+    return Server(kafka_stack)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
+
+
+def over(feed: KafkaFeed) -> Pipeline:
+    """Declare a pipeline that counts the feed's records by key."""
+
+    def parse(records: Any) -> Any:
+        return records.selectExpr("string(key) AS name", "int(string(value)) AS amount")
+
+    return pipeline_over(feed, transform=parse)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
+    settings: Settings, server: Server, register: Callable[..., None], kind: str
+) -> None:
+    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
+    feed = KafkaFeed(settings, kind)
+    pipeline = over(feed)
+    register(pipeline)
+    die_everywhere(settings, server, pipeline, feed, first_point=1 + KINDS.index(kind) % STRIDE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planners_at_the_same_moment_plan_each_record_once(
+    settings: Settings, register: Callable[..., None], kind: str
+) -> None:
+    """Two runs look at the same topic; what both process counts once."""
+    feed = KafkaFeed(settings, kind)
+    pipeline = over(feed)
+    register(pipeline)
+    rows = feed.put(6)
+    race(settings, pipeline)
+    assert stored(settings, pipeline) == oracle(rows)
