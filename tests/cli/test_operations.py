@@ -192,7 +192,7 @@ def test_a_run_tells_what_its_pipeline_gave_up(shops: CommandLine) -> None:
     assert "Given up and skipped, without their rows: txid 1. Why: tidegate inspect visits --txid 1" in done.stderr
     shown = shops("inspect", "visits", "--txid", "1").stdout
     assert "skipped_reason" in shown
-    assert "1 tries failed, the last with MALFORMED_RECORD" in shown
+    assert "it failed in try 1 of 1, with MALFORMED_RECORD" in shown
 
 
 # redo

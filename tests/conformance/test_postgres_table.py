@@ -23,6 +23,7 @@ def spark(settings: Settings, server: Server) -> Iterator[SparkSession]:
     server.execute("GRANT pg_read_all_stats TO tidegate_stager")
     with spark_session(settings, "conformance") as session:
         yield session
+    server.execute("REVOKE pg_read_all_stats FROM tidegate_stager")
 
 
 @pytest.mark.parametrize(("kind", "promise"), CASES, ids=[f"{kind}-{promise[0]}" for kind, promise in CASES])

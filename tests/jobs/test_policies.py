@@ -196,7 +196,7 @@ def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) ->
         history = store.batch_history("inbox", 2)
     assert [attempt["error"].partition(":")[0] for attempt in history.attempts] == ["MALFORMED_RECORD"] * 3
     assert history.commit is not None
-    assert "it failed 3 times, the last time with MALFORMED_RECORD" in history.commit["skipped_reason"]
+    assert "it failed in try 3 of 3, with MALFORMED_RECORD" in history.commit["skipped_reason"]
     assert history.status.phase == "skipped"
 
 
