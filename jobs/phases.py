@@ -259,7 +259,7 @@ def _give_up(store: StateStore, pipeline: Pipeline, attempt: Attempt, error: Exc
         ) from error
     logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, told)
     return store.give_up(
-        pipeline.name, attempt.txid, "the pipeline's policy", f"it failed {tries} times, the last time with {told}"
+        pipeline.name, attempt.txid, "the pipeline's policy", f"it failed in try {tries} of {pipeline.tries}, with {told}"
     )
 
 
