@@ -241,7 +241,7 @@ def test_a_failure_that_passes_is_tried_again(inbox: Inbox) -> None:
 def test_a_transform_that_changes_its_mind_is_found_out(inbox: Inbox) -> None:
     """Rows that are not the same each time would be lost for one state and counted for another: the sums do not meet.
 
-    Not `rand()`: its seed is drawn when the plan is analysed, and a server that remembers the plan draws it once for all states.
+    Not `rand()`: a seed is drawn when the plan is analysed, and a server that remembers the plan draws one for all states.
     """
     inbox.write("1.csv", "name,amount\n" + "".join(f"n{number},{number}\n" for number in range(200)))
     pipeline = declare(
