@@ -46,7 +46,9 @@ class Observed:
         self._observation = Observation(name)
         self._is_tracked = False
 
-    def attach(self, rows: DataFrame, columns: Iterable[str] | None, flag: Column | None = None) -> DataFrame:
+    def attach(
+        self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
+    ) -> DataFrame:
         """Return the rows, observed, with the hash over these columns as column ID; None: untracked, and no such column.
 
         The hash is a column of its own because Spark compiles that, but interprets what it observes: with the hash inside,
@@ -55,7 +57,7 @@ class Observed:
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            rows = rows.withColumn(ID, row_id(rows, columns))
+            rows = rows.withColumn(ID, row_id(schema, columns))
             sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
@@ -75,9 +77,9 @@ class Observed:
         return Sums(found["rows"], (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
 
 
-def row_id(rows: DataFrame, columns: Iterable[str]) -> Column:
-    """Return the 64-bit hash of those of these columns that the rows have."""
-    fields = {field.name: field for field in rows.schema}
+def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
+    """Return the 64-bit hash of those of these columns that rows of this schema have."""
+    fields = {field.name: field for field in schema}
     parts: list[Column] = []
     for name in columns:
         if field := fields.get(name):

@@ -24,7 +24,6 @@ from state_store.errors import (
     AttemptFenced,
     BatchRetried,
     PermanentError,
-    RetryableError,
     SourceUnavailable,
     StagingLost,
     TidegateError,
@@ -292,7 +291,7 @@ def _is_poison(error: Exception) -> bool:
 
 
 def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> None:
-    """Commit the batches that directly follow, each in its own transaction, as long as they are ready.
+    """Commit the batches that directly follow as long as they are ready: several together, or the next one by itself.
 
     Whatever stops it is met again, and reported, by the commit that the batch's own task tries.
     """
@@ -301,14 +300,25 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
     txid = done.txid + 1
     while (turn := store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))) and turn.opens and not turn.halted:
         try:
-            following = store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
-        except (RetryableError, UsageError) as stop:
+            following = _commit_together(store, pipeline, owner) or [
+                store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
+            ]
+        except TidegateError as stop:
             logger.info("%s %s is left to its own task: %s", pipeline.name, txid, stop)
             return
-        if following.already_committed:
+        for commit in following:
+            logger.info("%s", commit)
+        if following[-1].already_committed:
             return
-        logger.info("%s", following)
-        txid += 1
+        txid = following[-1].txid + 1
+
+
+def _commit_together(store: StateStore, pipeline: Pipeline, owner: str) -> list[Commit]:
+    try:
+        return store.commit_together(pipeline.spec, owner)
+    except TidegateError as error:
+        logger.info("%s: the batches that follow are committed one by one: %s", pipeline.name, error)
+        return []
 
 
 @contextmanager

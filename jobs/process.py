@@ -62,22 +62,28 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         store.note_spark(attempt, spark.conf.get("spark.app.id", None) or "unknown", tag)
         source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
         records = _records(store.settings, pipeline, attempt, emitter, spark)
-        is_flagged = REFUSAL in records.columns
-        tracked = None if pipeline.tracking == "off" else [name for name in records.columns if name not in (ORIGIN, REFUSAL)]
-        records = source.attach(records, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None).drop(ID)
-        rows = records
-        if is_flagged:
-            rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
-        if pipeline.transform:
-            rows = pipeline.transform(rows)
-        used = used_columns(pipeline)
-        rows = transformed.attach(rows, used)
+        schema = records.schema
+        is_flagged = REFUSAL in schema.names
+        tracked = None if pipeline.tracking == "off" else [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
+        records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
+        rows, used = records, used_columns(pipeline)
+        # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
+        is_untouched = pipeline.transform is None and not is_flagged
+        if not is_untouched:
+            rows = records = records.drop(ID)
+            if is_flagged:
+                rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
+            if pipeline.transform:
+                rows = pipeline.transform(rows)
+            schema = rows.schema
+            rows = transformed.attach(rows, schema, used)
         staged: list[_Staged] = []
         for name, state in pipeline.states.items():
             spec = state.spec(name)
-            partials = aggregate(rows, state, spec, is_anchored=used is not None and not state.unanchored)
+            partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
             staged.append(_stage(store.settings, attempt, spec, partials))
-        emitted, returned = source.sums(), transformed.sums()
+        emitted = source.sums()
+        returned = emitted if is_untouched else transformed.sums()
         if emitted.flagged:
             bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
             check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
@@ -144,14 +150,15 @@ def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame) 
     return _Staged(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
 
 
-def aggregate(rows: DataFrame, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:
+def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
 
-    Anchored, each partial also tells how many rows it was made of, and the XOR of their ids.
+    `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. Anchored, each partial also tells
+    how many rows it was made of, and the XOR of their ids.
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
-    keys = [_column(rows, spec, key.name, key.type).alias(key.name) for key in spec.keys]
+    keys = [_column(rows, schema, spec, key.name, key.type).alias(key.name) for key in spec.keys]
     values = []
     for value in spec.values:
         declared = state.aggregates[value.name]
@@ -159,7 +166,7 @@ def aggregate(rows: DataFrame, state: State, spec: StateSpec, *, is_anchored: bo
             values.append(F.count(F.lit(1)).alias(value.name))
             continue
         exact = declared.function != "count"
-        column = _column(rows, spec, declared.column, value.type if exact else None)
+        column = _column(rows, schema, spec, declared.column, value.type if exact else None)
         result: Column = getattr(F, declared.function)(column)
         if declared.function == "sum":
             result = F.coalesce(result, F.lit(0))
@@ -169,11 +176,11 @@ def aggregate(rows: DataFrame, state: State, spec: StateSpec, *, is_anchored: bo
     return rows.groupBy(*keys).agg(*values)
 
 
-def _column(rows: DataFrame, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
-    field = next((field for field in rows.schema if field.name == name), None)
+def _column(rows: DataFrame, schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
+    field = next((field for field in schema if field.name == name), None)
     if field is None:
         raise errors.DeclarationInvalid(
-            f"State {state.name} needs column {name}, but the transform returns {', '.join(rows.columns)}. Add it there."
+            f"State {state.name} needs column {name}, but the transform returns {', '.join(schema.names)}. Add it there."
         )
     if declared is None:
         return rows[name]

@@ -136,10 +136,12 @@ def _local(settings: Settings) -> SparkSession:
 
 
 def _configured(session: SparkSession, settings: Settings) -> SparkSession:
-    for name, value in PINNED.items():
-        session.conf.set(name, value)
     # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
-    session.conf.set("spark.sql.shuffle.partitions", str(settings.staging_connections))
+    wanted = {**PINNED, "spark.sql.shuffle.partitions": str(settings.staging_connections)}
+    found = session.conf.getAll  # one round trip; a session that is joined has been configured by whoever came first
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            session.conf.set(name, value)
     return session
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.acker import HASH, ROWS
 from state_store.declaration import Staged
@@ -26,11 +27,7 @@ from state_store.partition_copy import copy_partition
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
 MAX_VALUE_BYTES = 64 * 1024 * 1024
-ANSWER = (
-    "partition int, task_attempt long, rows long, digest long, bytes long, acked_rows long, acked_hash long, "
-    "refusal string, reason string"
-)
-_ANSWER_SCHEMA = pa.schema(
+_ANSWER = pa.schema(
     [
         ("partition", pa.int32()),
         ("task_attempt", pa.int64()),
@@ -43,6 +40,7 @@ _ANSWER_SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
+ANSWER = from_arrow_schema(_ANSWER)  # given as text, the server would be asked what it means
 _CSV = csv.WriteOptions(include_header=False)
 Sink = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -70,7 +68,7 @@ def staging_sink(conninfo: dict[str, Any], table: str, staged: Staged) -> Sink:
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
         acked = reader.acked_rows, reader.acked_hash
         answer = [task.partitionId(), task.taskAttemptId(), rows, digest, reader.bytes, *acked, code, reason]
-        yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER_SCHEMA.names, answer, strict=True))], _ANSWER_SCHEMA)
+        yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER.names, answer, strict=True))], _ANSWER)
 
     return stage
 

@@ -295,7 +295,7 @@ def partials(pipeline: Pipeline, rows: DataFrame) -> dict[str, list[dict[str, An
     """
     transformed = pipeline.transform(rows) if pipeline.transform else rows
     return {
-        name: [row.asDict() for row in aggregate(transformed, state, state.spec(name)).collect()]
+        name: [row.asDict() for row in aggregate(transformed, transformed.schema, state, state.spec(name)).collect()]
         for name, state in pipeline.states.items()
     }
 

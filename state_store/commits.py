@@ -25,6 +25,7 @@ from state_store.errors import (
     SchemaOutOfDate,
     StagingLost,
     StoreUnavailable,
+    UnknownBatch,
 )
 
 # How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
@@ -151,6 +152,56 @@ def merge_and_advance(
     check_declaration(connection, spec)
     keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
     return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
+
+
+def commit_together(connection: Connection, spec: PipelineSpec, owner: str, max_batches: int, max_rows: int) -> list[Commit]:
+    """Let all batches count that directly follow and are ready, in order, as if each had been committed by itself.
+
+    What `merge_and_advance` checks is checked of each; the first that is not ready, or would be an error, ends the sequence.
+    Returns nothing, having changed nothing, for fewer than two batches and for opaque states: only the states as they were
+    between the batches would tell what to redo the last one on.
+
+    Raises: what `merge_and_advance` raises; merged one by one, it is found which batch is at fault.
+    """
+    if any(state.kind == "opaque" for state in spec.states):
+        return []
+    cursor = lock_cursor(connection, spec.name)
+    _check_no_hole(connection, spec.name, cursor.txid)
+    check_declaration(connection, spec)
+    ready = _ready(connection, spec, cursor, max_batches, max_rows)
+    if len(ready) < 2:
+        return []
+    merged = merges.merge_together(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
+    return [
+        _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
+        for (batch, cut), (keys, bad) in zip(ready, merged, strict=True)
+    ]
+
+
+def _ready(
+    connection: Connection,
+    spec: PipelineSpec,
+    cursor: sa.Row,  # type: ignore[type-arg]
+    max_batches: int,
+    max_rows: int,
+) -> list[tuple[sa.Row, Cut]]:  # type: ignore[type-arg]
+    """Return the batches that may follow the cursor in one go, locked, each with its cut."""
+    ready: list[tuple[sa.Row, Cut]] = []  # type: ignore[type-arg]
+    continued = None if cursor.source_digest is None else bytes(cursor.source_digest)
+    rows = 0
+    while len(ready) < max_batches:
+        try:
+            batch = attempts.lock_batch(connection, spec.name, cursor.txid + len(ready) + 1)
+            cut = existing_cut(connection, spec.name, batch.txid)
+            _check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
+        except (UnknownBatch, StagingLost):
+            return ready
+        rows += attempts.sealed_rows(connection, spec.name, batch.txid, batch.attempt)
+        if batch.skip_reason is not None or batch.halted_at is not None or cut.continues != continued or rows > max_rows:
+            return ready
+        ready.append((batch, cut))
+        continued = cut.digest
+    return ready
 
 
 def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:

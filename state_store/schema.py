@@ -33,10 +33,7 @@ def check_not_newer(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    found, head = current_revision(connection), head_revision()
-    if found is not None and found > head:
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
+    _check_not_newer(connection, current_revision(connection))
 
 
 def check_revision(connection: Connection) -> None:
@@ -44,14 +41,20 @@ def check_revision(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate with the command to type.
     """
-    check_not_newer(connection)
     found = current_revision(connection)
     if found == (head := head_revision()):
         return
+    _check_not_newer(connection, found)
     database = connection.scalar(sa.select(sa.func.current_database()))
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
     raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
+
+
+def _check_not_newer(connection: Connection, found: str | None) -> None:
+    if found is not None and found > (head := head_revision()):
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:

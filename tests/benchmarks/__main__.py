@@ -1,0 +1,50 @@
+"""Run benchmarks: all, or those that are named."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.benchmarks import cardinality, cold_start, designs, growth, guard, orchestration
+from tests.benchmarks.harness import HISTORY, Bench, Benchmark, Figure, print_figures, write_history
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "cardinality": cardinality.run,
+    "guard": guard.run,
+    "orchestration": orchestration.run,
+    "designs": designs.run,
+    "growth": growth.run,
+    "cold_start": cold_start.run,
+}
+
+
+def main() -> int:
+    """Run, print the table, add to the history. The exit code tells nothing of bars: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("--smoke", action="store_true", help="small sizes, in minutes; tells whether it works, not how fast")
+    parser.add_argument("--folder", type=Path, help="where data and stacks go (a folder of their own below /tmp)")
+    given = parser.parse_args()
+    if unknown := sorted(set(given.names) - set(BENCHMARKS)):
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    console = Console(width=160)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=given.folder) as folder:
+        for name in given.names or BENCHMARKS:
+            bench = Bench(given.smoke, Path(folder) / name, console)
+            bench.folder.mkdir()
+            console.rule(name)
+            for figure in BENCHMARKS[name](bench):
+                figures.append(figure)
+                print_figures(console, [figure])
+    console.rule("all")
+    print_figures(console, figures)
+    if not given.smoke:
+        write_history(figures, HISTORY)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

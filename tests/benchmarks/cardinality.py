@@ -1,0 +1,104 @@
+"""Bars 1 and 2: the same events into few keys and into many, beside Structured Streaming."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobs import Pipeline
+from jobs.run import run_pipeline
+from state_store import StateStore
+from tests.benchmarks import events
+from tests.benchmarks.harness import Bar, Bench, Figure, compared
+from tests.benchmarks.peer import Peer, create_target
+from tests.benchmarks.pipelines import PAGES, USERS
+from tests.benchmarks.project import Project, project
+
+STREAMING = "Structured Streaming"
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """20 million events in ten files, to 1,000 and to 864,000 keys per batch, from trigger to last commit."""
+    files, rows, passes = bench.choose(10, 3), bench.choose(2_000_000, 100_000), bench.choose(3, 1)
+    raw = bench.folder / "raw"
+    events.write_events(raw, files, rows)
+    size = f"{files} × {rows:,} events"
+    home = bench.folder / "project"
+    with project(home, ["pages", "users"]) as made, Peer(made.settings, bench.folder) as peer:
+        trial = _Trial(bench, made, peer, sorted(raw.iterdir()))
+        for pipeline, key, kind, engine_bar, airflow_bar in (
+            (PAGES, "page", 'text COLLATE "C"', 1.5, 1.0),
+            (USERS, "user_id", "bigint", 2.5, 2.5),
+        ):
+            with contextlib.closing(made.administrator()) as connection:
+                create_target(connection, f"peer_{pipeline.name}", key, kind)
+            trial.warm_up(pipeline, key)
+            streaming, engine, airflow = trial.passes(pipeline, key, passes)
+            what = f"{size} by {key}"
+            yield compared("cardinality", f"{what}, tidegate run", engine, STREAMING, streaming, bar=Bar(at_least=engine_bar))
+            yield compared(
+                "cardinality", f"{what}, through Airflow", airflow, STREAMING, streaming, bar=Bar(at_least=airflow_bar)
+            )
+
+
+class _Trial:
+    """Peer, engine and Airflow over the same files, in turn."""
+
+    def __init__(self, bench: Bench, made: Project, peer: Peer, files: list[Path]) -> None:
+        self._bench = bench
+        self._project = made
+        self._peer = peer
+        self._files = files
+        self._arrivals = 0
+
+    def warm_up(self, pipeline: Pipeline, key: str) -> None:
+        """Run everything once over two files, without a clock: the tables are then there, and not empty."""
+        for way in (self._streaming, self._engine, self._airflow):
+            way(pipeline, key, self._files[:2])
+
+    def passes(self, pipeline: Pipeline, key: str, passes: int) -> tuple[list[float], list[float], list[float]]:
+        """Time each way as often, in turn, and check what came out."""
+        streaming: list[float] = []
+        engine: list[float] = []
+        airflow: list[float] = []
+        for number in range(passes):
+            for name, way, times in (
+                ("Structured Streaming", self._streaming, streaming),
+                ("tidegate run", self._engine, engine),
+                ("through Airflow", self._airflow, airflow),
+            ):
+                self._project.settle()
+                times.append(way(pipeline, key, self._files))
+                self._bench.tell(f"{pipeline.name}, pass {number + 1}, {name}: {times[-1]:.2f} s")
+        self._check(pipeline, key)
+        return streaming, engine, airflow
+
+    def _offer(self, source: Path, files: list[Path]) -> None:
+        self._arrivals += 1
+        events.offer(files, source, f"{self._arrivals:04d}")
+
+    def _streaming(self, pipeline: Pipeline, key: str, files: list[Path]) -> float:
+        source = self._bench.folder / "peer" / pipeline.name
+        self._offer(source, files)
+        return self._peer.run(source, key, f"peer_{pipeline.name}")
+
+    def _engine(self, pipeline: Pipeline, _key: str, files: list[Path]) -> float:
+        self._offer(self._project.home / "data" / pipeline.name, files)
+        times: list[float] = []
+        with self._bench.timed("engine", times):
+            run_pipeline(self._project.settings, pipeline, run_id=f"benchmark {self._arrivals}")
+        return times[0]
+
+    def _airflow(self, pipeline: Pipeline, _key: str, files: list[Path]) -> float:
+        with StateStore.connect(self._project.settings) as store:
+            last = store.committed(pipeline.name) + len(files)
+        self._offer(self._project.home / "data" / pipeline.name, files)
+        return self._project.dag_run(pipeline.name, {}, committed=last)
+
+    def _check(self, pipeline: Pipeline, key: str) -> None:
+        """Compare the states, ours and the peer's, with what DuckDB makes of the files."""
+        (state,) = pipeline.states
+        wanted = events.expected(self._project.home / "data" / pipeline.name, key)
+        assert self._project.state(pipeline, state) == wanted, f"{pipeline.name} is wrong"
+        with contextlib.closing(self._project.administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM peer_{pipeline.name} ORDER BY 1")
+            assert cursor.fetchall() == events.expected(self._bench.folder / "peer" / pipeline.name, key)

@@ -1,0 +1,36 @@
+"""The events that most benchmarks count: by page there are few keys, by user many."""
+
+from pathlib import Path
+
+import duckdb
+
+PAGES, USERS = 1_000, 1_000_000
+
+
+def write_events(folder: Path, files: int, rows: int) -> None:
+    """Write Parquet files of so many rows each, the same ones each time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with duckdb.connect() as connection:
+        for number in range(files):
+            first = number * rows
+            connection.execute(
+                f"""COPY (
+                    SELECT (hash(i) % {USERS})::BIGINT AS user_id, 'page-' || (hash(i + 1) % {PAGES})::VARCHAR AS page,
+                           (hash(i + 2) % 1000)::BIGINT AS amount
+                    FROM range({first}, {first + rows}) AS events(i)
+                ) TO '{folder / f"{number:04d}.parquet"}' (FORMAT parquet, ROW_GROUP_SIZE 500000)"""
+            )
+
+
+def offer(files: list[Path], source: Path, name: str) -> None:
+    """Let files arrive in a source's folder, under names that come behind all that arrived before."""
+    source.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (source / f"{name}-{file.name}").hardlink_to(file)
+
+
+def expected(source: Path, key: str) -> list[tuple[object, int, int]]:
+    """Return what the state must hold, computed by DuckDB from all files that arrived."""
+    statement = f"SELECT {key}, count(*), sum(amount)::BIGINT FROM '{source}/*.parquet' GROUP BY ALL ORDER BY 1"
+    with duckdb.connect() as connection:
+        return connection.execute(statement).fetchall()

@@ -1,0 +1,233 @@
+"""What exactly-once costs at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
+
+Both sides are given the same rows as CSV, take them over new connections, and run one after the other on one connection
+at a time. Ours stages into a logged table, twice digests what it has staged, and checks; theirs stages into a temporary
+table, as a job does that does not care to find its work again.
+"""
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import psycopg2
+import pyarrow as pa
+import sqlalchemy as sa
+from psycopg2 import sql
+from pyarrow import csv
+
+from jobs import Pipeline
+from state_store import StateStore
+from state_store.attempts import Attempt, StagedPartition, Tracked
+from state_store.batches import encode_metadata
+from state_store.partition_copy import copy_partition
+from state_store.tables import staging_table_of
+from tests.benchmarks.harness import Bar, Bench, Figure, compared
+from tests.benchmarks.peer import create_target
+from tests.benchmarks.pipelines import PAGES, USERS
+from tests.benchmarks.project import Project, stack_without_airflow
+
+BARE = "bare COPY + upsert"
+OWNER = "benchmark"
+TASK_ATTEMPT = 1
+# What a statement is for, by what only it contains; the rest are small statements of the ledger.
+PARTS = {"COPY ": "copy", "hash_record_extended": "digest", "ON CONFLICT": "merge"}
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """A million keys that all exist already, once more, by bigint and by text."""
+    keys, passes = bench.choose(1_000_000, 20_000), bench.choose(5, 2)
+    with stack_without_airflow(bench.folder / "project") as made:
+        made.register(PAGES, USERS)
+        for pipeline, key, kind in ((USERS, "user_id", "bigint"), (PAGES, "page", 'text COLLATE "C"')):
+            with contextlib.closing(made.administrator()) as connection:
+                create_target(connection, f"bare_{pipeline.name}", key, kind)
+            trial = _Trial(bench, made, pipeline, key, _shuffled(keys, key))
+            trial.passes(passes)
+            yield from trial.figures(f"{keys:,} {kind.split()[0]} keys")
+
+
+def _shuffled(keys: int, key: str) -> pa.Table:
+    """Return a row for each key, in the order of nothing, as Spark's hash partitions come."""
+    numbers = np.random.default_rng(1).permutation(keys)
+    column = pa.array(numbers if key == "user_id" else [f"page-{number:09d}" for number in numbers])
+    return pa.table({key: column, "events": np.ones(keys, dtype=np.int64), "amount": numbers})
+
+
+@dataclass
+class _Clock:
+    """Seconds of one pass, by part."""
+
+    parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a part."""
+        start = time.perf_counter()
+        yield
+        self.parts[name] += time.perf_counter() - start
+
+    def cursor_factory(self, step: str) -> type[psycopg2.extensions.cursor]:
+        """Return a cursor class that times what psycopg2 runs for a step."""
+        clock = self
+
+        class TimedCursor(psycopg2.extensions.cursor):
+            """Times COPY and single statements."""
+
+            def copy_expert(self, statement: Any, *arguments: Any) -> None:
+                """Copy on the clock."""
+                with clock.part(f"{step}: copy"):
+                    super().copy_expert(statement, *arguments)
+
+            def execute(self, statement: Any, *arguments: Any) -> None:
+                """Execute on the clock."""
+                with clock.part(f"{step}: {_part_of(str(statement))}"):
+                    super().execute(statement, *arguments)
+
+        return TimedCursor
+
+    @contextlib.contextmanager
+    def statements(self, step: str, engine: sa.Engine) -> Iterator[None]:
+        """Time a step of the store, and what its statements take of it."""
+        begun: list[float] = []
+
+        def begin(*_: object) -> None:
+            begun.append(time.perf_counter())
+
+        def end(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            self.parts[f"{step}: {_part_of(statement)}"] += time.perf_counter() - begun.pop()
+
+        sa.event.listen(engine, "before_cursor_execute", begin)
+        sa.event.listen(engine, "after_cursor_execute", end)
+        try:
+            with self.part(step):
+                yield
+        finally:
+            sa.event.remove(engine, "before_cursor_execute", begin)
+            sa.event.remove(engine, "after_cursor_execute", end)
+
+
+def _part_of(statement: str) -> str:
+    return next((part for mark, part in PARTS.items() if mark in statement), "ledger")
+
+
+class _Trial:
+    """Both ways over the same rows, in turn."""
+
+    def __init__(self, bench: Bench, made: Project, pipeline: Pipeline, key: str, rows: pa.Table) -> None:
+        self._bench = bench
+        self._project = made
+        self._pipeline = pipeline
+        self._key = key
+        self._rows = rows
+        self._bare_csv = _as_csv(rows)
+        self._staged_csv = _as_csv(rows.append_column("task_attempt", pa.repeat(pa.scalar(TASK_ATTEMPT), len(rows))))
+        self._ours: list[_Clock] = []
+        self._theirs: list[_Clock] = []
+
+    def passes(self, passes: int) -> None:
+        """Let both write every key, then time them, each first in every other pass; check what came out."""
+        for run in (self._guarded, self._bare):
+            run(_Clock())
+        for number in range(passes):
+            ways = [(self._guarded, self._ours), (self._bare, self._theirs)]
+            for way, clocks in ways if number % 2 else reversed(ways):
+                self._project.settle()
+                clock = _Clock()
+                with clock.part("whole"):
+                    way(clock)
+                clocks.append(clock)
+            ours, theirs = (clocks[-1].parts["whole"] for clocks in (self._ours, self._theirs))
+            self._bench.tell(f"{self._pipeline.name}, pass {number + 1}: {ours:.2f} s, bare {theirs:.2f} s")
+        self._check(passes + 1)
+
+    def figures(self, what: str) -> Iterator[Figure]:
+        """Return what the whole costs beside the bare way, then what each step adds to it."""
+        ours, theirs = self._seconds(self._ours, "whole"), self._seconds(self._theirs, "whole")
+        yield compared("guard", what, ours, BARE, theirs, bar=Bar(at_most=1.10), is_speed=False)
+        for step, part, their_part in (
+            ("connect", "connect", None),
+            ("plan", "plan", None),
+            ("start_attempt", "start_attempt", None),
+            ("copy_partition", "copy_partition", None),
+            ("copy_partition, COPY", "copy_partition: copy", "bare: copy"),
+            ("copy_partition, digest", "copy_partition: digest", None),
+            ("seal", "seal", None),
+            ("commit_batch", "commit_batch", None),
+            ("commit_batch, recount", "commit_batch: digest", None),
+            ("commit_batch, merge", "commit_batch: merge", "bare: merge"),
+            ("commit_batch, ledger", "commit_batch: ledger", None),
+        ):
+            spent = self._seconds(self._ours, part)
+            if their_part:
+                name, beside = f"the bare one's {their_part.removeprefix('bare: ')}", self._seconds(self._theirs, their_part)
+            else:
+                name, beside = f"all of {BARE}", theirs
+            yield compared("guard", f"{what}: {step}", spent, name, beside, is_speed=False)
+
+    def _seconds(self, clocks: list[_Clock], part: str) -> list[float]:
+        return [clock.parts[part] for clock in clocks]
+
+    def _guarded(self, clock: _Clock) -> None:
+        """Take the rows through a batch's whole life."""
+        spec = self._pipeline.spec
+        with clock.part("connect"):
+            store = StateStore.connect(self._project.settings)
+        with store:
+            with clock.statements("plan", store.engine):
+                after = store.last_opened(spec.name)
+                metadata = encode_metadata({"batch": after.txid + 1 if after else 1})
+                (txid,) = store.open_batches(spec, f"{OWNER} {metadata!r}", [], after, [metadata]) or []
+            with clock.statements("start_attempt", store.engine):
+                attempt = store.start_attempt(spec, txid, OWNER)
+                assert isinstance(attempt, Attempt)
+            with clock.part("copy_partition"):
+                staged = self._stage(attempt, clock)
+            with clock.statements("seal", store.engine):
+                store.seal(attempt, [staged], Tracked(source_rows=len(self._rows)))
+            with clock.statements("commit_batch", store.engine):
+                done = store.commit_batch(spec, txid, OWNER)
+                assert done.key_count == len(self._rows)
+
+    def _stage(self, attempt: Attempt, clock: _Clock) -> StagedPartition:
+        settings, (state,) = self._project.settings, self._pipeline.spec.states
+        conninfo = settings.conninfo(user=settings.pg_stager) | {"cursor_factory": clock.cursor_factory("copy_partition")}
+        table = staging_table_of(state, attempt.txid, attempt.number).name
+        columns = [*(column.name for column in state.columns), "task_attempt"]
+        rows, digest = copy_partition(conninfo, table, columns, BytesIO(self._staged_csv), TASK_ATTEMPT)
+        return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, digest)
+
+    def _bare(self, clock: _Clock) -> None:
+        """Copy and upsert the rows, in one transaction that nothing guards."""
+        target, key = sql.Identifier(f"bare_{self._pipeline.name}"), sql.Identifier(self._key)
+        stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(target)
+        merge = sql.SQL(
+            "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
+            "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
+        ).format(target=target, key=key)
+        conninfo = self._project.settings.conninfo(user="postgres") | {"cursor_factory": clock.cursor_factory("bare")}
+        with contextlib.closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(stage.as_string(cursor))
+            cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", BytesIO(self._bare_csv))
+            cursor.execute(merge.as_string(cursor))
+
+    def _check(self, times: int) -> None:
+        """Compare both tables with the rows, taken so many times."""
+        keys, _, amounts = (self._rows.column(name).to_pylist() for name in self._rows.column_names)
+        wanted = sorted((key, times, times * amount) for key, amount in zip(keys, amounts, strict=True))
+        (state,) = self._pipeline.states
+        assert self._project.state(self._pipeline, state) == wanted, f"{self._pipeline.name} is wrong"
+        statement = sql.SQL("SELECT * FROM {} ORDER BY 1").format(sql.Identifier(f"bare_{self._pipeline.name}"))
+        with contextlib.closing(self._project.administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            assert cursor.fetchall() == wanted, "the bare table is wrong"
+
+
+def _as_csv(rows: pa.Table) -> bytes:
+    content = BytesIO()
+    csv.write_csv(rows, content, csv.WriteOptions(include_header=False))
+    return content.getvalue()

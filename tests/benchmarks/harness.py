@@ -1,0 +1,176 @@
+"""What a figure is, and what is made of figures: a table, a history, plots."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import matplotlib as mpl
+import psutil
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).resolve().parent / "results"
+HISTORY = RESULTS / "history.json"
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "tidegate"  # the same plot is the same file
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a ratio has to be."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a value is within the bar."""
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+    def __str__(self) -> str:
+        return " ".join(
+            [
+                *([f"≥ {self.at_least:g}"] if self.at_least is not None else []),
+                *([f"≤ {self.at_most:g}"] if self.at_most is not None else []),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One result: what was measured, beside what, and the value that the bar is about.
+
+    `ours` and `theirs` are medians in `unit`; `value` is what counts, mostly their ratio.
+    """
+
+    benchmark: str
+    what: str
+    ours: float
+    unit: str
+    value: float
+    beside: str = ""
+    theirs: float | None = None
+    bar: Bar | None = None
+    runs: Sequence[float] = ()
+    their_runs: Sequence[float] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Return whether the bar holds; empty without one."""
+        return "" if self.bar is None else "holds" if self.bar.holds(self.value) else "falls short"
+
+
+def compared(
+    benchmark: str,
+    what: str,
+    ours: Sequence[float],
+    beside: str,
+    theirs: Sequence[float],
+    *,
+    bar: Bar | None = None,
+    unit: str = "s",
+    is_speed: bool = True,
+) -> Figure:
+    """Return the figure of two things timed in turn: how many times as fast we are, or, `is_speed=False`, what we cost."""
+    our, their = statistics.median(ours), statistics.median(theirs)
+    value = their / our if is_speed else our / their
+    return Figure(benchmark, what, our, unit, value, beside, their, bar, tuple(ours), tuple(theirs))
+
+
+@dataclass
+class Bench:
+    """What every benchmark gets: how much to do, where to put files, and the means to tell how it goes."""
+
+    is_smoke: bool
+    folder: Path
+    console: Console = field(default_factory=Console)
+
+    def choose(self, full: int, smoke: int) -> int:
+        """Return how much to do."""
+        return smoke if self.is_smoke else full
+
+    def tell(self, text: str) -> None:
+        """Say what is going on."""
+        self.console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/dim] {text}", highlight=False)
+
+    @contextmanager
+    def timed(self, what: str, into: list[float]) -> Iterator[None]:
+        """Time a block."""
+        start = time.perf_counter()
+        yield
+        into.append(time.perf_counter() - start)
+        self.tell(f"{what}: {into[-1]:.2f} s")
+
+    @contextmanager
+    def plot(self, name: str, title: str) -> Iterator[Axes]:
+        """Draw one plot; a smoke run draws it where it does no harm to the real ones."""
+        drawing = Drawing(figsize=(9, 4.5), layout="constrained")
+        axes = drawing.add_subplot()
+        axes.set_title(title)
+        yield axes
+        folder = self.folder if self.is_smoke else RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        self.tell(f"drew {folder / name}.svg")
+
+
+Benchmark = Callable[[Bench], Iterator[Figure]]
+
+
+def print_figures(console: Console, figures: Sequence[Figure]) -> None:
+    """Print the table that people read."""
+    table = Table(title="Benchmarks", title_justify="left")
+    for name in ("benchmark", "what", "ours", "beside", "theirs", "value", "bar", ""):
+        table.add_column(name, justify="right" if name in ("ours", "theirs", "value", "bar") else "left")
+    for f in figures:
+        colour = {"holds": "green", "falls short": "red"}.get(f.verdict, "default")
+        table.add_row(
+            f.benchmark,
+            f.what,
+            _shown(f.ours, f.unit),
+            f.beside,
+            "" if f.theirs is None else _shown(f.theirs, f.unit),
+            f"{f.value:.3g}",
+            "" if f.bar is None else str(f.bar),
+            f"[{colour}]{f.verdict}[/{colour}]",
+        )
+    console.print(table)
+
+
+def write_history(figures: Sequence[Figure], file: Path) -> None:
+    """Add the run to the history: when, of which commit, on what machine, every figure."""
+    runs = json.loads(file.read_text()) if file.exists() else []
+    runs.append(
+        {
+            "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "commit": _commit(),
+            "machine": {
+                "cores": os.cpu_count(),
+                "memory_gib": round(psutil.virtual_memory().total / 1024**3),
+                "python": platform.python_version(),
+            },
+            "figures": [{**asdict(f), "verdict": f.verdict} for f in figures],
+        }
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(runs, indent=1, default=str) + "\n")
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{value:,.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False, cwd=RESULTS.parent
+    )
+    return asked.stdout.strip() or "unknown"

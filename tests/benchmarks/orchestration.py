@@ -1,0 +1,69 @@
+"""Bar 4: many small batches through Airflow, beside Airflow's own floor."""
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+from psycopg2 import sql
+
+from tests.benchmarks.harness import Bar, Bench, Figure, compared
+from tests.benchmarks.pipelines import SMALL
+from tests.benchmarks.project import Project, project
+
+ROWS_PER_FILE = 100
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """200 txids of one small file each in one Dag run, beside as many empty two-task groups."""
+    txids, passes = bench.choose(200, 10), bench.choose(3, 1)
+    home = bench.folder / "project"
+    ours: list[float] = []
+    floor: list[float] = []
+    with project(home, ["small"]) as made:
+        source = home / "data" / "small"
+        _write(source, 0, 2)
+        made.dag_run("small", {}, committed=2)
+        made.dag_run("floor", {"max_batches": 2})
+        committed = 2
+        for number in range(passes):
+            floor.append(made.dag_run("floor", {"max_batches": txids}))
+            bench.tell(f"pass {number + 1}: {txids} empty groups in {floor[-1]:.1f} s")
+            _write(source, committed, committed + txids)
+            committed += txids
+            ours.append(made.dag_run("small", {}, committed=committed))
+            bench.tell(f"pass {number + 1}: {txids} txids in {ours[-1]:.1f} s")
+        waits = _waits(made, committed - txids + 1)
+        assert made.state(SMALL, "per_small_page") == _expected(committed), "small is wrong"
+    what = f"{txids} txids of one small file"
+    yield compared("orchestration", what, ours, "empty groups", floor, bar=Bar(at_most=1.3), is_speed=False)
+    speed = [txids / seconds for seconds in ours]
+    median = sorted(speed)[len(speed) // 2]
+    yield Figure("orchestration", f"{what}, per second", median, "txids/s", median, bar=Bar(at_least=2.5), runs=speed)
+    wait = sum(waits) / len(waits)
+    yield Figure("orchestration", "from a commit's end to the next one's start", wait, "s", wait, bar=Bar(at_most=0.3))
+
+
+def _write(source: Path, first: int, last: int) -> None:
+    source.mkdir(parents=True, exist_ok=True)
+    for number in range(first, last):
+        lines = "".join(f"page-{row % 20},{number}\n" for row in range(ROWS_PER_FILE))
+        (source / f"{number:06d}.csv").write_text(f"page,amount\n{lines}")
+
+
+def _expected(files: int) -> list[tuple[object, ...]]:
+    per_page = ROWS_PER_FILE // 20
+    rows = [(f"page-{page}", per_page * files, per_page * sum(range(files))) for page in range(20)]
+    return sorted(rows)
+
+
+def _waits(made: Project, first: int) -> list[float]:
+    """Return the seconds between each commit's end and the next one's start, from the ledger."""
+    statement = sql.SQL(
+        "SELECT committed_at, merged_at FROM tidegate.commit WHERE pipeline = 'small' AND txid >= {} ORDER BY txid"
+    ).format(sql.Literal(first))
+    with contextlib.closing(made.administrator()) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        commits: list[tuple[datetime, datetime]] = cursor.fetchall()
+    return [(after[0] - before[1]).total_seconds() for before, after in pairwise(commits)]

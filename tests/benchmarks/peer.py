@@ -1,0 +1,125 @@
+"""The job that Tidegate has to beat: Structured Streaming, one file per trigger, foreachBatch into Postgres.
+
+It is written as a good engineer would: availableNow, the batch aggregated by Spark, handed over as Arrow, copied, and
+upserted in key order, all in one transaction. It promises less: a batch that is repeated after a crash counts twice.
+
+`Peer` starts it in a process of its own, with a JVM of its own, and tells it what to do; only the queries are timed.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg2
+from psycopg2 import sql
+
+from state_store import Settings
+from tidegate.stack.spark import MAX_DRIVER_MEMORY
+
+SCHEMA = "user_id bigint, page string, amount bigint"
+
+
+class Peer:
+    """A Structured Streaming process, warm and waiting."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        conninfo = {key: str(value) for key, value in settings.conninfo(user="postgres").items()}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.peer", json.dumps(conninfo), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "peer.log").open("w"),
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def run(self, source: Path, key: str, target: str, *, files_per_trigger: int = 1) -> float:
+        """Count the files that are new since the last run into a table; return the seconds of the query."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps([str(source), key, target, files_per_trigger]), file=self._process.stdin, flush=True)
+        if not (answer := self._process.stdout.readline()):
+            raise RuntimeError(f"The peer ended; see {self._folder / 'peer.log'}")
+        return float(answer)
+
+
+def create_target(connection: psycopg2.extensions.connection, target: str, key: str, key_type: str) -> None:
+    """Create the peer's table: the state's columns and storage."""
+    statement = (
+        "CREATE TABLE {} ({} {} PRIMARY KEY, events bigint NOT NULL, amount bigint NOT NULL) "
+        "WITH (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_limit = 2000)"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SQL(statement).format(sql.Identifier(target), sql.Identifier(key), sql.SQL(key_type)))
+
+
+def _serve(conninfo: dict[str, str], folder: Path) -> None:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - only this process needs a JVM
+
+    builder = SparkSession.builder.master("local[*]").appName("peer")
+    for name, value in {
+        "spark.driver.memory": str(MAX_DRIVER_MEMORY // 1024**2) + "m",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.session.timeZone": "UTC",
+    }.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    for line in sys.stdin:
+        source, key, target, files_per_trigger = json.loads(line)
+        start = time.perf_counter()
+        rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_trigger).parquet(source)
+        query = (
+            rows.writeStream.trigger(availableNow=True)
+            .option("checkpointLocation", str(folder / "checkpoints" / target))
+            .foreachBatch(_upsert(conninfo, key, target))
+            .start()
+        )
+        query.awaitTermination()
+        print(time.perf_counter() - start, flush=True)
+    spark.stop()
+
+
+def _upsert(conninfo: dict[str, str], key: str, target: str) -> Any:
+    """Return the function that Structured Streaming calls for each batch."""
+    import io  # noqa: PLC0415
+    from contextlib import closing  # noqa: PLC0415
+
+    from pyarrow import csv  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+    stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(sql.Identifier(target))
+    merge = sql.SQL(
+        "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
+        "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
+    ).format(target=sql.Identifier(target), key=sql.Identifier(key))
+
+    def upsert(rows: Any, _batch_id: int) -> None:
+        table = rows.groupBy(key).agg(F.count("*").alias("events"), F.sum("amount").alias("amount")).toArrow()
+        content = io.BytesIO()
+        csv.write_csv(table, content, csv.WriteOptions(include_header=False))
+        content.seek(0)
+        with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(stage)
+            cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", content)
+            cursor.execute(merge)
+
+    return upsert
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]), Path(sys.argv[2]))

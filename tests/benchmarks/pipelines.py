@@ -1,0 +1,24 @@
+"""The pipelines that the benchmarks run, found as another package's are: by an entry point (`tests.benchmarks.project`)."""
+
+from jobs import Count, Files, Pipeline, State, Sum
+
+EVENT = {"user_id": "bigint", "page": "string", "amount": "bigint"}
+PER_KEY = {"events": Count(), "amount": Sum("amount")}
+
+PAGES = Pipeline(
+    name="pages",
+    source=Files("data/pages", glob="*.parquet", format="parquet", schema=EVENT, max_files=1),
+    states={"per_page": State(key={"page": "text"}, aggregates=PER_KEY)},
+)
+USERS = Pipeline(
+    name="users",
+    source=Files("data/users", glob="*.parquet", format="parquet", schema=EVENT, max_files=1),
+    states={"per_user": State(key={"user_id": "bigint"}, aggregates=PER_KEY)},
+)
+SMALL = Pipeline(
+    name="small",
+    source=Files("data/small", glob="*.csv", format="csv", schema={"page": "string", "amount": "bigint"}, max_files=1),
+    states={"per_small_page": State(key={"page": "text"}, aggregates=PER_KEY)},
+    window=8,
+)
+PIPELINES = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL)}

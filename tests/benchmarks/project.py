@@ -1,0 +1,146 @@
+"""A stack of the benchmarks' own, whose Airflow runs the benchmarks' Dags."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import psycopg2
+import sqlalchemy as sa
+
+import migrations
+from jobs import Pipeline
+from state_store import Settings, StateStore, schema, tables
+from tests.benchmarks.pipelines import PIPELINES
+from tests.conftest import running_stack
+from tidegate import stack as embedded
+from tidegate.airflow_client import AirflowClient
+
+DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, window={window})\n"
+# The same two tasks for each of N txids, empty: what Airflow itself takes.
+FLOOR = '''\
+"""Two empty tasks for each of N, as the pipelines' Dags have two that run on workers."""
+from datetime import UTC, datetime
+from airflow.sdk import DAG, task, task_group
+
+with DAG("floor", start_date=datetime(2024, 1, 1, tzinfo=UTC), schedule=None, params={"max_batches": 1}) as dag:
+    @task
+    def plan(params):
+        return list(range(params["max_batches"]))
+
+    @task(max_active_tis_per_dag=8)
+    def process(txid):
+        pass
+
+    @task(weight_rule="absolute", priority_weight=10)
+    def commit(txid):
+        pass
+
+    @task_group
+    def batch(txid):
+        process(txid) >> commit(txid)
+
+    batch.expand(txid=plan())
+'''
+BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
+
+
+@dataclass
+class Project:
+    """A project folder and its running stack."""
+
+    home: Path
+    settings: Settings
+
+    def register(self, *pipelines: Pipeline) -> None:
+        """Create the states of pipelines, as their migrations would, and register them."""
+        specs = tuple(pipeline.spec for pipeline in pipelines)
+        with migrations.connected(self.settings) as connection:
+            tables.state_tables(specs).create_all(connection)
+            for spec in specs:
+                schema.register(connection, spec)
+
+    def administrator(self) -> psycopg2.extensions.connection:
+        """Connect as the administrator, outside transactions."""
+        connection = psycopg2.connect(**self.settings.conninfo(user="postgres"))
+        connection.autocommit = True
+        return connection
+
+    def as_owner(self, *statements: sa.Executable) -> None:
+        """Run statements as the owner of the tables."""
+        with migrations.connected(self.settings) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def settle(self) -> None:
+        """Write a checkpoint and vacuum, so that nobody pays for what others have left behind."""
+        with contextlib.closing(self.administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE")
+            cursor.execute("CHECKPOINT")
+
+    def state(self, pipeline: Pipeline, state: str) -> list[tuple[object, ...]]:
+        """Return a state's rows in key order: key and values."""
+        spec = next(s for s in pipeline.spec.states if s.name == state)
+        names = [column.name for column in spec.columns]
+        with StateStore.connect(self.settings) as store:
+            return [tuple(row[name] for name in names) for row in store.state_rows(spec)]
+
+    def dag_run(self, name: str, parameters: Mapping[str, int], *, committed: int | None = None, seconds: int = 1800) -> float:
+        """Trigger a Dag and return how long it took: to the commit of this txid, or without one to the end of the run."""
+        with (
+            contextlib.closing(AirflowClient(self.settings)) as airflow,
+            contextlib.closing(StateStore.connect(self.settings)) as store,
+        ):
+            start = time.perf_counter()
+            run_id = airflow.trigger(name, dict(parameters))
+            while time.perf_counter() - start < seconds:
+                if committed is not None and store.committed(name) >= committed:
+                    elapsed = time.perf_counter() - start
+                    self._await_end(airflow, name, run_id)
+                    return elapsed
+                if committed is None and airflow.run_state(name, run_id) in ("success", "failed"):
+                    return time.perf_counter() - start
+                time.sleep(0.05)
+            raise TimeoutError(f"{name}, {run_id}: not done after {seconds} s")
+
+    def _await_end(self, airflow: AirflowClient, name: str, run_id: str) -> None:
+        while (state := airflow.run_state(name, run_id)) not in ("success", "failed"):
+            time.sleep(0.2)
+        assert state == "success", f"{name} {run_id} ended as {state}"
+
+
+@contextmanager
+def stack_without_airflow(home: Path) -> Iterator[Project]:
+    """Run Postgres and Spark only."""
+    home.mkdir(parents=True, exist_ok=True)
+    with running_stack(home) as settings:
+        yield Project(home, settings)
+
+
+@contextmanager
+def project(home: Path, names: Collection[str]) -> Iterator[Project]:
+    """Run a whole stack whose Dags are the named pipelines' and the floor's."""
+    dags = home / "dags"
+    metadata = dags / "tidegate_benchmarks-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
+    points = "".join(f"{name} = tests.benchmarks.pipelines:{name.upper()}\n" for name in names)
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    for name in names:
+        (dags / f"{name}.py").write_text(DAG.format(name=name, window=PIPELINES[name].window))
+    (dags / "floor.py").write_text(FLOOR)
+    bundles = [{"name": "benchmarks", "classpath": BUNDLE, "kwargs": {"path": str(dags)}}]
+    environ = {"TIDEGATE_HOME": str(home), "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles)}
+    with mock.patch.dict(os.environ, environ):
+        embedded.up(Settings.load())
+        try:
+            made = Project(home, Settings.load())
+            made.register(*(PIPELINES[name] for name in names))
+            yield made
+        finally:
+            embedded.down(Settings.load(), delete_data=True)

@@ -1,0 +1,238 @@
+"""Batches that wait for their commit are merged in one go; what comes out is what committing one by one gives."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import psycopg2
+import pytest
+
+from jobs import Files, Max, Min, Pipeline, State, Sum
+from state_store import Settings, StateStore
+from state_store.attempts import Tracked
+from state_store.errors import GuardMismatch, PermanentError
+from tests.integration.conftest import TALLY, Execute, Row, Tally, contents
+
+KINDS = Pipeline(
+    name="kinds",
+    source=Files("kinds", glob="*.csv", format="csv", schema={"shop": "string", "is_open": "boolean", "cents": "int"}),
+    states={
+        "maybe_shop": State(
+            key={"shop": "text"},
+            aggregates={"cents": Sum("cents"), "first": Min("shop", "text"), "ever": Max("is_open", "boolean")},
+            null_keys=True,
+        ),
+        "overall": State(aggregates={"cents": Sum("cents"), "always": Min("is_open", "boolean")}),
+        "plain": State(key={"shop": "text"}, aggregates={"cents": Sum("cents", "numeric(12,2)")}, kind="non-transactional"),
+    },
+    guarantee="at_least_once",
+)
+
+
+def test_batches_committed_together_leave_what_each_by_itself_leaves(tally: Tally) -> None:
+    """States with the txid that touched each row last, cursor, one commit row per batch with its own count."""
+    batches = [
+        ([("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)]),
+        ([("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)]),
+        ([], []),
+        ([("a", 1, 1, 1, 1)], []),
+    ]
+    tally.plan(4)
+    for txid, (shops, days) in enumerate(batches, start=1):
+        tally.process(txid, shops, days)
+
+    commits = tally.store.commit_together(tally.spec, "test")
+
+    assert [(c.txid, c.attempt, c.key_count, c.already_committed) for c in commits] == [
+        (1, 1, 3, False),
+        (2, 1, 4, False),
+        (3, 1, 0, False),
+        (4, 1, 1, False),
+    ]
+    assert tally.state() == [("a", 3, 31, 1, 20, 4), ("b", 2, 12, 5, 7, 2), ("c", 1, -1, -1, -1, 2)]
+    assert [(str(day), sold, txid) for day, sold, txid in tally.state("per_day")] == [
+        ("2013-01-01", 4, 2),
+        ("2013-01-02", 1, 2),
+    ]
+    assert tally.store.committed("tally") == 4
+    assert [tally.commit(txid).already_committed for txid in (1, 2, 3, 4)] == [True] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_batches_in_any_grouping(settings: Settings, register: Callable[..., None], seed: int) -> None:
+    """NULL keys, NULL values, booleans, texts, decimals, a state without a key and one without a txid."""
+    register(KINDS)
+    draw = random.Random(seed)
+    with StateStore.connect(settings) as store:
+        kinds = Tally(store, KINDS.spec)
+        kinds.plan(12)
+        model: list[dict[str, list[Row]]] = []
+        for txid in range(1, 13):
+            rows = _partials(draw)
+            model.append(rows)
+            attempt = kinds.start(txid)
+            staged = [kinds.stage(attempt, state, partials) for state, partials in rows.items()]
+            store.seal(attempt, staged, Tracked(0))
+            if draw.random() < 0.3:
+                kinds.commit(store.committed("kinds") + 1)
+            elif draw.random() < 0.3:
+                store.commit_together(KINDS.spec, "test")
+        while store.committed("kinds") < 12:
+            if not store.commit_together(KINDS.spec, "test"):
+                kinds.commit(store.committed("kinds") + 1)
+        for state in ("maybe_shop", "overall", "plain"):
+            assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
+
+
+def test_fewer_than_two_are_left_to_the_single_commit(tally: Tally) -> None:
+    """Nothing ready, or one batch only: no change, no error."""
+    assert tally.store.commit_together(tally.spec, "test") == []
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    assert tally.store.commit_together(tally.spec, "test") == []
+    assert tally.store.committed("tally") == 0
+
+
+def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
+    """Unsealed, halted, failed or given up: whatever follows waits, whatever comes before counts."""
+    tally.plan(5)
+    for txid in (1, 2, 4, 5):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    tally.start(3)
+    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2]
+    assert tally.store.commit_together(tally.spec, "test") == []
+    tally.process(3, [("a", 1, 1, 1, 1)], restage=True)
+    tally.store.halt_batch("tally", 5, "somebody has to look")
+    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [3, 4]
+    assert tally.state() == [("a", 4, 4, 1, 1, 4)]
+
+
+def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
+    """Its turn comes after those before it, and those behind it follow."""
+    tally.plan(4)
+    for txid in (1, 2, 4):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    tally.store.fail_attempt(tally.start(3), "MALFORMED_RECORD: line 1", is_poison=True)
+    assert tally.store.give_up("tally", 3, "test", "no use")
+    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2]
+    assert tally.store.commit_together(tally.spec, "test") == []
+    assert tally.commit(3).skipped_reason == "no use"
+    assert tally.commit(4).key_count == 1
+
+
+def test_a_foreign_row_stops_all_of_them_and_one_by_one_it_is_found(tally: Tally, as_role: Execute) -> None:
+    """A row that carries a later txid is never overwritten, nor is its update dropped (I14)."""
+    tally.plan(3)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.process(2, [("b", 1, 1, 1, 1)])
+    tally.process(3, [("c", 1, 1, 1, 1)])
+    as_role(
+        "tidegate_owner",
+        "SELECT set_config('tidegate.writer', 'tally', false); INSERT INTO state.per_shop VALUES ('b', 9, 9, 9, 9, 7)",
+    )
+    before = contents(tally.store.settings)
+
+    with pytest.raises(PermanentError):
+        tally.store.commit_together(tally.spec, "test")
+
+    assert contents(tally.store.settings) == before
+    assert tally.commit(1).key_count == 1
+    with pytest.raises(GuardMismatch, match=r"1 of 1 rows of state\.per_shop"):
+        tally.commit(2)
+
+
+def test_damaged_staging_stops_all_of_them(tally: Tally, as_role: Execute) -> None:
+    """The recount is done for each; nothing of the others counts either, until it is found which one it is."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    as_role("postgres", "UPDATE staging.per_shop_2_1 SET cents = 5")
+    with pytest.raises(Exception, match="sealed with 1 rows"):
+        tally.store.commit_together(tally.spec, "test")
+    assert tally.store.committed("tally") == 0
+    assert tally.commit(1).key_count == 1
+
+
+def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Callable[..., None]) -> None:
+    """Each row has to know what it was before its last txid."""
+    opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
+    register(opaque)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store, opaque.spec)
+        tally.plan(2)
+        tally.process(1, [("a", 1, 1, 1, 1)])
+        tally.process(2, [("a", 1, 1, 1, 1)])
+        assert store.commit_together(opaque.spec, "test") == []
+
+
+def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
+    """The backend is killed while it merges: no batch counts, and the next commit goes on."""
+    tally.plan(3)
+    for txid in (1, 2, 3):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    killer = psycopg2.connect(**settings.conninfo(user="postgres"))
+    killer.autocommit = True
+    with killer.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION state.stop() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; "
+            "CREATE TRIGGER stop AFTER INSERT ON state.per_shop EXECUTE FUNCTION state.stop()"
+        )
+        with pytest.raises(Exception, match="Postgres"):
+            tally.store.commit_together(tally.spec, "test")
+        cursor.execute("DROP FUNCTION state.stop() CASCADE")
+    killer.close()
+    assert tally.store.committed("tally") == 0
+    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2, 3]
+    assert tally.state() == [("a", 3, 3, 1, 1, 3)]
+
+
+def _partials(draw: random.Random) -> dict[str, list[Row]]:
+    shops: Sequence[str | None] = draw.sample([None, "", "a", "b", "c", "ä"], draw.randint(0, 6))
+
+    def cents() -> int:
+        return draw.randint(-5, 5)
+
+    def maybe(value: object) -> object:
+        return value if draw.random() < 0.7 else None
+
+    is_open = [maybe(draw.random() < 0.5) for _ in shops]
+    return {
+        "maybe_shop": [(shop, cents(), maybe(draw.choice("xyz")), ever) for shop, ever in zip(shops, is_open, strict=True)],
+        "overall": [(cents(), maybe(draw.random() < 0.5))] if shops else [],
+        "plain": [(shop, f"{cents()}.25") for shop in shops if shop is not None],
+    }
+
+
+def _folded(state: str, model: Sequence[dict[str, list[Row]]]) -> list[tuple]:
+    """Merge the partials by the rules, batch by batch."""
+
+    def least(values: list[object]) -> object:
+        return min((v for v in values if v is not None), default=None)  # type: ignore[type-var]
+
+    def greatest(values: list[object]) -> object:
+        return max((v for v in values if v is not None), default=None)  # type: ignore[type-var]
+
+    kept: dict[object, tuple] = {}
+    for txid, rows in enumerate(model, start=1):
+        for row in rows[state]:
+            key, *values = (None, *row) if state == "overall" else row
+            old = kept.get(key)
+            if state == "plain":
+                kept[key] = (key, (float(old[1]) if old else 0) + float(values[0]))
+            elif state == "overall":
+                kept[key] = ((old[0] if old else 0) + values[0], least([*([old[1]] if old else []), values[1]]), txid)
+            else:
+                before = old or (key, 0, None, None, 0)
+                kept[key] = (
+                    key,
+                    before[1] + values[0],
+                    least([before[2], values[1]]),
+                    greatest([before[3], values[2]]),
+                    txid,
+                )
+    return list(kept.values())
+
+
+def _comparable(rows: Sequence[tuple]) -> list[str]:
+    return sorted(str([float(v) if type(v).__name__ == "Decimal" else v for v in row]) for row in rows)
