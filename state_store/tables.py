@@ -154,6 +154,8 @@ attempt = Table(
     CheckConstraint("sealed_at IS NULL OR failed_at IS NULL", name="one_end"),
     CheckConstraint("(failed_at IS NULL) = (error IS NULL)", name="error"),
     CheckConstraint("(failed_at IS NULL) = (is_poison IS NULL)", name="is_poison"),
+    # Every plan looks for staging to drop (`attempts.drop_old_staging`), however many attempts there ever were.
+    Index(None, "pipeline", "txid", "attempt", postgresql_where=sa.text("dropped_at IS NULL")),
     comment="One row per try at a batch.",
 )
 

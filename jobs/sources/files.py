@@ -15,6 +15,7 @@ import re
 import shutil
 import stat
 import time
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,8 +198,8 @@ class FilesCoordinator(Coordinator):
         names = {file["name"] for file in taken}
         files: list[dict[str, Any]] = []
         size = 0
-        for name in self._names:
-            if name in names or (name <= last and not self._remembers):
+        for name in self._names if self._remembers else self._names[bisect_right(self._names, last) :]:
+            if name in names:
                 continue
             if name <= last and source.kind == "transactional":
                 raise self._late(1, last, [name])
@@ -225,9 +226,9 @@ class FilesCoordinator(Coordinator):
 
     def _refuse_late_files(self, planned: int, last: str) -> None:
         """Refuse to go on when more files sort up to `last` than were ever planned: some would never be read."""
-        early = [name for name in self._names if name <= last]
-        if (late := len(early) - planned) > 0:
-            newest = sorted(early, key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
+        early = bisect_right(self._names, last)
+        if (late := early - planned) > 0:
+            newest = sorted(self._names[:early], key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
             raise self._late(late, last, newest)
 
     def _late(self, late: int, last: str, newest: list[str]) -> SourceChanged:

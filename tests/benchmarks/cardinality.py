@@ -21,7 +21,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     files, rows, passes = bench.choose(10, 3), bench.choose(2_000_000, 100_000), bench.choose(3, 1)
     raw = bench.folder / "raw"
     events.write_events(raw, files, rows)
-    size = f"{files} × {rows:,} events"
+    size = f"{files} files of {rows:,} events"
     home = bench.folder / "project"
     with project(home, ["pages", "users"]) as made, Peer(made.settings, bench.folder) as peer:
         trial = _Trial(bench, made, peer, sorted(raw.iterdir()))

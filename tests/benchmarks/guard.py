@@ -25,6 +25,7 @@ from state_store import StateStore
 from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import encode_metadata
 from state_store.partition_copy import copy_partition
+from state_store.staging import digest_statement
 from state_store.tables import staging_table_of
 from tests.benchmarks.harness import Bar, Bench, Figure, compared
 from tests.benchmarks.peer import create_target
@@ -35,7 +36,7 @@ BARE = "bare COPY + upsert"
 OWNER = "benchmark"
 TASK_ATTEMPT = 1
 # What a statement is for, by what only it contains; the rest are small statements of the ledger.
-PARTS = {"COPY ": "copy", "hash_record_extended": "digest", "ON CONFLICT": "merge"}
+PARTS = {"COPY ": "copy", "bit_xor": "digest", "ON CONFLICT": "merge"}
 
 
 def run(bench: Bench) -> Iterator[Figure]:
@@ -198,8 +199,9 @@ class _Trial:
         conninfo = settings.conninfo(user=settings.pg_stager) | {"cursor_factory": clock.cursor_factory("copy_partition")}
         table = staging_table_of(state, attempt.txid, attempt.number).name
         columns = [*(column.name for column in state.columns), "task_attempt"]
-        rows, digest = copy_partition(conninfo, table, columns, BytesIO(self._staged_csv), TASK_ATTEMPT)
-        return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, digest)
+        digest = digest_statement(state, attempt.txid, attempt.number)
+        rows, checksum = copy_partition(conninfo, table, columns, BytesIO(self._staged_csv), TASK_ATTEMPT, digest)
+        return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, checksum)
 
     def _bare(self, clock: _Clock) -> None:
         """Copy and upsert the rows, in one transaction that nothing guards."""

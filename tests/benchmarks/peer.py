@@ -90,7 +90,8 @@ def _serve(conninfo: dict[str, str], folder: Path) -> None:
             .start()
         )
         query.awaitTermination()
-        print(time.perf_counter() - start, flush=True)
+        sys.stdout.write(f"{time.perf_counter() - start}\n")
+        sys.stdout.flush()
     spark.stop()
 
 

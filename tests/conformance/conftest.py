@@ -28,6 +28,7 @@ from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, So
 from state_store.errors import AttemptNotSealed, StagingLost
 from state_store.partition_copy import copy_partition
 from state_store.settings import STACK_FOLDER
+from state_store.staging import digest_statement
 from tests.conftest import Server
 from tidegate.stack import component
 from tidegate.stack.component import reserve_port
@@ -235,8 +236,9 @@ class Flow:
         table = tables.staging_table_of(spec, attempt.txid, attempt.number)
         content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
         conninfo = self.settings.conninfo(user=self.settings.pg_stager)
-        written, digest = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt)
-        return StagedPartition(spec.name, partition, task_attempt, written, digest)
+        digest = digest_statement(spec, attempt.txid, attempt.number)
+        written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
+        return StagedPartition(spec.name, partition, task_attempt, written, checksum)
 
     def seal(self, attempt: Attempt, *staged: StagedPartition, tracked: Tracked | None = None) -> None:
         """Seal an attempt."""

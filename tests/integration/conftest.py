@@ -20,6 +20,7 @@ from state_store.batches import encode_metadata
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec
 from state_store.partition_copy import copy_partition
+from state_store.staging import digest_statement
 
 TALLY = Pipeline(
     name="tally",
@@ -68,8 +69,9 @@ class Tally:
         table = tables.staging_table_of(spec, attempt.txid, attempt.number)
         content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
         conninfo = self.store.settings.conninfo(user=self.store.settings.pg_stager)
-        written, digest = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt)
-        return StagedPartition(state, partition, task_attempt, written, digest)
+        digest = digest_statement(spec, attempt.txid, attempt.number)
+        written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
+        return StagedPartition(state, partition, task_attempt, written, checksum)
 
     def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, restage: bool = False) -> Attempt:
         """Start an attempt, stage its partials and seal it."""
