@@ -206,12 +206,18 @@ def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: 
 
 
 def process(pipeline_name: str, txid: int, ti: Any) -> None:
-    """Process one batch; if another attempt has taken it over, leave it to that one."""
+    """Process one batch; if another attempt has taken it over, leave it to that one.
+
+    If the next commit waited for this batch, it is done here: starting its own task takes Airflow seconds.
+    """
     from jobs import phases  # noqa: PLC0415 - brings pyspark
 
+    settings = Settings.load()
     logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", pipeline_name, txid, txid)
     try:
-        logger.info("%s", phases.process_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti), airflow=_try(ti)))
+        logger.info(
+            "%s", phases.process_batch(settings, pipeline_name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
+        )
     except AttemptFenced as fenced:
         logger.warning("%s", fenced)
 

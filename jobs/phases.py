@@ -91,8 +91,12 @@ def process_batch(
     owner: str,
     airflow: AirflowTry | None = None,
     restage: bool = False,
+    commit_ready: bool = False,
 ) -> Processed:
     """Process a batch under a new attempt, unless its newest attempt is sealed, or it has committed or was given up.
+
+    With `commit_ready`, whoever finishes what the next commit waits for commits it, with all that is ready behind it, unless
+    somebody is committing: so nobody has to be started for that first. The batch's own commit then finds it done.
 
     A permanent error is written into the ledger, so that later txids of the run stop waiting for this one; unless the
     pipeline skips poison: then the batch is tried again, and given up after the last try.
@@ -115,6 +119,8 @@ def process_batch(
             if not _give_up(store, pipeline, attempt, error):
                 raise
             return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
+        while commit_ready and _commit_ready(store, pipeline, owner, wait=False):
+            pass
         return Processed(pipeline.name, txid, attempt.number, "processed")
 
 
@@ -300,25 +306,27 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
     txid = done.txid + 1
     while (turn := store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))) and turn.opens and not turn.halted:
         try:
-            following = _commit_together(store, pipeline, owner) or [
+            following = _commit_ready(store, pipeline, owner) or [
                 store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
             ]
         except TidegateError as stop:
             logger.info("%s %s is left to its own task: %s", pipeline.name, txid, stop)
             return
-        for commit in following:
-            logger.info("%s", commit)
         if following[-1].already_committed:
             return
         txid = following[-1].txid + 1
 
 
-def _commit_together(store: StateStore, pipeline: Pipeline, owner: str) -> list[Commit]:
+def _commit_ready(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bool = True) -> list[Commit]:
+    """Commit the next batches in one transaction if they are ready; if that fails, they are left to be committed one by one."""
     try:
-        return store.commit_together(pipeline.spec, owner)
+        done = store.commit_ready(pipeline.spec, owner, wait=wait)
     except TidegateError as error:
-        logger.info("%s: the batches that follow are committed one by one: %s", pipeline.name, error)
+        logger.info("%s: the next batches are committed one by one: %s", pipeline.name, error)
         return []
+    for commit in done:
+        logger.info("%s", commit)
+    return done
 
 
 @contextmanager

@@ -68,14 +68,18 @@ def set_limits(connection: Connection, lock_timeout_seconds: int, statement_time
     connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
 
 
-def lock_cursor(connection: Connection, pipeline: str) -> sa.Row:  # type: ignore[type-arg]
+def lock_cursor(connection: Connection, pipeline: str, *, wait: bool = True) -> sa.Row:  # type: ignore[type-arg]
     """Lock and return the pipeline's cursor, on the primary and in the incarnation of the database it was made for.
+
+    Without `wait`, a cursor that somebody else has locked is an error at once.
 
     Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), StoreUnavailable on
     a standby, HoleDetected in a restored, promoted or copied database.
     """
     c = tables.cursor.c
-    cursor = connection.execute(sa.select(tables.cursor).where(c.pipeline == pipeline).with_for_update()).one_or_none()
+    cursor = connection.execute(
+        sa.select(tables.cursor).where(c.pipeline == pipeline).with_for_update(nowait=not wait)
+    ).one_or_none()
     if cursor is None:
         raise _unregistered(pipeline)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
@@ -157,25 +161,28 @@ def merge_and_advance(
     return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
 
 
-def commit_together(connection: Connection, spec: PipelineSpec, owner: str, max_batches: int, max_rows: int) -> list[Commit]:
+def commit_ready(
+    connection: Connection, spec: PipelineSpec, owner: str, *, max_batches: int, max_rows: int, wait: bool
+) -> list[Commit]:
     """Let all batches count that directly follow and are ready, in order, as if each had been committed by itself.
 
-    What `merge_and_advance` checks is checked of each; the first that is not ready, or would be an error, ends the sequence.
-    Returns nothing, having changed nothing, for fewer than two batches and for opaque states: only the states as they were
-    between the batches would tell what to redo the last one on.
+    What `merge_and_advance` checks is checked of each; the first that is not ready ends the sequence. A batch larger than
+    `max_rows` goes by itself, and so do those of opaque states: only what was there between two batches would tell on what
+    the last one is to be redone. Returns nothing, having changed nothing, if none is ready.
 
     Raises: what `merge_and_advance` raises; merged one by one, it is found which batch is at fault.
     """
-    if any(state.kind == "opaque" for state in spec.states):
-        return []
-    cursor = lock_cursor(connection, spec.name)
+    cursor = lock_cursor(connection, spec.name, wait=wait)
     _check_no_hole(connection, spec.name, cursor.txid)
     check_declaration(connection, spec)
+    if any(state.kind == "opaque" for state in spec.states):
+        max_batches = 1
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
-    if len(ready) < 2:
-        return []
-    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in ADDING_UP.items())))
-    merged = merges.merge_together(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
+    if len(ready) > 1:
+        connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in ADDING_UP.items())))
+        merged = merges.merge_together(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
+    else:
+        merged = [merges.merge_all(connection, spec, batch.txid, batch.attempt) for batch, _ in ready]
     return [
         _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
         for (batch, cut), (keys, bad) in zip(ready, merged, strict=True)
@@ -201,7 +208,12 @@ def _ready(
         except (UnknownBatch, StagingLost):
             return ready
         rows += attempts.sealed_rows(connection, spec.name, batch.txid, batch.attempt)
-        if batch.skip_reason is not None or batch.halted_at is not None or cut.continues != continued or rows > max_rows:
+        if (
+            batch.skip_reason is not None
+            or batch.halted_at is not None
+            or cut.continues != continued
+            or (ready and rows > max_rows)
+        ):
             return ready
         ready.append((batch, cut))
         continued = cut.digest

@@ -278,17 +278,20 @@ class StateStore:
             logger.warning("%s %s: %s The cursor says that it committed.", spec.name, txid, unknown)
             return done
 
-    def commit_together(self, spec: PipelineSpec, owner: str) -> list[Commit]:
-        """Commit the batches that directly follow and are ready, in order, in one transaction, if there are at least two.
+    def commit_ready(
+        self, spec: PipelineSpec, owner: str, *, max_batches: int = MAX_BATCHES_TOGETHER, wait: bool = True
+    ) -> list[Commit]:
+        """Commit the batches that directly follow and are ready, in order, in one transaction; return them, maybe none.
 
         The states, the cursor and every commit's row are as if each had committed by itself, but nobody sees what was
-        between them. If the connection breaks, the outcome is left to the next commit to find out.
+        between them. If the connection breaks, the outcome is left to the next commit to find out. Without `wait`, it is an
+        error if somebody else is committing: whoever that is will look again.
 
         Raises: what `commit_batch` raises. Then nothing was committed; committed one by one, it is found which batch it is.
         """
-        with self._transaction(f"committing {spec.name} together") as connection:
+        with self._transaction(f"committing what is ready of {spec.name}") as connection:
             self._set_commit_limits(connection)
-            return commits.commit_together(connection, spec, owner, MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER)
+            return commits.commit_ready(connection, spec, owner, max_batches=max_batches, max_rows=MAX_ROWS_TOGETHER, wait=wait)
 
     def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
         """Replace what the last committed txid did by what its newest attempt has sealed. As the owner of the tables only.

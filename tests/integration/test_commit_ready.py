@@ -1,7 +1,9 @@
 """Batches that wait for their commit are merged in one go; what comes out is what committing one by one gives."""
 
 import random
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import psycopg2
@@ -10,7 +12,7 @@ import pytest
 from jobs import Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
 from state_store.attempts import Tracked
-from state_store.errors import GuardMismatch, PermanentError
+from state_store.errors import GuardMismatch, PermanentError, StoreUnavailable
 from tests.integration.conftest import TALLY, Execute, Row, Tally, contents
 
 KINDS = Pipeline(
@@ -41,7 +43,7 @@ def test_batches_committed_together_leave_what_each_by_itself_leaves(tally: Tall
     for txid, (shops, days) in enumerate(batches, start=1):
         tally.process(txid, shops, days)
 
-    commits = tally.store.commit_together(tally.spec, "test")
+    commits = tally.store.commit_ready(tally.spec, "test")
 
     assert [(c.txid, c.attempt, c.key_count, c.already_committed) for c in commits] == [
         (1, 1, 3, False),
@@ -76,21 +78,34 @@ def test_any_batches_in_any_grouping(settings: Settings, register: Callable[...,
             if draw.random() < 0.3:
                 kinds.commit(store.committed("kinds") + 1)
             elif draw.random() < 0.3:
-                store.commit_together(KINDS.spec, "test")
+                store.commit_ready(KINDS.spec, "test")
         while store.committed("kinds") < 12:
-            if not store.commit_together(KINDS.spec, "test"):
-                kinds.commit(store.committed("kinds") + 1)
+            assert store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
         for state in ("maybe_shop", "overall", "plain"):
             assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
 
 
-def test_fewer_than_two_are_left_to_the_single_commit(tally: Tally) -> None:
-    """Nothing ready, or one batch only: no change, no error."""
-    assert tally.store.commit_together(tally.spec, "test") == []
+def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:
+    """Nothing ready: no change, no error. One batch: it commits."""
+    assert tally.store.commit_ready(tally.spec, "test") == []
     tally.plan(2)
+    assert tally.store.commit_ready(tally.spec, "test") == []
     tally.process(1, [("a", 1, 1, 1, 1)])
-    assert tally.store.commit_together(tally.spec, "test") == []
-    assert tally.store.committed("tally") == 0
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1]
+    assert tally.store.committed("tally") == 1
+
+
+def test_who_does_not_want_to_wait_leaves_the_cursor_to_whoever_holds_it(tally: Tally, settings: Settings) -> None:
+    """An error at once, not after the lock timeout; nothing is changed."""
+    tally.plan()
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    with closing(psycopg2.connect(**settings.conninfo())) as other, other.cursor() as cursor:
+        cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            tally.store.commit_ready(tally.spec, "test", wait=False)
+        assert time.monotonic() - start < settings.lock_timeout_seconds
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test", wait=False)] == [1]
 
 
 def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
@@ -99,11 +114,11 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     for txid in (1, 2, 4, 5):
         tally.process(txid, [("a", 1, 1, 1, 1)])
     tally.start(3)
-    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2]
-    assert tally.store.commit_together(tally.spec, "test") == []
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2]
+    assert tally.store.commit_ready(tally.spec, "test") == []
     tally.process(3, [("a", 1, 1, 1, 1)], restage=True)
     tally.store.halt_batch("tally", 5, "somebody has to look")
-    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [3, 4]
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [3, 4]
     assert tally.state() == [("a", 4, 4, 1, 1, 4)]
 
 
@@ -114,8 +129,8 @@ def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
         tally.process(txid, [("a", 1, 1, 1, 1)])
     tally.store.fail_attempt(tally.start(3), "MALFORMED_RECORD: line 1", is_poison=True)
     assert tally.store.give_up("tally", 3, "test", "no use")
-    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2]
-    assert tally.store.commit_together(tally.spec, "test") == []
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2]
+    assert tally.store.commit_ready(tally.spec, "test") == []
     assert tally.commit(3).skipped_reason == "no use"
     assert tally.commit(4).key_count == 1
 
@@ -133,7 +148,7 @@ def test_a_foreign_row_stops_all_of_them_and_one_by_one_it_is_found(tally: Tally
     before = contents(tally.store.settings)
 
     with pytest.raises(PermanentError):
-        tally.store.commit_together(tally.spec, "test")
+        tally.store.commit_ready(tally.spec, "test")
 
     assert contents(tally.store.settings) == before
     assert tally.commit(1).key_count == 1
@@ -148,7 +163,7 @@ def test_damaged_staging_stops_all_of_them(tally: Tally, as_role: Execute) -> No
     tally.process(2, [("a", 1, 1, 1, 1)])
     as_role("postgres", "UPDATE staging.per_shop_2_1 SET cents = 5")
     with pytest.raises(Exception, match="sealed with 1 rows"):
-        tally.store.commit_together(tally.spec, "test")
+        tally.store.commit_ready(tally.spec, "test")
     assert tally.store.committed("tally") == 0
     assert tally.commit(1).key_count == 1
 
@@ -162,7 +177,8 @@ def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Ca
         tally.plan(2)
         tally.process(1, [("a", 1, 1, 1, 1)])
         tally.process(2, [("a", 1, 1, 1, 1)])
-        assert store.commit_together(opaque.spec, "test") == []
+        assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [1]
+        assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [2]
 
 
 def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
@@ -179,11 +195,11 @@ def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: 
             "CREATE TRIGGER stop AFTER INSERT ON state.per_shop EXECUTE FUNCTION state.stop()"
         )
         with pytest.raises(Exception, match="Postgres"):
-            tally.store.commit_together(tally.spec, "test")
+            tally.store.commit_ready(tally.spec, "test")
         cursor.execute("DROP FUNCTION state.stop() CASCADE")
     killer.close()
     assert tally.store.committed("tally") == 0
-    assert [c.txid for c in tally.store.commit_together(tally.spec, "test")] == [1, 2, 3]
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2, 3]
     assert tally.state() == [("a", 3, 3, 1, 1, 3)]
 
 
