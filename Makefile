@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check down lock
+.PHONY: help setup demo test soak bench bench-smoke check down lock
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/installed ## Install the locked dependencies and the tidegate command into .venv
 
@@ -18,6 +18,12 @@ test: setup ## Run all tests
 
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance
+
+bench: setup ## Measure every speed beside its peer, add to the history, draw the plots (an hour, on a quiet machine)
+	@$(BIN)/python -m tests.benchmarks
+
+bench-smoke: setup ## The same in minutes with small sizes: tells whether the benchmarks work, not how fast anything is
+	@$(BIN)/python -m tests.benchmarks --smoke
 
 check: setup ## Lint, types, formatting
 	@$(BIN)/ruff check .

@@ -4,9 +4,10 @@
 
 plan freezes the batches of this run and hands on their txids, nothing else. process tasks run side by side, as many as
 the window allows. await_turn costs no worker: it lives in the triggerer (`dags.turn_trigger`) until every earlier txid
-has committed. commit is one Postgres transaction. If one txid fails, the others are processed all the same, and those
-before it commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over. A txid that
-was given up stops nobody: in its turn, a commit without its rows takes its place.
+has committed. commit is one Postgres transaction; a process task that finishes what the next commit waits for does it at
+once, and the commit task then finds it done. If one txid fails, the others are processed all the same, and those before it
+commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over. A txid that was given up
+stops nobody: in its turn, a commit without its rows takes its place.
 
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
@@ -109,7 +110,10 @@ has been planned goes on.
 **Look inside**: `tidegate inspect {name}`.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
-PROCESS_DOC = "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It does not count yet."
+PROCESS_DOC = (
+    "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It does not count before its turn; "
+    "if that has come by then, it is committed here, and the commit task finds it done."
+)
 AWAIT_DOC = "Waits in the triggerer, without a worker, until every earlier txid has committed."
 COMMIT_DOC = "Merges the staged result into the state tables, in one transaction, in txid order. Repeating it changes nothing."
 
