@@ -111,7 +111,7 @@ has been planned goes on.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 PROCESS_DOC = (
-    "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It does not count before its turn; "
+    "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It counts when its turn comes; "
     "if that has come by then, it is committed here, and the commit task finds it done."
 )
 AWAIT_DOC = "Waits in the triggerer, without a worker, until every earlier txid has committed."

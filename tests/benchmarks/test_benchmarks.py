@@ -1,0 +1,79 @@
+"""The benchmarks work: what they print, draw and keep. How fast anything is, no test says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.harness import Bar, Bench, compared, write_history
+
+
+@pytest.mark.parametrize(
+    ("bar", "value", "holds"),
+    [
+        (Bar(at_least=1.5), 1.5, True),
+        (Bar(at_least=1.5), 1.49, False),
+        (Bar(at_most=1.1), 1.1, True),
+        (Bar(at_most=1.1), 1.2, False),
+    ],
+)
+def test_a_bar_is_held_at_its_very_value(bar: Bar, value: float, holds: bool) -> None:
+    """Bars are inclusive."""
+    assert bar.holds(value) is holds
+
+
+def test_a_speed_is_their_time_by_ours_and_a_cost_ours_by_theirs() -> None:
+    """Of the medians, so that one slow run decides nothing."""
+    speed = compared("b", "w", [1.0, 2.0, 90.0], "peer", [4.0, 4.0, 4.0], bar=Bar(at_least=2))
+    cost = compared("b", "w", [1.0, 2.0, 90.0], "peer", [4.0, 4.0, 4.0], is_speed=False)
+    assert (speed.value, speed.verdict) == (2.0, "holds")
+    assert (cost.value, cost.verdict) == (0.5, "")
+
+
+def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
+    """Each run with its commit, its machine and every single measurement."""
+    file = tmp_path / "results" / "history.json"
+    figure = compared("b", "w", [1.0, 3.0], "peer", [4.0], bar=Bar(at_least=3))
+    write_history([figure], file)
+    write_history([figure], file)
+
+    runs = json.loads(file.read_text())
+    assert len(runs) == 2
+    assert runs[1]["commit"]
+    assert runs[1]["machine"]["cores"] >= 1
+    (kept,) = runs[1]["figures"]
+    assert (kept["runs"], kept["their_runs"], kept["value"], kept["verdict"]) == ([1.0, 3.0], [4.0], 2.0, "falls short")
+
+
+def test_plots_of_a_smoke_run_do_not_replace_the_real_ones(tmp_path: Path) -> None:
+    """They are drawn where the run's data is."""
+    bench = Bench(is_smoke=True, folder=tmp_path)
+    with bench.plot("curve", "a title") as axes:
+        axes.plot([1, 2], [3, 4])
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_a_benchmark_runs_and_prints_its_table(tmp_path: Path) -> None:
+    """The smallest of them, on a stack of its own; what it timed it has also checked."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "--smoke", "--folder", tmp_path, "guard"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "COPY + upsert" in done.stdout
+    assert "≤ 1.1" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
+    """At once, as a usage error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "speed"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no speed; there are cardinality, guard" in done.stderr
