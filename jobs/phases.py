@@ -318,11 +318,15 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
 
 
 def _commit_ready(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bool = True) -> list[Commit]:
-    """Commit the next batches in one transaction if they are ready; if that fails, they are left to be committed one by one."""
+    """Commit the next batches in one transaction if they are ready.
+
+    If somebody else is committing, or anything is wrong with one of them, they are left: to whoever holds the cursor, and to
+    be committed one by one.
+    """
     try:
         done = store.commit_ready(pipeline.spec, owner, wait=wait)
     except TidegateError as error:
-        logger.info("%s: the next batches are committed one by one: %s", pipeline.name, error)
+        logger.info("%s: the next batches are not committed together: %s", pipeline.name, error)
         return []
     for commit in done:
         logger.info("%s", commit)

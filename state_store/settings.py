@@ -51,7 +51,7 @@ class Settings:
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
     airflow_user: str = _setting("admin", "its user")
     airflow_password_file: Path | None = _setting(None, "file with that user's password")
-    lock_timeout_seconds: int = _setting(10, "longest wait for the cursor's row lock")
+    lock_timeout_seconds: int = _setting(60, "longest wait for the cursor's row lock, so for another commit's merge")
     commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
     attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")
     staging_connections: int = _setting(8, "most partitions, so most connections, that stage one batch at once")

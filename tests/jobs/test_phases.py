@@ -224,6 +224,30 @@ def test_what_does_not_exist_is_named(settings: Settings, sales: Pipeline) -> No
         process(settings, 7)
 
 
+def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Settings, sales: Pipeline) -> None:
+    """With all that is ready behind it; what is behind a gap waits. The batches' own commits then find it done."""
+    assert phases.plan_batches(settings, SALES, run_id="first") == [1, 2]
+
+    phases.process_batch(settings, SALES, 2, owner="test", commit_ready=True)
+    assert phase_of(settings, 2) == "processed"
+    phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True)
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+    assert [commit(settings, txid).already_committed for txid in (1, 2)] == [True, True]
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Settings, sales: Pipeline) -> None:
+    """It waits for nobody's lock, and does its own work all the same."""
+    phases.plan_batches(settings, SALES, run_id="first")
+    with StateStore.connect(settings) as other, other.engine.begin() as connection:
+        connection.execute(sa.select(tables.cursor).with_for_update())
+        assert phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True).outcome == "processed"
+
+    assert phase_of(settings, 1) == "processed"
+    assert not commit(settings, 1).already_committed
+
+
 # ----------------------------------------------------------------------------------------------------------- commit
 
 
