@@ -25,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, in minutes; tells whether it works, not how fast")
+    parser.add_argument("--passes", type=int, default=3, help="how often each way is timed, at most (3)")
     parser.add_argument("--folder", type=Path, help="where data and stacks go (a folder of their own below /tmp)")
     given = parser.parse_args()
     if unknown := sorted(set(given.names) - set(BENCHMARKS)):
@@ -33,7 +34,7 @@ def main() -> int:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=given.folder) as folder:
         for name in given.names or BENCHMARKS:
-            bench = Bench(given.smoke, Path(folder) / name, console)
+            bench = Bench(given.smoke, Path(folder) / name, console, given.passes)
             bench.folder.mkdir()
             console.rule(name)
             for figure in BENCHMARKS[name](bench):

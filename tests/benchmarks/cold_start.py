@@ -14,7 +14,7 @@ COMMAND_SECONDS = 400
 
 def run(bench: Bench) -> Iterator[Figure]:
     """`tidegate up`, with Airflow, on an initialised project; beside it the very first one, and `tidegate down`."""
-    passes = bench.choose(3, 1)
+    passes = bench.passes
     first: list[float] = []
     ups: list[float] = []
     downs: list[float] = []

@@ -56,7 +56,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         for kind, plot, work in (("waits", "designs", time.sleep), ("computes", "designs_computing", _computing())):
             trial = _Balanced(bench, made, kind, work)
             trial.calibrate()
-            in_turn, pipelined = trial.passes(bench.choose(3, 1))
+            in_turn, pipelined = trial.passes(bench.passes)
             what = f"{trial.batches} batches of {trial.keys:,} keys, processing {kind} {trial.added_seconds:.2f} s"
             balance = trial.balance
             yield Figure("designs", f"{what}: processing / commit", balance, "", balance, bar=BALANCED)

@@ -93,10 +93,16 @@ class Bench:
     is_smoke: bool
     folder: Path
     console: Console = field(default_factory=Console)
+    most_passes: int = 3
 
     def choose(self, full: int, smoke: int) -> int:
         """Return how much to do."""
         return smoke if self.is_smoke else full
+
+    @property
+    def passes(self) -> int:
+        """How often to time each way."""
+        return self.choose(self.most_passes, 1)
 
     def tell(self, text: str) -> None:
         """Say what is going on."""

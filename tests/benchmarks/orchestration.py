@@ -17,7 +17,7 @@ ROWS_PER_FILE = 100
 
 def run(bench: Bench) -> Iterator[Figure]:
     """200 txids of one small file each in one Dag run, beside as many empty two-task groups."""
-    txids, passes = bench.choose(200, 10), bench.choose(3, 1)
+    txids, passes = bench.choose(200, 10), bench.passes
     home = bench.folder / "project"
     ours: list[float] = []
     floor: list[float] = []

@@ -9,6 +9,7 @@ PAGES = Pipeline(
     name="pages",
     source=Files("data/pages", glob="*.parquet", format="parquet", schema=EVENT, max_files=1),
     states={"per_page": State(key={"page": "text"}, aggregates=PER_KEY)},
+    window=2,  # each batch keeps two cores busy
 )
 USERS = Pipeline(
     name="users",
@@ -19,6 +20,5 @@ SMALL = Pipeline(
     name="small",
     source=Files("data/small", glob="*.csv", format="csv", schema={"page": "string", "amount": "bigint"}, max_files=1),
     states={"per_small_page": State(key={"page": "text"}, aggregates=PER_KEY)},
-    window=8,
 )
 PIPELINES = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL)}
