@@ -84,7 +84,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
             partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
             staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
         emitted = source.sums()
-        returned = emitted if is_untouched else transformed.sums()
+        returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
         if emitted.flagged:
             bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
             check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
