@@ -303,10 +303,13 @@ def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> N
     """
     if done.already_committed:
         return
-    txid = done.txid + 1
+    txid, together = done.txid + 1, True
     while (turn := store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))) and turn.opens and not turn.halted:
         try:
-            following = _commit_ready(store, pipeline, owner) or [
+            following = _commit_ready(store, pipeline, owner) if together else []
+            # What failed together would do so again before each of the batches that are in it.
+            together = bool(following)
+            following = following or [
                 store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
             ]
         except TidegateError as stop:

@@ -130,7 +130,7 @@ def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -
     """Return how many rows an attempt has sealed, over all states."""
     s = tables.seal.c
     of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
-    return int(connection.scalar(sa.select(sa.func.coalesce(sa.func.sum(s.rows), 0)).where(*of_attempt)) or 0)
+    return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
 def take_fence(

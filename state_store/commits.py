@@ -157,7 +157,7 @@ def merge_and_advance(
     _check_sealed(connection, spec, batch, attempt_timeout_seconds)
     _check_continues(spec, cut, cursor)
     check_declaration(connection, spec)
-    keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
+    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
     return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
 
 
@@ -178,11 +178,11 @@ def commit_ready(
     if any(state.kind == "opaque" for state in spec.states):
         max_batches = 1
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
+    if not ready:
+        return []
     if len(ready) > 1:
         connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in ADDING_UP.items())))
-        merged = merges.merge_together(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
-    else:
-        merged = [merges.merge_all(connection, spec, batch.txid, batch.attempt) for batch, _ in ready]
+    merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
         _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
         for (batch, cut), (keys, bad) in zip(ready, merged, strict=True)
@@ -241,7 +241,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     for state in spec.states:
         merges.restore(connection, state, txid)
     _empty_quarantine(connection, spec.name, txid)
-    keys, bad = merges.merge_all(connection, spec, txid, batch.attempt)
+    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
     # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
     k = tables.commit.c
     digest = sa.select(tables.attempt.c.source_digest).where(

@@ -27,21 +27,33 @@ def open_tables(connection: Connection, spec: PipelineSpec) -> None:
     connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))
 
 
-def merge_all(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> tuple[int, int]:
-    """Merge everything that the attempt has sealed; return the number of state rows written and of bad records set aside.
+def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge everything that consecutive batches, (txid, attempt) each, have sealed.
 
-    Every sealed row must land (CONTRACT I14). The txid guard is an alarm, not a filter: the cursor says that txid is new, so
-    a row that the guard rejects was written by somebody else, and dropping it silently would lose an update.
+    Returns of each the number of state rows that it writes and of bad records set aside. A key that several of them touch is
+    written once, which is what makes them quicker together than one by one. The states come out the same, row by row, unless
+    they are opaque: those would have to know what was there between the batches.
+
+    Every sealed row must land (CONTRACT I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
+    new, so a row that the guard rejects was written by somebody else, and dropping it silently would lose an update.
+
+    Raises: GuardMismatch; IntegrityError in its place for several batches, where it is not known whose row it was.
     """
     open_tables(connection, spec)
-    keys = 0
+    keys = dict.fromkeys(batches, 0)
     for state in spec.states:
-        sealed = staging.recount(connection, spec.name, state, txid, attempt)
-        expected = sum(partition.rows for partition in sealed)
-        if not expected:
+        partials, expected = [], 0
+        for txid, attempt in batches:
+            sealed = staging.recount(connection, spec.name, state, txid, attempt)
+            if rows := sum(partition.rows for partition in sealed):
+                partials.append(_partials(state, txid, attempt, sealed))
+                keys[txid, attempt] += rows
+                expected += rows
+        if not partials:
             continue
-        written = connection.execute(_upsert(state, [_partials(state, txid, attempt, sealed)])).rowcount
-        if written != expected:
+        (txid, attempt), is_single = batches[0], len(batches) == 1
+        written = connection.execute(_upsert(state, partials, first_txid=None if is_single else txid)).rowcount
+        if is_single and written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
                 f"at least {txid} already: somebody else wrote them. Nothing was committed; "
@@ -50,30 +62,6 @@ def merge_all(connection: Connection, spec: PipelineSpec, txid: int, attempt: in
                 txid=txid,
                 attempt=attempt,
             )
-        keys += expected
-    bad = _set_aside(connection, spec, txid, attempt) if spec.quarantines else 0
-    return keys, bad
-
-
-def merge_together(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge consecutive batches, (txid, attempt) each, as `merge_all` would one by one, and return of each what that would.
-
-    A key that several of them touch is written once, which is what makes this quicker. The states come out the same, row by
-    row, unless they are opaque: those would have to know what was there between the batches.
-
-    Raises: IntegrityError where `merge_all` raises GuardMismatch; merged one by one, it is found whose row it was.
-    """
-    open_tables(connection, spec)
-    keys = dict.fromkeys(batches, 0)
-    for state in spec.states:
-        partials = []
-        for txid, attempt in batches:
-            sealed = staging.recount(connection, spec.name, state, txid, attempt)
-            if rows := sum(partition.rows for partition in sealed):
-                partials.append(_partials(state, txid, attempt, sealed))
-                keys[txid, attempt] += rows
-        if partials:
-            connection.execute(_upsert(state, partials, first_txid=batches[0][0]))
     return [(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -55,6 +56,14 @@ class Server:
         statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
         self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return name
+
+    @contextmanager
+    def shows_transactions_to(self, *roles: str) -> Iterator[None]:
+        """Let roles see when other sessions' transactions began, as reading a table by time asks for."""
+        names = sql.SQL(", ").join(map(sql.Identifier, roles))
+        self.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(names))
+        yield
+        self.execute(sql.SQL("REVOKE pg_read_all_stats FROM {}").format(names))
 
     def drop_database(self, name: str) -> None:
         """Drop a database, whoever is connected."""
@@ -115,13 +124,20 @@ def server(stack: Settings) -> Server:
     return Server(stack)
 
 
-@pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database without pipelines, from which each test gets its own copy."""
+@contextmanager
+def migrated_database(server: Server) -> Iterator[str]:
+    """Create a migrated database without pipelines on a server, and drop it in the end."""
     name = server.create_database()
     migrations.upgrade(replace(server.settings, pg_database=name), [])
     yield name
     server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database without pipelines, from which each test gets its own copy."""
+    with migrated_database(server) as name:
+        yield name
 
 
 @pytest.fixture
@@ -132,18 +148,19 @@ def settings(server: Server, template: str, tmp_path: Path) -> Iterator[Settings
     server.drop_database(name)
 
 
+def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
+    """Create the state tables of pipelines, as their migrations would, and register them."""
+    specs = tuple(pipeline.spec for pipeline in pipelines)
+    with migrations.connected(settings) as connection:
+        tables.state_tables(specs).create_all(connection)
+        for spec in specs:
+            schema.register(connection, spec)
+
+
 @pytest.fixture
 def register(settings: Settings) -> Callable[..., None]:
     """A function that creates the state tables of pipelines, as their migrations would, and registers them."""
-
-    def register_pipelines(*pipelines: Pipeline) -> None:
-        specs = tuple(pipeline.spec for pipeline in pipelines)
-        with migrations.connected(settings) as connection:
-            tables.state_tables(specs).create_all(connection)
-            for spec in specs:
-                schema.register(connection, spec)
-
-    return register_pipelines
+    return partial(register_pipelines, settings)
 
 
 @pytest.fixture

@@ -110,9 +110,8 @@ def race(settings: Settings, pipeline: Pipeline) -> None:
 @pytest.fixture(autouse=True)
 def _readable_statistics(server: Server) -> Iterator[None]:
     """Who reads by time has to see when open transactions began."""
-    server.execute("GRANT pg_read_all_stats TO tidegate_stager")
-    yield
-    server.execute("REVOKE pg_read_all_stats FROM tidegate_stager")
+    with server.shows_transactions_to("tidegate_stager"):
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,34 +1,20 @@
 """The same for Kafka, with a real broker: crashes, a failure between read and seal, racing planners."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import migrations
 from jobs import Pipeline
 from state_store import Settings
 from tests.acceptance.test_every_source import STRIDE, die_everywhere, oracle, pipeline_over, race, stored
 from tests.conftest import Server
+from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import KafkaFeed
 
+__all__ = ["server", "template"]  # fixtures
+
 KINDS = ("transactional", "opaque")
-
-
-@pytest.fixture(scope="session")
-def server(kafka_stack: Settings) -> Server:
-    """The Postgres server beside the broker."""
-    return Server(kafka_stack)
-
-
-@pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
 
 
 def over(feed: KafkaFeed) -> Pipeline:

@@ -8,7 +8,7 @@ from jobs import Pipeline
 from jobs.run import run_pipeline
 from state_store import StateStore
 from tests.benchmarks import events
-from tests.benchmarks.harness import Bar, Bench, Figure, compared
+from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed
 from tests.benchmarks.peer import Peer, create_target
 from tests.benchmarks.pipelines import PAGES, USERS
 from tests.benchmarks.project import Project, project
@@ -83,10 +83,7 @@ class _Trial:
 
     def _engine(self, pipeline: Pipeline, _key: str, files: list[Path]) -> float:
         self._offer(self._project.home / "data" / pipeline.name, files)
-        times: list[float] = []
-        with self._bench.timed("engine", times):
-            run_pipeline(self._project.settings, pipeline, run_id=f"benchmark {self._arrivals}")
-        return times[0]
+        return timed(lambda: run_pipeline(self._project.settings, pipeline, run_id=f"benchmark {self._arrivals}"))
 
     def _airflow(self, pipeline: Pipeline, _key: str, files: list[Path]) -> float:
         with StateStore.connect(self._project.settings) as store:

@@ -14,7 +14,6 @@ import contextlib
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,9 +26,9 @@ import sqlalchemy as sa
 import migrations
 from jobs import phases
 from state_store import StateStore
-from tests.benchmarks.harness import Bar, Bench, Figure, compared
+from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed
 from tests.benchmarks.pipelines import USERS
-from tests.benchmarks.project import Project, stack_without_airflow
+from tests.benchmarks.project import Project, publish, stack_without_airflow
 from tests.conftest import COMMAND, Server
 from tidegate import stack as embedded
 
@@ -356,11 +355,7 @@ def write_users(file: Path, user_id: str, rows: int) -> None:
 def command_environ(made: Project) -> dict[str, str]:
     """Return the environment in which the real commands find the stack and the users' pipeline."""
     authors = made.home / "authors"
-    metadata = authors / "tidegate_benchmarks-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
-    points = f"[tidegate.pipelines]\n{USERS.name} = tests.benchmarks.pipelines:{USERS.name.upper()}\n"
-    (metadata / "entry_points.txt").write_text(points)
+    publish(authors, [USERS.name])
     return {**os.environ, "TIDEGATE_HOME": str(made.home), "PYTHONPATH": f"{authors}:{REPOSITORY}"}
 
 
@@ -368,10 +363,3 @@ def run_command(environ: dict[str, str], *arguments: str) -> None:
     """Run the command line, and fail with what it said if it fails."""
     done = subprocess.run([COMMAND, *arguments], env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

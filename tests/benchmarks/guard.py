@@ -18,7 +18,6 @@ import psycopg2
 import pyarrow as pa
 import sqlalchemy as sa
 from psycopg2 import sql
-from pyarrow import csv
 
 from jobs import Pipeline
 from state_store import StateStore
@@ -28,7 +27,7 @@ from state_store.partition_copy import copy_partition
 from state_store.staging import digest_statement
 from state_store.tables import staging_table_of
 from tests.benchmarks.harness import Bar, Bench, Figure, compared
-from tests.benchmarks.peer import create_target
+from tests.benchmarks.peer import as_csv, copy_and_upsert, create_target
 from tests.benchmarks.pipelines import PAGES, USERS
 from tests.benchmarks.project import Project, stack_without_airflow
 
@@ -125,8 +124,8 @@ class _Trial:
         self._pipeline = pipeline
         self._key = key
         self._rows = rows
-        self._bare_csv = _as_csv(rows)
-        self._staged_csv = _as_csv(rows.append_column("task_attempt", pa.repeat(pa.scalar(TASK_ATTEMPT), len(rows))))
+        self._bare_csv = as_csv(rows)
+        self._staged_csv = as_csv(rows.append_column("task_attempt", pa.repeat(pa.scalar(TASK_ATTEMPT), len(rows))))
         self._ours: list[_Clock] = []
         self._theirs: list[_Clock] = []
 
@@ -205,17 +204,8 @@ class _Trial:
 
     def _bare(self, clock: _Clock) -> None:
         """Copy and upsert the rows, in one transaction that nothing guards."""
-        target, key = sql.Identifier(f"bare_{self._pipeline.name}"), sql.Identifier(self._key)
-        stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(target)
-        merge = sql.SQL(
-            "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
-            "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
-        ).format(target=target, key=key)
         conninfo = self._project.settings.conninfo(user="postgres") | {"cursor_factory": clock.cursor_factory("bare")}
-        with contextlib.closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(stage.as_string(cursor))
-            cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", BytesIO(self._bare_csv))
-            cursor.execute(merge.as_string(cursor))
+        copy_and_upsert(conninfo, f"bare_{self._pipeline.name}", self._key, self._bare_csv)
 
     def _check(self, times: int) -> None:
         """Compare both tables with the rows, taken so many times."""
@@ -227,9 +217,3 @@ class _Trial:
         with contextlib.closing(self._project.administrator()) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             assert cursor.fetchall() == wanted, "the bare table is wrong"
-
-
-def _as_csv(rows: pa.Table) -> bytes:
-    content = BytesIO()
-    csv.write_csv(rows, content, csv.WriteOptions(include_header=False))
-    return content.getvalue()

@@ -129,6 +129,13 @@ class Bench:
         self.tell(f"drew {folder / name}.svg")
 
 
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 Benchmark = Callable[[Bench], Iterator[Figure]]
 
 

@@ -1,6 +1,7 @@
 """Bar 4: many small batches through Airflow, beside Airflow's own floor."""
 
 import contextlib
+import statistics
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
@@ -39,9 +40,9 @@ def run(bench: Bench) -> Iterator[Figure]:
     what = f"{txids} txids of one small file"
     yield compared("orchestration", what, ours, "empty groups", floor, bar=Bar(at_most=1.3), is_speed=False)
     speed = [txids / seconds for seconds in ours]
-    median = sorted(speed)[len(speed) // 2]
-    yield Figure("orchestration", f"{what}, per second", median, "txids/s", median, bar=Bar(at_least=2.5), runs=speed)
-    wait = sum(waits) / len(waits)
+    middle = statistics.median(speed)
+    yield Figure("orchestration", f"{what}, per second", middle, "txids/s", middle, bar=Bar(at_least=2.5), runs=speed)
+    wait = statistics.fmean(waits)
     yield Figure("orchestration", "from a commit's end to the next one's start", wait, "s", wait, bar=Bar(at_most=0.3))
 
 

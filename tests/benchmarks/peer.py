@@ -10,11 +10,17 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
 import psycopg2
+import pyarrow as pa
 from psycopg2 import sql
+from pyarrow import csv
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from state_store import Settings
 from tidegate.stack.spark import MAX_DRIVER_MEMORY
@@ -65,9 +71,27 @@ def create_target(connection: psycopg2.extensions.connection, target: str, key: 
         cursor.execute(sql.SQL(statement).format(sql.Identifier(target), sql.Identifier(key), sql.SQL(key_type)))
 
 
-def _serve(conninfo: dict[str, str], folder: Path) -> None:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - only this process needs a JVM
+def as_csv(rows: pa.Table) -> bytes:
+    """Return rows as COPY reads them."""
+    content = BytesIO()
+    csv.write_csv(rows, content, csv.WriteOptions(include_header=False))
+    return content.getvalue()
 
+
+def copy_and_upsert(conninfo: dict[str, Any], target: str, key: str, content: bytes) -> None:
+    """Copy rows into a temporary table and upsert them in key order, in one transaction that nothing guards."""
+    stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(sql.Identifier(target))
+    merge = sql.SQL(
+        "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
+        "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
+    ).format(target=sql.Identifier(target), key=sql.Identifier(key))
+    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(stage.as_string(cursor))
+        cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", BytesIO(content))
+        cursor.execute(merge.as_string(cursor))
+
+
+def _serve(conninfo: dict[str, str], folder: Path) -> None:
     builder = SparkSession.builder.master("local[*]").appName("peer")
     for name, value in {
         "spark.driver.memory": str(MAX_DRIVER_MEMORY // 1024**2) + "m",
@@ -97,27 +121,10 @@ def _serve(conninfo: dict[str, str], folder: Path) -> None:
 
 def _upsert(conninfo: dict[str, str], key: str, target: str) -> Any:
     """Return the function that Structured Streaming calls for each batch."""
-    import io  # noqa: PLC0415
-    from contextlib import closing  # noqa: PLC0415
-
-    from pyarrow import csv  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-    stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(sql.Identifier(target))
-    merge = sql.SQL(
-        "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
-        "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
-    ).format(target=sql.Identifier(target), key=sql.Identifier(key))
 
     def upsert(rows: Any, _batch_id: int) -> None:
         table = rows.groupBy(key).agg(F.count("*").alias("events"), F.sum("amount").alias("amount")).toArrow()
-        content = io.BytesIO()
-        csv.write_csv(table, content, csv.WriteOptions(include_header=False))
-        content.seek(0)
-        with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(stage)
-            cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", content)
-            cursor.execute(merge)
+        copy_and_upsert(conninfo, target, key, as_csv(table))
 
     return upsert
 

@@ -15,11 +15,13 @@ import sqlalchemy as sa
 
 import migrations
 from jobs import Pipeline
-from state_store import Settings, StateStore, schema, tables
+from state_store import Settings, StateStore
 from tests.benchmarks.pipelines import PIPELINES
-from tests.conftest import running_stack
+from tests.conftest import register_pipelines, running_stack
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
+from tidegate.commands.runs import FINISHED
+from tidegate.stack.component import wait_until
 
 DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, window={window})\n"
 # The same two tasks for each of N txids, empty: what Airflow itself takes.
@@ -59,11 +61,7 @@ class Project:
 
     def register(self, *pipelines: Pipeline) -> None:
         """Create the states of pipelines, as their migrations would, and register them."""
-        specs = tuple(pipeline.spec for pipeline in pipelines)
-        with migrations.connected(self.settings) as connection:
-            tables.state_tables(specs).create_all(connection)
-            for spec in specs:
-                schema.register(connection, spec)
+        register_pipelines(self.settings, *pipelines)
 
     def administrator(self) -> psycopg2.extensions.connection:
         """Connect as the administrator, outside transactions."""
@@ -98,20 +96,28 @@ class Project:
         ):
             start = time.perf_counter()
             run_id = airflow.trigger(name, dict(parameters))
-            while time.perf_counter() - start < seconds:
-                if committed is not None and store.committed(name) >= committed:
-                    elapsed = time.perf_counter() - start
-                    self._await_end(airflow, name, run_id)
-                    return elapsed
-                if committed is None and airflow.run_state(name, run_id) in ("success", "failed"):
-                    return time.perf_counter() - start
-                time.sleep(0.05)
-            raise TimeoutError(f"{name}, {run_id}: not done after {seconds} s")
 
-    def _await_end(self, airflow: AirflowClient, name: str, run_id: str) -> None:
-        while (state := airflow.run_state(name, run_id)) not in ("success", "failed"):
-            time.sleep(0.2)
-        assert state == "success", f"{name} {run_id} ended as {state}"
+            def has_ended() -> bool:
+                return airflow.run_state(name, run_id) in FINISHED
+
+            def is_done() -> bool:
+                return has_ended() if committed is None else store.committed(name) >= committed
+
+            assert wait_until(is_done, seconds, every=0.05), f"{name} {run_id}: not done after {seconds} s"
+            elapsed = time.perf_counter() - start
+            assert wait_until(has_ended, seconds, every=0.2), f"{name} {run_id}: has not ended after {seconds} s"
+            state = airflow.run_state(name, run_id)
+            assert state == "success", f"{name} {run_id} ended as {state}"
+            return elapsed
+
+
+def publish(folder: Path, names: Collection[str]) -> None:
+    """Make a folder that, on the path, brings the named pipelines of the benchmarks, as another package would."""
+    metadata = folder / "tidegate_benchmarks-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
+    points = "".join(f"{name} = tests.benchmarks.pipelines:{name.upper()}\n" for name in names)
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
 
 
 @contextmanager
@@ -126,11 +132,7 @@ def stack_without_airflow(home: Path) -> Iterator[Project]:
 def project(home: Path, names: Collection[str]) -> Iterator[Project]:
     """Run a whole stack whose Dags are the named pipelines' and the floor's."""
     dags = home / "dags"
-    metadata = dags / "tidegate_benchmarks-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
-    points = "".join(f"{name} = tests.benchmarks.pipelines:{name.upper()}\n" for name in names)
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    publish(dags, names)
     for name in names:
         (dags / f"{name}.py").write_text(DAG.format(name=name, window=PIPELINES[name].window))
     (dags / "floor.py").write_text(FLOOR)

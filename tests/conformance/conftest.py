@@ -17,7 +17,6 @@ from typing import Any
 import psycopg2
 import pytest
 
-import migrations
 from jobs import Count, Max, Min, Pipeline, State, Sum
 from jobs.sources import Coordinator, Emitter, Source
 from state_store import Settings, StateStore, tables
@@ -29,7 +28,7 @@ from state_store.errors import AttemptNotSealed, StagingLost
 from state_store.partition_copy import copy_partition
 from state_store.settings import STACK_FOLDER
 from state_store.staging import digest_statement
-from tests.conftest import Server
+from tests.conftest import Server, migrated_database
 from tidegate.stack import component
 from tidegate.stack.component import reserve_port
 from tidegate.stack.postgres import EmbeddedPostgres
@@ -105,10 +104,8 @@ def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: py
 @pytest.fixture(scope="session")
 def template(server: Server) -> Iterator[str]:
     """A migrated database on that server; this folder's own, because other folders keep to one server."""
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
+    with migrated_database(server) as name:
+        yield name
 
 
 # pipelines of every kind over one source

@@ -20,10 +20,8 @@ CASES = [(kind, promise) for kind in FEED_OF for promise in PROMISES[kind].items
 @pytest.fixture
 def spark(settings: Settings, server: Server) -> Iterator[SparkSession]:
     """A session; who reads by time has to see when open transactions began."""
-    server.execute("GRANT pg_read_all_stats TO tidegate_stager")
-    with spark_session(settings, "conformance") as session:
+    with server.shows_transactions_to("tidegate_stager"), spark_session(settings, "conformance") as session:
         yield session
-    server.execute("REVOKE pg_read_all_stats FROM tidegate_stager")
 
 
 @pytest.mark.parametrize(("kind", "promise"), CASES, ids=[f"{kind}-{promise[0]}" for kind, promise in CASES])

@@ -22,7 +22,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
-import migrations
 from jobs import Count, Kafka, Pipeline, State, phases
 from jobs.sources.kafka import fair_shares
 from jobs.sources.kafka_topic import Topic
@@ -37,28 +36,15 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tests.conftest import Server
+from tests.sources.beside_kafka import server, template
 from tidegate.stack.component import RunFolder, wait_until
 from tidegate.stack.layout import Layout
+
+__all__ = ["server", "template"]  # fixtures
 
 SECONDS = 60
 KINDS = ("transactional", "opaque")
 Row = tuple[int, int, str]
-
-
-@pytest.fixture(scope="session")
-def server(kafka_stack: Settings) -> Server:
-    """The Postgres server beside the broker."""
-    return Server(kafka_stack)
-
-
-@pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
 
 
 class TestTopic:

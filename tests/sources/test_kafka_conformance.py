@@ -1,34 +1,19 @@
 """Kafka keeps the promises of both its kinds, on a real broker."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from pyspark.sql import SparkSession
 
-import migrations
 from jobs.spark import spark_session
 from jobs.testing import PROMISES, Bench, NotPossible
 from state_store import Settings
-from tests.conftest import Server
+from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import KafkaFeed
 
+__all__ = ["server", "template"]  # fixtures
+
 CASES = [(kind, promise) for kind in ("transactional", "opaque") for promise in PROMISES[kind].items()]
-
-
-@pytest.fixture(scope="session")
-def server(kafka_stack: Settings) -> Server:
-    """The Postgres server beside the broker."""
-    return Server(kafka_stack)
-
-
-@pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
 
 
 @pytest.fixture

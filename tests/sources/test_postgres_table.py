@@ -123,9 +123,8 @@ class Shop:
 @pytest.fixture(scope="module", autouse=True)
 def _stats(server: Server) -> Iterator[None]:
     """The stager sees the other sessions' transactions, as the source's documentation asks for."""
-    server.execute(sql.SQL("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner"))
-    yield
-    server.execute(sql.SQL("REVOKE pg_read_all_stats FROM tidegate_stager, tidegate_owner"))
+    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
+        yield
 
 
 @pytest.fixture
