@@ -1,13 +1,14 @@
 """One Dag per pipeline, from one factory.
 
-    plan -> batch, once per txid: [ process -> await_turn -> commit ]
+    plan -> batch, once per txid: [ process -> commit ]
 
 plan freezes the batches of this run and hands on their txids, nothing else. process tasks run side by side, as many as
-the window allows. await_turn costs no worker: it lives in the triggerer (`dags.turn_trigger`) until every earlier txid
-has committed. commit is one Postgres transaction; a process task that finishes what the next commit waits for does it at
-once, and the commit task then finds it done. If one txid fails, the others are processed all the same, and those before it
-commit; those after it fail in await_turn, saying why. The next run starts with whatever is left over. A txid that was given up
-stops nobody: in its turn, a commit without its rows takes its place.
+the window allows; one that finishes what the next commit waits for commits it at once, with all that is ready behind it.
+commit begins in the triggerer (`dags.turn_trigger`) and waits there, without a worker, until every earlier txid has
+committed. It ends there too if its own has by then, which is the usual case; otherwise a worker commits it, in one Postgres
+transaction. If one txid fails, the others are processed all the same, and those before it commit; those after it fail in
+commit, saying why. The next run starts with whatever is left over. A txid that was given up stops nobody: in its turn, a
+commit without its rows takes its place.
 
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
@@ -21,9 +22,9 @@ from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
 
-from airflow.sdk import DAG, BaseSensorOperator, ExceptionRetryPolicy, Param, RetryRule, task, task_group
+from airflow.sdk import DAG, BaseOperator, ExceptionRetryPolicy, Param, RetryRule, task, task_group
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferralTimeout
 from airflow.triggers.base import StartTriggerArgs
 
 from jobs.registry import pipeline_names
@@ -61,7 +62,7 @@ TASK_DEFAULTS: dict[str, Any] = {
 }
 # Commits go before processing (1) in the queue; otherwise nothing commits until everything is processed.
 COMMIT_PRIORITY = 10
-TXID_NAME = "txid {{ task.op_kwargs['txid'] }}"
+COMMIT = "batch.commit"
 
 PARAMS = {
     "from_txid": Param(
@@ -114,8 +115,10 @@ PROCESS_DOC = (
     "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It counts when its turn comes; "
     "if that has come by then, it is committed here, and the commit task finds it done."
 )
-AWAIT_DOC = "Waits in the triggerer, without a worker, until every earlier txid has committed."
-COMMIT_DOC = "Merges the staged result into the state tables, in one transaction, in txid order. Repeating it changes nothing."
+COMMIT_DOC = (
+    "Waits in the triggerer, without a worker, until every earlier txid has committed. Then, if no process task has done so, "
+    "merges the staged result into the state tables, in one transaction. Repeating it changes nothing."
+)
 
 
 def batch_dag(
@@ -160,24 +163,19 @@ def batch_dag(
                 task_id="process",
                 doc_md=PROCESS_DOC,
                 max_active_tis_per_dag=window,
-                map_index_template=TXID_NAME,
+                map_index_template="txid {{ task.op_kwargs['txid'] }}",
                 on_failure_callback=report_failure,
             )(process)(pipeline_name, txid=txid)
-            turn = AwaitTurn(
-                task_id="await_turn",
-                doc_md=AWAIT_DOC,
-                pipeline_name=pipeline_name,
-                timeout=turn_timeout,
-                priority_weight=COMMIT_PRIORITY,
-            )
-            committed = task(
+            processed >> CommitInTurn(
                 task_id="commit",
                 doc_md=COMMIT_DOC,
+                pipeline_name=pipeline_name,
+                txid=txid,
+                turn_timeout=turn_timeout,
                 priority_weight=COMMIT_PRIORITY,
-                map_index_template=TXID_NAME,
+                map_index_template="txid {{ task.txid }}",
                 on_failure_callback=report_failure,
-            )(commit)(pipeline_name, txid=txid)
-            processed >> turn >> committed
+            )
 
         task_group(group_id="batch", tooltip="Everything that happens to one txid")(batch).expand(txid=planned)
     return dag
@@ -237,7 +235,8 @@ def report_failure(context: Mapping[str, Any]) -> None:
     """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
 
     A batch that its pipeline gives up then is skipped at once if its turn has come, because its own commit task will not
-    run; if not, the commit of the txid before it does so.
+    run; if not, the commit of the txid before it does so. A commit whose turn has not come has waited in vain: that is the
+    failure of an earlier txid, which is told already.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
     It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
@@ -253,6 +252,8 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{ti.task_id} was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
+        if ti.task_id == COMMIT and not store.turns([(ti.dag_id, txid)])[ti.dag_id, txid].opens:
+            return
         if _is_no_try(error):
             store.halt_batch(ti.dag_id, txid, reason)
             return
@@ -264,27 +265,29 @@ def report_failure(context: Mapping[str, Any]) -> None:
                 logger.info("%s", later)
 
 
-class AwaitTurn(BaseSensorOperator):  # type: ignore[misc]
-    """Waits until the batch may commit, in the triggerer from beginning to end.
+class CommitInTurn(BaseOperator):  # type: ignore[misc]
+    """Waits for the batch's turn in the triggerer, which ends the task if the batch has committed by then; else commits it.
 
     The triggerer renders `run_id` and `map_index`; Airflow 3.3 does so inside a mapped task group, where a directly mapped
-    operator could not. The timeout is kept by the scheduler, so it ends the wait even if no triggerer is left.
+    operator could not. The timeout is kept by the scheduler, so it ends the wait even if no triggerer is left. A commit that
+    is tried again waits in the triggerer again.
     """
 
-    template_fields = ("run_id", "map_index")
+    template_fields = ("run_id", "map_index", "txid")
     start_from_trigger = True
 
-    def __init__(self, *, pipeline_name: str, timeout: timedelta, **arguments: Any) -> None:
-        # A wait that failed is over: trying it again would wait for the same thing.
-        super().__init__(timeout=timeout, **{**arguments, "retries": 0, "retry_policy": None})
+    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.pipeline_name = pipeline_name
         self.run_id = "{{ run_id }}"
         self.map_index = "{{ ti.map_index }}"
+        self.txid = txid
+        self.turn_timeout = turn_timeout
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls="dags.turn_trigger.TurnTrigger",
             trigger_kwargs={"pipeline_name": pipeline_name, "run_id": self.run_id, "map_index": self.map_index},
             next_method="execute_complete",
-            timeout=timeout,
+            timeout=turn_timeout,
         )
 
     def execute(self, context: Any) -> None:  # noqa: ARG002
@@ -293,20 +296,21 @@ class AwaitTurn(BaseSensorOperator):  # type: ignore[misc]
 
         self.defer(
             trigger=TurnTrigger(self.pipeline_name, self.run_id, self.map_index),
-            timeout=timedelta(seconds=self.timeout),
+            timeout=self.turn_timeout,
             method_name="execute_complete",
         )
 
-    def execute_complete(self, context: Any, event: Any = None) -> None:
-        """Do nothing: the trigger ends the task by itself."""
+    def execute_complete(self, context: Any, event: Any = None) -> None:  # noqa: ARG002
+        """Commit: the turn has come."""
+        commit(self.pipeline_name, self.txid, context["ti"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Fail, saying why: Airflow starts a worker for this task only to end a wait that took too long."""
+        """Fail for good, saying why, if the wait took too long: another try would wait for the same thing."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
-        except AirflowSensorTimeout as timeout:
-            raise AirflowSensorTimeout(
-                f"The turn did not come within {timedelta(seconds=self.timeout)}: an earlier txid has not committed. Look with "
+        except TaskDeferralTimeout as timeout:
+            raise AirflowFailException(
+                f"The turn did not come within {self.turn_timeout}: an earlier txid has not committed. Look with "
                 f"tidegate inspect {self.pipeline_name}, then trigger the Dag again: it starts with what is left over."
             ) from timeout
 

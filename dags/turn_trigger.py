@@ -4,11 +4,12 @@
     TurnPoller   one per triggerer process, shared by all of them, alive while somebody waits
 
 Nothing here decides anything. A turn that opens too early meets the cursor's lock in the commit, and is retried; a turn
-that is never reported ends by the sensor's timeout, and the next run starts with the txids that were left over. So a
+that is never reported ends by the task's timeout, and the next run starts with the txids that were left over. So a
 trigger that is lost, doubled or late costs time and nothing else.
 
-A turn ends in one of three ways. It opens when every earlier txid has committed. It is halted when the ledger says that
-an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
+A wait ends in one of three ways. The turn opens when every earlier txid has committed; if the batch itself has too, which
+process tasks see to, the task is over, otherwise a worker goes on with it and commits. It is halted when the ledger says
+that an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
 anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
 batch that was given up halts nobody, though its process task may have failed: the commit before it, or its own, skips it.
 """
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.2  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 30.0  # while Postgres is away
 FAILED_TASKS_EVERY_SECONDS = 15.0
-PROCESS, COMMIT = "batch.process", "batch.commit"
+PROCESS, COMMIT = "batch.process", "batch.commit"  # batch_dag's
 
 
 class Place(NamedTuple):
@@ -153,7 +154,7 @@ _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
-    """Ends the await_turn task when the batch's turn has come, or never will in this run.
+    """Ends the commit task when the batch has committed or never will in this run; sends it to a worker if it has to commit.
 
     Airflow renders `run_id` and `map_index` in the triggerer, so both arrive as text.
     """
@@ -172,7 +173,7 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, tell the task's log how it ended, and end the task without a worker."""
+        """Wait, tell the task's log how it ended, and end the task here if nothing is left to be done."""
         txid, turn = await _poller.wait(Place(self.pipeline_name, self.run_id, int(self.map_index)))
         if turn.halted:
             self.log.error(
@@ -182,6 +183,9 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
                 turn.halted.rstrip("."),
             )
             yield TaskFailedEvent()
-        else:
-            self.log.info("%s %d: every earlier txid has committed", self.pipeline_name, txid)
+        elif turn.done:
+            self.log.info("%s %d has committed", self.pipeline_name, txid)
             yield TaskSuccessEvent()
+        else:
+            self.log.info("%s %d: every earlier txid has committed, so a worker commits it now", self.pipeline_name, txid)
+            yield TriggerEvent(None)

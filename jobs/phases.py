@@ -13,7 +13,6 @@ from jobs.pipeline import Pipeline
 from jobs.process import stage_batch
 from jobs.ranges import check_range
 from jobs.registry import find_pipeline
-from jobs.sources import Source
 from jobs.spark import spark_session
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Attempt, CutWanted, Recut, Settled
@@ -145,7 +144,8 @@ def commit_batch(
                     raise
                 logger.warning("%s", lost)
                 process_batch(settings, pipeline, txid, owner=owner, airflow=airflow, restage=True)
-        _ack(store, pipeline, done)
+        if not (done.already_committed and store.turns([(pipeline.name, txid)])[pipeline.name, txid].done):
+            _ack(store, pipeline, done)
         _drain(store, pipeline, done, owner)
         return done
 
@@ -205,7 +205,7 @@ def _plan_once(
             if position is None:
                 break
             metadata.append(encode_metadata(position))
-    return store.open_batches(pipeline.spec, run_id, pending, after, metadata)
+    return store.open_batches(pipeline.spec, run_id, pending, after, metadata, awaits_ack=pipeline.source.wants_acks)
 
 
 def _start_attempt(
@@ -269,13 +269,14 @@ def _give_up(store: StateStore, pipeline: Pipeline, attempt: Attempt, error: Exc
 
 
 def _ack(store: StateStore, pipeline: Pipeline, done: Commit) -> None:
-    """Tell the source that the batch counts, or never will. Called by the task of each txid, so at least once."""
-    if type(pipeline.source).ack is Source.ack:
+    """Tell the source that the batch counts, or never will; then note that, so it happens at least once for each txid."""
+    if not pipeline.source.wants_acks:
         return
     metadata = store.source_metadata(pipeline.name, done.txid)
     if QUARANTINED not in metadata:
         attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
         _call_back(f"{attempt}: ack", lambda: pipeline.source.ack(attempt, store.settings))
+    store.note_ack(pipeline.name, done.txid)
 
 
 def _call_back(what: str, call: Callable[[], None]) -> None:
@@ -333,6 +334,7 @@ def _commit_ready(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bo
         return []
     for commit in done:
         logger.info("%s", commit)
+        _ack(store, pipeline, commit)
     return done
 
 

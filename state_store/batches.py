@@ -128,7 +128,15 @@ def _checked(pipeline: str, row: sa.Row) -> Cut:  # type: ignore[type-arg]
     return Cut(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
 
 
-def insert_batches(connection: Connection, pipeline: str, after: Cut | None, metadata: Sequence[bytes], opened_by: str) -> bool:
+def insert_batches(
+    connection: Connection,
+    pipeline: str,
+    after: Cut | None,
+    metadata: Sequence[bytes],
+    opened_by: str,
+    *,
+    awaits_ack: bool = True,
+) -> bool:
     """Insert the batches that follow `after` (None: the first ones); False if another planner was first with any of them.
 
     The primary key is the referee between planners: no check before the insert could be. The caller rolls back on False.
@@ -142,6 +150,7 @@ def insert_batches(connection: Connection, pipeline: str, after: Cut | None, met
             "source_digest": digests[position],
             "previous_digest": digests[position - 1],
             "opened_by": opened_by,
+            "awaits_ack": awaits_ack,
         }
         for position, content in enumerate(metadata, start=1)
     ]
@@ -218,6 +227,12 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
         .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
         .values(halted_at=sa.func.now(), halted_reason=reason)
     )
+
+
+def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
+    """Write down that the source was told that the batch counts."""
+    b = tables.batch.c
+    connection.execute(sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False))
 
 
 def _cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:

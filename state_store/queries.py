@@ -65,11 +65,15 @@ class Lag:
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether a txid may commit now; `halted` tells why it will not in this run; given up, it only waits to be skipped."""
+    """Whether a txid may commit now; `halted` tells why it will not in this run; given up, it only waits to be skipped.
+
+    Done, it has committed, and its source knows or need not.
+    """
 
     opens: bool
     halted: str | None = None
     given_up: bool = False
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,10 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
         .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
-    answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up)
+    done = sa.and_(c.txid >= asked.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
+    answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up, done)
     found = connection.execute(answer.join(tables.cursor, c.pipeline == asked.c.pipeline))
-    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4]) for row in found}
+    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4], done=row[5]) for row in found}
 
 
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:

@@ -94,9 +94,18 @@ class StateStore:
             return batches.run_txids(connection, pipeline, run_id)
 
     def open_batches(
-        self, spec: PipelineSpec, run_id: str, pending: Sequence[int], after: Cut | None, metadata: Sequence[bytes]
+        self,
+        spec: PipelineSpec,
+        run_id: str,
+        pending: Sequence[int],
+        after: Cut | None,
+        metadata: Sequence[bytes],
+        *,
+        awaits_ack: bool = True,
     ) -> list[int] | None:
         """Freeze the metadata of the batches behind `after`, and give them with the `pending` ones to the run.
+
+        `awaits_ack` tells whether their source wants to be told of each commit (`note_ack`).
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first, and
         then nothing is written: look again. All or nothing (CONTRACT I6).
@@ -119,7 +128,7 @@ class StateStore:
                 return planned
             operations.check_not_paused(connection, spec.name)
             commits.check_epoch(connection, spec.name)
-            if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id):
+            if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
                 connection.rollback()
                 return None
             txids = [*pending, *range(last + 1, last + 1 + len(metadata))]
@@ -253,6 +262,11 @@ class StateStore:
             batches.halt(connection, pipeline, txid, reason)
 
     # commit
+
+    def note_ack(self, pipeline: str, txid: int) -> None:
+        """Write down that the source was told that the batch counts: nobody has to be started for that any more."""
+        with self._transaction("noting an ack") as connection:
+            batches.note_ack(connection, pipeline, txid)
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it already counts. In txid order, each exactly once (CONTRACT I1-I4, I8).

@@ -115,6 +115,7 @@ batch = Table(
     Column("skip_owner", Text, comment="who gave it up: its commit will be without rows"),
     Column("skip_reason", Text),
     Column("tries_after", Integer, nullable=False, server_default="0", comment="failures up to this attempt are forgiven"),
+    Column("awaits_ack", Boolean, nullable=False, server_default="true", comment="its source was not told yet that it counts"),
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
     CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),

@@ -125,6 +125,11 @@ class Source(Protocol):
     def emitter(self, spark: "SparkSession", settings: Settings) -> Emitter:
         """Return the emitter for one attempt."""
 
+    @property
+    def wants_acks(self) -> bool:
+        """Whether `ack` does anything: if not, nobody is started to call it."""
+        return type(self).ack is not Source.ack
+
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Do what is due after the batch has committed, such as telling lag tools. Called at least once, also for old ones.
 

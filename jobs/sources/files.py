@@ -150,6 +150,11 @@ class Files(Source):
             options=self.options,
         )
 
+    @property
+    def wants_acks(self) -> bool:
+        """Only if there is a done folder."""
+        return self.done_folder is not None
+
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Move the batch's files to the done folder, if there is one; those that were moved before are left alone."""
         if self.done_folder is None:

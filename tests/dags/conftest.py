@@ -33,11 +33,11 @@ class Batches:
     def __init__(self, store: StateStore) -> None:
         self.store = store
 
-    def plan(self, run_id: str, count: int) -> list[int]:
+    def plan(self, run_id: str, count: int, *, awaits_ack: bool = False) -> list[int]:
         """Open `count` batches and give them to a run."""
         after = self.store.last_opened(CLICKS.name)
         metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
-        return self.store.open_batches(CLICKS.spec, run_id, [], after, metadata)
+        return self.store.open_batches(CLICKS.spec, run_id, [], after, metadata, awaits_ack=awaits_ack)
 
     def begin(self, txid: int) -> Attempt:
         """Start an attempt."""

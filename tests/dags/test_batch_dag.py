@@ -13,7 +13,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import jobs.pipelines
@@ -75,13 +75,12 @@ def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str)
         batch_dag.batch_dag(name)
 
 
-def test_a_batch_is_processed_then_waits_then_commits(flights: DAG) -> None:
-    """The shape is plan -> process -> await_turn -> commit, the last three once per txid."""
-    chain = ["plan", "batch.process", "batch.await_turn", "batch.commit"]
+def test_a_batch_is_processed_then_commits(flights: DAG) -> None:
+    """The shape is plan -> process -> commit, the last two once per txid."""
+    chain = ["plan", "batch.process", "batch.commit"]
 
     assert [flights.get_task(task_id).downstream_task_ids for task_id in chain] == [
         {"batch.process", "batch.commit"},  # both take their txid from plan's list
-        {"batch.await_turn"},
         {"batch.commit"},
         set(),
     ]
@@ -93,27 +92,26 @@ def test_commits_go_before_processing_in_airflows_queue(flights: DAG) -> None:
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
     weights = {task.task_id: task.weight_rule.get_weight(SimpleNamespace(task=task)) for task in serialized.tasks}
 
-    assert weights["batch.commit"] == weights["batch.await_turn"] > weights["batch.process"]
+    assert weights["batch.commit"] > weights["batch.process"]
 
 
-def test_the_wait_starts_in_the_triggerer_and_ends_by_itself(flights: DAG) -> None:
-    """What Airflow's scheduler and triggerer read from the serialized Dag: no worker, a trigger, a deadline, one try."""
+def test_a_commit_starts_in_the_triggerer(flights: DAG) -> None:
+    """What Airflow's scheduler and triggerer read from the serialized Dag: no worker, a trigger, a deadline."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
-    wait = serialized.get_task("batch.await_turn")
+    commit = serialized.get_task("batch.commit")
 
-    assert wait.start_from_trigger is True
-    assert wait.start_trigger_args.trigger_cls == "dags.turn_trigger.TurnTrigger"
-    assert wait.start_trigger_args.timeout == timedelta(hours=6)
-    assert set(wait.template_fields) == {"run_id", "map_index"}
-    assert wait.retries == 0
+    assert commit.start_from_trigger is True
+    assert commit.start_trigger_args.trigger_cls == "dags.turn_trigger.TurnTrigger"
+    assert commit.start_trigger_args.timeout == timedelta(hours=6)
+    assert set(commit.template_fields) >= {"run_id", "map_index"}
 
 
-def test_a_wait_that_took_too_long_says_what_to_do(flights: DAG) -> None:
-    """Airflow itself would only say: Trigger timeout."""
-    wait = flights.get_task("batch.await_turn")
+def test_a_wait_that_took_too_long_fails_for_good_and_says_what_to_do(flights: DAG) -> None:
+    """Airflow itself would only say: Trigger timeout; and wait again, as often as a commit is tried."""
+    commit = flights.get_task("batch.commit")
 
-    with pytest.raises(AirflowSensorTimeout, match=r"did not come within 6:00:00: .* tidegate inspect flights"):
-        wait.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
+    with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect flights"):
+        commit.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
 
 
 def test_the_window_bounds_spark_work_and_nothing_else() -> None:
@@ -121,7 +119,7 @@ def test_the_window_bounds_spark_work_and_nothing_else() -> None:
     dag = batch_dag.batch_dag("flights", window=7)
 
     limits = {task.task_id: task.max_active_tis_per_dag for task in dag.tasks}
-    assert limits == {"plan": None, "batch.process": 7, "batch.await_turn": None, "batch.commit": None}
+    assert limits == {"plan": None, "batch.process": 7, "batch.commit": None}
 
 
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
@@ -132,7 +130,7 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
     assert dag.tags == {"tidegate", "nightly"}
     assert dag.max_active_runs == 2
-    assert [(t.retries, t.owner) for t in dag.tasks if t.task_id != "batch.await_turn"] == [(1, "ops")] * 3
+    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
     assert dag.start_date is not None
     assert dag.catchup is False
 
@@ -192,8 +190,8 @@ def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: py
     return batches
 
 
-def _task(map_index: int = 1) -> SimpleNamespace:
-    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id="batch.process", try_number=6)
+def _task(map_index: int = 1, task_id: str = "batch.process") -> SimpleNamespace:
+    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id=task_id, try_number=6)
 
 
 def _phases(batches: Batches) -> list[tuple[int, str]]:
@@ -279,3 +277,20 @@ def test_a_task_that_gives_up_tells_the_ledger(
     batch_dag.report_failure({"ti": _task(), "exception": error})
 
     assert batches.store.turns([("clicks", 3)])["clicks", 3].halted == f"txid 2 is halted: {reason}"
+
+
+@pytest.mark.parametrize(("processed", "halted"), [(0, None), (2, "txid 2 is halted: batch.commit was killed in try 6.")])
+def test_a_commit_that_waited_in_vain_is_not_what_failed(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, processed: int, halted: str | None
+) -> None:
+    """The ledger knows of the batch before it already; halted itself, it would not go on when that one is mended."""
+    monkeypatch.setattr(Settings, "load", lambda: settings)
+    batches.plan("run", 3)
+    for txid in range(1, processed + 1):
+        batches.seal(txid)
+    if processed:
+        batches.commit(1)
+
+    batch_dag.report_failure({"ti": _task(1, "batch.commit"), "exception": None})
+
+    assert batches.store.turns([("clicks", 2)])["clicks", 2].halted == halted

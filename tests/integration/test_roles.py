@@ -34,7 +34,7 @@ TABLE_PRIVILEGES = {
 }
 COLUMN_UPDATES = {
     "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason"},
-    "tidegate.batch": {"attempt", "halted_at", "halted_reason", "skip_owner", "skip_reason", "tries_after"},
+    "tidegate.batch": {"attempt", "halted_at", "halted_reason", "skip_owner", "skip_reason", "tries_after", "awaits_ack"},
     "tidegate.attempt": {
         *("sealed_at", "failed_at", "error", "is_poison", "dropped_at", "staged_at", "spark_application", "spark_tag"),
         *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
