@@ -300,8 +300,10 @@ class CommitInTurn(BaseOperator):  # type: ignore[misc]
             method_name="execute_complete",
         )
 
-    def execute_complete(self, context: Any, event: Any = None) -> None:  # noqa: ARG002
-        """Commit: the turn has come."""
+    def execute_complete(self, context: Any, event: str | None = None) -> None:
+        """Commit, or fail with why the turn will not come in this run."""
+        if event:
+            raise AirflowFailException(event)
         commit(self.pipeline_name, self.txid, context["ti"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:

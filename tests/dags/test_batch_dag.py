@@ -114,6 +114,12 @@ def test_a_wait_that_took_too_long_fails_for_good_and_says_what_to_do(flights: D
         commit.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
 
 
+def test_a_turn_that_will_not_come_fails_its_commit_for_good(flights: DAG) -> None:
+    """Airflow would retry a task that fails in the triggerer; this one would wait for the same thing."""
+    with pytest.raises(AirflowFailException, match="txid 3 is halted"):
+        flights.get_task("batch.commit").resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
+
+
 def test_the_window_bounds_spark_work_and_nothing_else() -> None:
     """Commits and waits must not queue behind processing."""
     dag = batch_dag.batch_dag("flights", window=7)
