@@ -118,15 +118,16 @@ def process_batch(
             if not _give_up(store, pipeline, attempt, error):
                 raise
             return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
-        while commit_ready and _commit_ready(store, pipeline, owner, wait=False):
-            pass
+        while commit_ready and _opens(store, pipeline, store.committed(pipeline.name) + 1):
+            if not _commit_ready(store, pipeline, owner, wait=False):
+                break
         return Processed(pipeline.name, txid, attempt.number, "processed")
 
 
 def commit_batch(
     settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, airflow: AirflowTry | None = None
 ) -> Commit:
-    """Commit a batch, then those that directly follow and are ready; report if it had committed before.
+    """Commit a batch, together with its neighbours in order that are ready; report if it had committed before.
 
     Staging that is missing, damaged or failed is made again from the saved metadata: a failure in either phase repeats
     both (SEMANTICS (a), Pipelined design). Then the source gets its ack.
@@ -137,16 +138,21 @@ def commit_batch(
     with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
         for tries_left in reversed(range(RESTAGE_TRIES)):
             try:
-                done = store.commit_batch(pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds)
+                together = {commit.txid: commit for commit in _commit_ready(store, pipeline, owner)}
+                done = together.get(txid) or store.commit_batch(
+                    pipeline.spec, txid, owner, attempt_timeout_seconds=pipeline.message_timeout_seconds
+                )
                 break
             except StagingLost as lost:
                 if not tries_left:
                     raise
                 logger.warning("%s", lost)
                 process_batch(settings, pipeline, txid, owner=owner, airflow=airflow, restage=True)
-        if not (done.already_committed and store.turns([(pipeline.name, txid)])[pipeline.name, txid].done):
+        is_told = done.already_committed and store.turns([(pipeline.name, txid)])[pipeline.name, txid].done
+        if txid not in together and not is_told:
             _ack(store, pipeline, done)
-        _drain(store, pipeline, done, owner)
+        if not done.already_committed:
+            _drain(store, pipeline, max(together, default=txid) + 1, owner)
         return done
 
 
@@ -297,15 +303,19 @@ def _is_poison(error: Exception) -> bool:
     return error.is_poison if isinstance(error, TidegateError) else True
 
 
-def _drain(store: StateStore, pipeline: Pipeline, done: Commit, owner: str) -> None:
-    """Commit the batches that directly follow as long as they are ready: several together, or the next one by itself.
+def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
+    """Tell whether the turn of a batch has come, as far as one can know without the cursor's lock."""
+    turn = store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))
+    return turn is not None and turn.opens and not turn.halted
+
+
+def _drain(store: StateStore, pipeline: Pipeline, txid: int, owner: str) -> None:
+    """Commit this batch and those that directly follow as long as it is their turn: several together, or one by itself.
 
     Whatever stops it is met again, and reported, by the commit that the batch's own task tries.
     """
-    if done.already_committed:
-        return
-    txid, together = done.txid + 1, True
-    while (turn := store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))) and turn.opens and not turn.halted:
+    together = True
+    while _opens(store, pipeline, txid):
         try:
             following = _commit_ready(store, pipeline, owner) if together else []
             # What failed together would do so again before each of the batches that are in it.

@@ -13,6 +13,7 @@ from jobs.registry import find_pipeline
 from state_store.commits import Commit
 from state_store.errors import AttemptFenced, AttemptNotSealed, BatchRetried, RetryableError
 from state_store.settings import Settings
+from state_store.store import StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def run_pipeline(
 ) -> RunResult:
     """Plan, then process up to the pipeline's window of batches at once while the caller's thread commits in order.
 
+    Batches that are ready wait for others that could be merged with them, for a while (`state_store.queries.PATIENCE`).
+
     `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If it dies,
     the next run picks up what was planned; what was committed stays. A batch that fails by itself, for a reason that may
     pass, is tried again as often as the pipeline says, with growing pauses. Any other error ends the run: later batches that
@@ -64,13 +67,27 @@ def run_pipeline(
         progress(txid, "processed")
 
     commits: list[Commit] = []
-    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool:
+
+    def commit_first(number: int) -> None:
+        for txid in txids[len(commits) : number]:
+            commits.append(_commit(settings, pipeline, txid, run_id))
+            progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
+
+    with (
+        StateStore.connect(settings) as store,
+        ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool,
+    ):
         processing = [pool.submit(process, txid) for txid in txids]
         try:
-            for txid, processed in zip(txids, processing, strict=True):
-                processed.result()
-                commits.append(_commit(settings, pipeline, txid, run_id))
-                progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
+            for number, processed in enumerate(processing, start=1):
+                try:
+                    processed.result()
+                except Exception:
+                    commit_first(number - 1)
+                    raise
+                waiting = pipeline.name, txids[len(commits)]
+                if number == len(txids) or store.turns([waiting])[waiting].opens:
+                    commit_first(number)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -27,6 +27,10 @@ _lag = sa.table(
 # Columns of an attempt that its batch's history shows otherwise.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 ACTIONS_SHOWN = 100
+# Nine batches of 864,000 of a million keys merge in 8 s together, in 40 s one by one. So while more are on their way, a batch
+# that is ready waits for company, this many times as long as the last merge took: seconds after a large one, nothing after a
+# small one.
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -163,9 +167,10 @@ def actions(connection: Connection, pipeline: str, txid: int) -> list[dict[str, 
 def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
     """Tell for each (pipeline, txid) whether it may commit now; one statement for all of them.
 
-    A turn opens when every earlier txid has committed, and this one's processing has ended somehow or it was given up. It is
-    halted when the batch itself, or an earlier one, waits for a person; one that was given up does not, it is skipped in its
-    turn. A hint for schedulers: the commit checks again under the lock.
+    A turn opens when every earlier txid has committed, and this one's processing has ended somehow or it was given up; a
+    little later if more batches are on their way that could be merged with it (`PATIENCE`). It is halted when the batch
+    itself, or an earlier one, waits for a person; one that was given up does not, it is skipped in its turn. A hint for
+    schedulers: the commit checks again under the lock.
     """
     if not waiting:
         return {}
@@ -180,11 +185,33 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     )
     of_batch = sa.and_(b.pipeline == asked.c.pipeline, b.txid == asked.c.txid)
     given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
+    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+    k, later = tables.commit.c, tables.batch.alias("later")
+    last_merge = (
+        sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
+        .where(k.pipeline == c.pipeline, k.txid == c.txid)
+        .correlate(tables.cursor)
+    ).scalar_subquery()
+    on_their_way = (
+        sa.exists()
+        .where(
+            later.c.pipeline == c.pipeline, later.c.txid > c.txid, later.c.halted_at.is_(None), later.c.skip_reason.is_(None)
+        )
+        .where(
+            ~sa.exists()
+            .where(a.pipeline == later.c.pipeline, a.txid == later.c.txid, a.attempt == later.c.attempt)
+            .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
+            .correlate(later)
+        )
+        .correlate(tables.cursor)
+    )
+    waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
+    waited_enough = waited >= PATIENCE * sa.func.coalesce(last_merge, 0)
     ended = (
         sa.exists()
-        .where(of_batch)
-        .where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
-        .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
+        .where(of_batch, newest)
+        .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), sa.or_(waited_enough, ~on_their_way))))
+        .correlate(asked, tables.cursor)
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
     done = sa.and_(c.txid >= asked.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))

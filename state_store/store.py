@@ -30,7 +30,7 @@ STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
 # What one transaction merges of several batches: enough for most of the gain, little enough to lose.
-MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 5_000_000
+MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 10_000_000
 
 
 class StateStore:

@@ -252,3 +252,37 @@ def _folded(state: str, model: Sequence[dict[str, list[Row]]]) -> list[tuple]:
 
 def _comparable(rows: Sequence[tuple]) -> list[str]:
     return sorted(str([float(v) if type(v).__name__ == "Decimal" else v for v in row]) for row in rows)
+
+
+def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as_role: Execute) -> None:
+    """While others are on their way, up to three times the last merge; not for those that wait for people, or nobody."""
+
+    def opens() -> bool:
+        return tally.store.turns([("tally", 2)])["tally", 2].opens
+
+    def last_merge_took(interval: str) -> None:
+        as_role("tidegate_owner", f"UPDATE tidegate.commit SET merged_at = committed_at + interval '{interval}'")
+
+    tally.plan(4)
+    tally.process(1)
+    assert tally.store.turns([("tally", 1)])["tally", 1].opens, "there was no merge yet"
+    tally.commit(1)
+    last_merge_took("1 hour")
+    assert not opens(), "it is not processed yet"
+    tally.process(2)
+    assert not opens(), "two more are on their way"
+    last_merge_took("1 microsecond")
+    assert opens(), "it has waited long enough"
+    last_merge_took("1 hour")
+
+    tally.process(4)
+    assert not opens()
+    begun = tally.start(3)
+    assert not opens()
+    tally.store.fail_attempt(begun, "SPARK_FAILED: it broke")
+    assert opens(), "nobody works on what failed"
+    tally.start(3)
+    assert not opens()
+    tally.store.halt_batch("tally", 3, "a person has to look")
+    assert opens()
+    assert [commit.txid for commit in tally.store.commit_ready(tally.spec, "test")] == [2]
