@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,6 +73,11 @@ def run_pipeline(
             commits.append(_commit(settings, pipeline, txid, run_id))
             progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
 
+    def commit_due(number: int) -> None:
+        waiting = pipeline.name, txids[len(commits)]
+        if len(commits) < number and store.turns([waiting])[waiting].opens:
+            commit_first(number)
+
     with (
         StateStore.connect(settings) as store,
         ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool,
@@ -80,14 +85,15 @@ def run_pipeline(
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for number, processed in enumerate(processing, start=1):
+                while not wait([processed], SECONDS_BETWEEN_LOOKS).done:
+                    commit_due(number - 1)
                 try:
                     processed.result()
                 except Exception:
                     commit_first(number - 1)
                     raise
-                waiting = pipeline.name, txids[len(commits)]
-                if number == len(txids) or store.turns([waiting])[waiting].opens:
-                    commit_first(number)
+                commit_due(number)
+            commit_first(len(txids))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -185,32 +185,10 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     )
     of_batch = sa.and_(b.pipeline == asked.c.pipeline, b.txid == asked.c.txid)
     given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
-    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
-    k, later = tables.commit.c, tables.batch.alias("later")
-    last_merge = (
-        sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
-        .where(k.pipeline == c.pipeline, k.txid == c.txid)
-        .correlate(tables.cursor)
-    ).scalar_subquery()
-    on_their_way = (
-        sa.exists()
-        .where(
-            later.c.pipeline == c.pipeline, later.c.txid > c.txid, later.c.halted_at.is_(None), later.c.skip_reason.is_(None)
-        )
-        .where(
-            ~sa.exists()
-            .where(a.pipeline == later.c.pipeline, a.txid == later.c.txid, a.attempt == later.c.attempt)
-            .where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))
-            .correlate(later)
-        )
-        .correlate(tables.cursor)
-    )
-    waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
-    waited_enough = waited >= PATIENCE * sa.func.coalesce(last_merge, 0)
     ended = (
         sa.exists()
-        .where(of_batch, newest)
-        .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), sa.or_(waited_enough, ~on_their_way))))
+        .where(of_batch, a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+        .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), ~_waits_for_company())))
         .correlate(asked, tables.cursor)
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
@@ -218,6 +196,41 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up, done)
     found = connection.execute(answer.join(tables.cursor, c.pipeline == asked.c.pipeline))
     return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4], done=row[5]) for row in found}
+
+
+def _waits_for_company() -> sa.ColumnElement[bool]:
+    """Tell of the sealed attempt at hand, the next behind the cursor at hand, whether it should wait for others to merge with.
+
+    Opaque states are merged one by one: there, to wait wins nothing.
+    """
+    c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
+    later, its_newest = tables.batch.alias("later"), tables.attempt.alias("its_newest")
+    has_ended = (
+        sa.exists()
+        .where(its_newest.c.pipeline == later.c.pipeline, its_newest.c.txid == later.c.txid)
+        .where(its_newest.c.attempt == later.c.attempt)
+        .where(sa.or_(its_newest.c.sealed_at.is_not(None), its_newest.c.failed_at.is_not(None)))
+        .correlate(later)
+    )
+    is_company_coming = (
+        sa.exists()
+        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, ~has_ended)
+        .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
+        .correlate(tables.cursor)
+    )
+    last_merge = (
+        sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
+        .where(k.pipeline == c.pipeline, k.txid == c.txid)
+        .correlate(tables.cursor)
+        .scalar_subquery()
+    )
+    merges_together = ~(
+        sa.exists()
+        .where(p.pipeline == c.pipeline, p.declaration.contains({"states": [{"kind": "opaque"}]}))
+        .correlate(tables.cursor)
+    )
+    waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
+    return sa.and_(waited < PATIENCE * sa.func.coalesce(last_merge, 0), merges_together, is_company_coming)
 
 
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:

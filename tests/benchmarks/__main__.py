@@ -32,6 +32,8 @@ def main() -> int:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     console = Console(width=160)
     figures: list[Figure] = []
+    if given.folder:
+        given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=given.folder) as folder:
         for name in given.names or BENCHMARKS:
             bench = Bench(given.smoke, Path(folder) / name, console, given.passes)

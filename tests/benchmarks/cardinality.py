@@ -51,9 +51,9 @@ class _Trial:
         self._arrivals = 0
 
     def warm_up(self, pipeline: Pipeline, key: str) -> None:
-        """Run everything once over half of the files, without a clock: the code is then compiled, and no table empty."""
-        for way in (self._streaming, self._engine, self._airflow):
-            way(pipeline, key, self._files[: len(self._files) // 2])
+        """Run everything without a clock, each of the two JVMs twice: the code is then compiled, and no table empty."""
+        for way in (self._streaming, self._engine, self._streaming, self._airflow):
+            way(pipeline, key, self._files)
 
     def passes(self, pipeline: Pipeline, key: str, passes: int) -> tuple[list[float], list[float], list[float]]:
         """Time each way as often, in turn, and check what came out."""

@@ -24,10 +24,10 @@ def run(bench: Bench) -> Iterator[Figure]:
     floor: list[float] = []
     with project(home, ["small"]) as made:
         source = home / "data" / "small"
-        _write(source, 0, 2)
-        made.dag_run("small", {}, committed=2)
-        made.dag_run("floor", {"max_batches": 2})
-        committed = 2
+        committed = bench.choose(40, 2)
+        _write(source, 0, committed)
+        made.dag_run("small", {}, committed=committed)
+        made.dag_run("floor", {"max_batches": committed})
         for number in range(passes):
             floor.append(made.dag_run("floor", {"max_batches": txids}))
             bench.tell(f"pass {number + 1}: {txids} empty groups in {floor[-1]:.1f} s")

@@ -286,3 +286,18 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     tally.store.halt_batch("tally", 3, "a person has to look")
     assert opens()
     assert [commit.txid for commit in tally.store.commit_ready(tally.spec, "test")] == [2]
+
+
+def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable[..., None], as_role: Execute) -> None:
+    """Opaque states are merged one by one: to wait would win nothing."""
+    pipeline = replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")})
+    register(pipeline)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store, pipeline.spec)
+        tally.plan(3)
+        for txid in (1, 2):
+            store.seal(tally.start(txid), [], Tracked(0))
+        tally.commit(1)
+        as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
+
+        assert store.turns([("tally", 2)])["tally", 2].opens

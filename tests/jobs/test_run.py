@@ -28,6 +28,21 @@ def test_a_run_commits_everything_in_order(settings: Settings, sales: Pipeline) 
     assert stored_state(settings) == clean_state(settings.home)
 
 
+def test_a_commit_does_not_wait_for_the_next_batch(settings: Settings, sales: Pipeline) -> None:
+    """However long the one behind it is processed."""
+    first_has_committed, waited = threading.Event(), []
+
+    def progress(txid: int, event: str) -> None:
+        if (txid, event) == (1, "committed"):
+            first_has_committed.set()
+        if (txid, event) == (2, "processed"):
+            waited.append(first_has_committed.wait(timeout=60))
+
+    run_pipeline(settings, SALES, run_id="run", progress=progress)
+
+    assert waited == [True]
+
+
 def test_a_second_run_does_nothing(settings: Settings, sales: Pipeline) -> None:
     """Nothing new: no txid, no commit, the same state."""
     run_pipeline(settings, SALES, run_id="first")
