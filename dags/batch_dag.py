@@ -252,13 +252,13 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{ti.task_id} was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-        if ti.task_id == COMMIT and not store.turns([(ti.dag_id, txid)])[ti.dag_id, txid].opens:
+        if ti.task_id == COMMIT and not store.turn(ti.dag_id, txid).opens:
             return
         if _is_no_try(error):
             store.halt_batch(ti.dag_id, txid, reason)
             return
         phases.report_exhausted(settings, ti.dag_id, txid, reason)
-        if store.turns([(ti.dag_id, txid)])[ti.dag_id, txid].given_up:
+        if store.turn(ti.dag_id, txid).given_up:
             try:
                 logger.info("%s", phases.commit_batch(settings, ti.dag_id, txid, owner=_owner(ti)))
             except RetryableError as later:

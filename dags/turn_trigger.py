@@ -26,7 +26,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from state_store import Settings, StateStore
 from state_store.errors import TidegateError
-from state_store.queries import Turn
+from state_store.queries import UNREGISTERED, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class TurnPoller:
         asked = {(place.pipeline, txid) for place, txid in txid_of.items()}
         turns = store.turns(sorted(asked | {(run[0], txids[-1]) for run, txids in txids_of.items() if txids}))
         for place, txid in txid_of.items():
-            turn = turns.get((place.pipeline, txid), Turn(opens=False, halted="the pipeline is not registered"))
+            turn = turns.get((place.pipeline, txid), UNREGISTERED)
             if turn.done and not look_at_ends and not turns[place.pipeline, txids_of[place.pipeline, place.run_id][-1]].done:
                 continue
             if turn.opens or turn.halted:

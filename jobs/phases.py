@@ -148,7 +148,7 @@ def commit_batch(
                     raise
                 logger.warning("%s", lost)
                 process_batch(settings, pipeline, txid, owner=owner, airflow=airflow, restage=True)
-        is_told = done.already_committed and store.turns([(pipeline.name, txid)])[pipeline.name, txid].done
+        is_told = done.already_committed and store.turn(pipeline.name, txid).done
         if txid not in together and not is_told:
             _ack(store, pipeline, done)
         if not done.already_committed:
@@ -304,9 +304,8 @@ def _is_poison(error: Exception) -> bool:
 
 
 def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
-    """Tell whether the turn of a batch has come, as far as one can know without the cursor's lock."""
-    turn = store.turns([(pipeline.name, txid)]).get((pipeline.name, txid))
-    return turn is not None and turn.opens and not turn.halted
+    turn = store.turn(pipeline.name, txid)
+    return turn.opens and not turn.halted
 
 
 def _drain(store: StateStore, pipeline: Pipeline, txid: int, owner: str) -> None:

@@ -74,8 +74,7 @@ def run_pipeline(
             progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
 
     def commit_due(number: int) -> None:
-        waiting = pipeline.name, txids[len(commits)]
-        if len(commits) < number and store.turns([waiting])[waiting].opens:
+        if len(commits) < number and store.turn(pipeline.name, txids[len(commits)]).opens:
             commit_first(number)
 
     with (

@@ -80,6 +80,9 @@ class Turn:
     done: bool = False
 
 
+UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
+
+
 @dataclass(frozen=True)
 class BatchHistory:
     """All of one batch: frozen metadata, attempts, what they sealed, the commit, what people did to it or its pipeline."""

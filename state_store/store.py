@@ -393,6 +393,10 @@ class StateStore:
         with self._transaction("reading whose turn it is") as connection:
             return queries.turns(connection, waiting)
 
+    def turn(self, pipeline: str, txid: int) -> Turn:
+        """Tell whether one txid may commit now, as far as one can know without the cursor's lock."""
+        return self.turns([(pipeline, txid)]).get((pipeline, txid), queries.UNREGISTERED)
+
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""
         with self._transaction("reading the lag") as connection:
