@@ -100,7 +100,7 @@ class _Counting:
         made.register(pipeline)
         run_in_turn(made.settings, pipeline, f"{name} warm-up", max_batches=1)
         times: list[float] = []
-        with _logged_statements(made.settings):
+        with _nothing_else_counted(made.settings):
             before = _operations_so_far(made.settings)
             with bench.timed(f"{self.records} records, {records} per batch", times):
                 txids = run_in_turn(made.settings, pipeline, name)
@@ -111,7 +111,7 @@ class _Counting:
 
 
 def _operations(single: _Counting, batched: _Counting) -> Iterator[Figure]:
-    """As many transactions for 100 times as many records. Some more come from autovacuum, and from looks after slow batches."""
+    """As many transactions for 100 times as many records. Some more come from looks after slow batches."""
     alone = "1 record per txid"
     for what in ("statements", "transactions", "rows"):
         costs = [getattr(way.operations, what) / way.records for way in (batched, single)]
@@ -271,14 +271,18 @@ def _write_keys(folder: Path, keys: int) -> Path:
 
 
 @contextmanager
-def _logged_statements(settings: Settings) -> Iterator[None]:
-    """Let Postgres log each statement of whoever connects to the database from now on, Spark's executors included."""
+def _nothing_else_counted(settings: Settings) -> Iterator[None]:
+    """Let Postgres log each statement of whoever connects from now on, Spark's executors included, and vacuum nothing."""
     server, database = Server(settings), sql.Identifier(settings.pg_database)
     server.execute(sql.SQL("ALTER DATABASE {} SET log_statement = 'all'").format(database))
+    server.execute(sql.SQL("ALTER SYSTEM SET autovacuum = off"))
+    server.execute(sql.SQL("SELECT pg_reload_conf()"))
     try:
         yield
     finally:
         server.execute(sql.SQL("ALTER DATABASE {} RESET log_statement").format(database))
+        server.execute(sql.SQL("ALTER SYSTEM RESET autovacuum"))
+        server.execute(sql.SQL("SELECT pg_reload_conf()"))
 
 
 def _operations_so_far(settings: Settings) -> _Operations:

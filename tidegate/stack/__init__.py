@@ -14,7 +14,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def status(settings: Settings) -> list[ComponentStatus]:
         return []
     supervised = _supervisor_status(layout.folder)
     wanted = _wanted(layout, without_airflow=bool(supervised and supervised["without_airflow"]))
-    return [_status_of(layout, component, supervised) for component in wanted]
+    return _statuses(layout, wanted, supervised)
 
 
 def _wanted(layout: Layout, *, without_airflow: bool) -> list[Component]:
@@ -128,6 +129,12 @@ def _extras(home: Path) -> tuple[str, ...]:
         return Layout.load(home).extras
     except FileNotFoundError:
         return ()
+
+
+def _statuses(layout: Layout, wanted: Sequence[Component], supervised: dict | None) -> list[ComponentStatus]:  # type: ignore[type-arg]
+    """Ask all at once: one that is about to come up may take seconds to answer."""
+    with ThreadPoolExecutor(len(wanted)) as asking:
+        return list(asking.map(lambda component: _status_of(layout, component, supervised), wanted))
 
 
 def _status_of(layout: Layout, component: Component, supervised: dict | None) -> ComponentStatus:  # type: ignore[type-arg]
@@ -162,7 +169,7 @@ def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watc
             raise PermanentError(f"The supervisor ended. {_tail(log_file(layout.folder, 'supervisor'))}")
         if supervised["failure"]:
             raise PermanentError(f"The stack cannot start: {supervised['failure']}")
-        statuses = [_status_of(layout, component, supervised) for component in wanted]
+        statuses = _statuses(layout, wanted, supervised)
         watch(statuses)
         if all(status.state == "up" for status in statuses):
             return statuses

@@ -211,7 +211,8 @@ def listens(stack_folder: Path, name: str, port: int) -> str | None:
     """Check that this component, and nobody else who was faster, listens on a loopback port."""
     identity = RunFolder(stack_folder).read(name)
     with contextlib.suppress(psutil.Error):
-        if identity and (leader := identity.process()):
+        # Whose port it is takes a walk through all processes. Usually, while a stack starts on busy cores, it is nobody's.
+        if identity and not is_free(port) and (leader := identity.process()):
             for process in (leader, *leader.children(recursive=True)):
                 listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
                 if any(connection.laddr.port == port for connection in listening):
