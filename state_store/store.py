@@ -19,7 +19,7 @@ from state_store.batches import Cut
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec
 from state_store.driver_errors import translate
-from state_store.engine import create_engine
+from state_store.engine import engine_for
 from state_store.errors import RangeRefused, StoreUnavailable
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
@@ -50,7 +50,7 @@ class StateStore:
 
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
-        store = cls(create_engine(settings, user=user), settings)
+        store = cls(engine_for(settings, user=user), settings)
         with store._transaction("connecting") as connection:
             schema.check_revision(connection)
         return store
