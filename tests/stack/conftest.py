@@ -16,7 +16,7 @@ import pytest
 from state_store import Settings
 from tests.conftest import COMMAND
 from tidegate import stack as embedded
-from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, wait_until
+from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, wait_until
 from tidegate.stack.layout import USUAL_PORTS, Layout
 
 
@@ -65,7 +65,7 @@ class Stack:
             now = self.statuses()[name]
             return now.state == "up" and now.restarts > before.restarts and now.pid != before.pid
 
-        assert wait_until(is_back, 90), self.statuses()[name]
+        assert wait_until(is_back, 90), (self.statuses()[name], log_file(self.folder, name).read_text()[-4000:])
         return self.statuses()[name]
 
     def marked(self) -> list[psutil.Process]:
