@@ -50,6 +50,7 @@ class EmbeddedSpark:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.log.level": "WARN",
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.sql.catalogImplementation": "in-memory",
