@@ -235,8 +235,8 @@ def report_failure(context: Mapping[str, Any]) -> None:
     """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
 
     A batch that its pipeline gives up then is skipped at once if its turn has come, because its own commit task will not
-    run; if not, the commit of the txid before it does so. A commit whose turn has not come has waited in vain: that is the
-    failure of an earlier txid, which is told already.
+    run; if not, the commit of the txid before it does so. A commit behind one that has not committed has waited in vain: that
+    is the failure of an earlier txid, which is told already.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
     It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
@@ -252,7 +252,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{ti.task_id} was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-        if ti.task_id == COMMIT and not store.turn(ti.dag_id, txid).opens:
+        if ti.task_id == COMMIT and store.committed(ti.dag_id) < txid - 1:
             return
         if _is_no_try(error):
             store.halt_batch(ti.dag_id, txid, reason)

@@ -20,7 +20,7 @@ import jobs.pipelines
 from dags import batch_dag
 from jobs import phases
 from jobs.registry import pipeline_names
-from state_store import Settings, errors
+from state_store import Settings, errors, queries
 from state_store.attempts import Tracked
 from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
 
@@ -292,6 +292,7 @@ def test_a_commit_that_waited_in_vain_is_not_what_failed(
 ) -> None:
     """The ledger knows of the batch before it already; halted itself, it would not go on when that one is mended."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
+    monkeypatch.setattr(queries, "PATIENCE", 1_000_000)  # waiting for company is not waiting for others
     batches.plan("run", 3)
     for txid in range(1, processed + 1):
         batches.seal(txid)
