@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from state_store import schema
 from state_store.declaration import PipelineSpec
 from state_store.driver_errors import translate
-from state_store.engine import engine_for
+from state_store.engine import give_back, take_engine
 from state_store.errors import PermanentError, SchemaOutOfDate
 from state_store.settings import Settings
 
@@ -104,7 +104,7 @@ def _check_roles(connection: Connection) -> None:
 @contextmanager
 def connected(settings: Settings) -> Iterator[Connection]:
     """Open one transaction as the owner of the tables, with a bounded wait for locks."""
-    engine = engine_for(settings, user=settings.pg_owner)
+    engine = take_engine(settings, user=settings.pg_owner)
     try:
         with engine.begin() as connection:
             connection.execute(sa.select(sa.func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
@@ -112,4 +112,4 @@ def connected(settings: Settings) -> Iterator[Connection]:
     except DBAPIError as error:
         raise translate(error.orig, "migrating") from error
     finally:
-        engine.dispose()
+        give_back(engine)

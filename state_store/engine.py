@@ -1,14 +1,36 @@
 """Settings to Engine."""
 
+import threading
+from collections import Counter
 from functools import lru_cache
 
 import sqlalchemy as sa
 
 from state_store.settings import Settings
 
+_lock = threading.Lock()
+_users: Counter[sa.Engine] = Counter()
+
+
+def take_engine(settings: Settings, *, user: str | None = None) -> sa.Engine:
+    """Return the Engine of these settings; whoever takes it gives it back (`give_back`)."""
+    engine = _engine_for(settings, user)
+    with _lock:
+        _users[engine] += 1
+    return engine
+
+
+def give_back(engine: sa.Engine) -> None:
+    """Close all connections if nobody else has the Engine: disposed of earlier, it would forget those that are in use."""
+    with _lock:
+        _users[engine] -= 1
+        if _users[engine] <= 0:
+            del _users[engine]
+            engine.dispose()
+
 
 @lru_cache(maxsize=8)
-def engine_for(settings: Settings, *, user: str | None = None) -> sa.Engine:
+def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
     It is the same one for the same settings, because an Engine remembers the SQL that it has made of its statements: of those

@@ -19,7 +19,7 @@ from state_store.batches import Cut
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec
 from state_store.driver_errors import translate
-from state_store.engine import engine_for
+from state_store.engine import give_back, take_engine
 from state_store.errors import RangeRefused, StoreUnavailable
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
@@ -50,14 +50,18 @@ class StateStore:
 
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
-        store = cls(engine_for(settings, user=user), settings)
-        with store._transaction("connecting") as connection:
-            schema.check_revision(connection)
+        store = cls(take_engine(settings, user=user), settings)
+        try:
+            with store._transaction("connecting") as connection:
+                schema.check_revision(connection)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:
-        """Close all connections."""
-        self.engine.dispose()
+        """Close all connections, unless another store of this process has the same settings: the last one closes them."""
+        give_back(self.engine)
 
     def __enter__(self) -> Self:
         return self

@@ -288,7 +288,7 @@ def _nothing_else_counted(settings: Settings) -> Iterator[None]:
 def _operations_so_far(settings: Settings) -> _Operations:
     """Return what Postgres itself has counted, when all who were connected have left: by then they have reported."""
     server, database = Server(settings), [settings.pg_database]
-    connected = sql.SQL("SELECT FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
+    connected = sql.SQL("SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
     while server.execute(connected, database):
         time.sleep(0.05)
     counters = sql.SQL("SELECT xact_commit, tup_inserted + tup_updated FROM pg_stat_database WHERE datname = %s")

@@ -220,7 +220,7 @@ def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_a_commit_
 
     if not committed_before:
         assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
-        assert clicks.store.turns([("clicks", 2)])["clicks", 2].given_up
+        assert clicks.store.turn("clicks", 2).given_up
         clicks.seal(1)
         batch_dag.commit(CLICKS.name, 1, _task(0))
     assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
@@ -237,7 +237,7 @@ def test_a_batch_that_failed_for_another_reason_in_the_end_is_never_given_up(
 
     batch_dag.report_failure({"ti": _task(), "exception": error})
 
-    assert clicks.store.turns([("clicks", 2)])["clicks", 2].halted == f"txid 2 is halted: {error.code}: {error}"
+    assert clicks.store.turn("clicks", 2).halted == f"txid 2 is halted: {error.code}: {error}"
 
 
 def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +283,7 @@ def test_a_task_that_gives_up_tells_the_ledger(
 
     batch_dag.report_failure({"ti": _task(), "exception": error})
 
-    assert batches.store.turns([("clicks", 3)])["clicks", 3].halted == f"txid 2 is halted: {reason}"
+    assert batches.store.turn("clicks", 3).halted == f"txid 2 is halted: {reason}"
 
 
 @pytest.mark.parametrize(("processed", "halted"), [(0, None), (2, "txid 2 is halted: batch.commit was killed in try 6.")])
@@ -301,4 +301,4 @@ def test_a_commit_that_waited_in_vain_is_not_what_failed(
 
     batch_dag.report_failure({"ti": _task(1, "batch.commit"), "exception": None})
 
-    assert batches.store.turns([("clicks", 2)])["clicks", 2].halted == halted
+    assert batches.store.turn("clicks", 2).halted == halted

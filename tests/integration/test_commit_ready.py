@@ -258,14 +258,14 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     """While others are on their way, up to three times the last merge; not for those that wait for people, or nobody."""
 
     def opens() -> bool:
-        return tally.store.turns([("tally", 2)])["tally", 2].opens
+        return tally.store.turn("tally", 2).opens
 
     def last_merge_took(interval: str) -> None:
         as_role("tidegate_owner", f"UPDATE tidegate.commit SET merged_at = committed_at + interval '{interval}'")
 
     tally.plan(4)
     tally.process(1)
-    assert tally.store.turns([("tally", 1)])["tally", 1].opens, "there was no merge yet"
+    assert tally.store.turn("tally", 1).opens, "there was no merge yet"
     tally.commit(1)
     last_merge_took("1 hour")
     assert not opens(), "it is not processed yet"
@@ -300,4 +300,4 @@ def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable
         tally.commit(1)
         as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
-        assert store.turns([("tally", 2)])["tally", 2].opens
+        assert store.turn("tally", 2).opens

@@ -204,7 +204,7 @@ def test_the_reader_can_answer_every_question(busy: Tally, settings: Settings) -
         assert Tally(reader).state() == [("a", 1, 1, 1, 1, 1)]
         assert reader.batch_history("tally", 1).status.phase == "committed"
         assert [lag.pending for lag in reader.lag()] == [0]
-        assert reader.turns([("tally", 1)])["tally", 1].opens
+        assert reader.turn("tally", 1).opens
     assert lookup.get(reading, per_shop, [("a",)]) == [{"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}]
 
 
