@@ -110,6 +110,18 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # t
     return row
 
 
+def lock_sealed(connection: Connection, pipeline: str, txid: int) -> sa.Row | None:  # type: ignore[type-arg]
+    """Lock the batch's row and return it if its newest attempt is sealed.
+
+    Otherwise nothing is locked: whoever processes the batch must not wait in its seal for the merge of those before it.
+    """
+    b, a = tables.batch.c, tables.attempt.c
+    is_sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
+    return connection.execute(
+        sa.select(tables.batch).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
+    ).one_or_none()
+
+
 def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.Row | None:  # type: ignore[type-arg]
     """Return the attempt's row with `age_seconds` by the database's clock; None if there is none yet."""
     a = tables.attempt.c

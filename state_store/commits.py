@@ -25,7 +25,6 @@ from state_store.errors import (
     SchemaOutOfDate,
     StagingLost,
     StoreUnavailable,
-    UnknownBatch,
 )
 
 # How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
@@ -201,11 +200,13 @@ def _ready(
     continued = None if cursor.source_digest is None else bytes(cursor.source_digest)
     rows = 0
     while len(ready) < max_batches:
+        batch = attempts.lock_sealed(connection, spec.name, cursor.txid + len(ready) + 1)
+        if batch is None:
+            return ready
         try:
-            batch = attempts.lock_batch(connection, spec.name, cursor.txid + len(ready) + 1)
             cut = existing_cut(connection, spec.name, batch.txid)
             _check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
-        except (UnknownBatch, StagingLost):
+        except StagingLost:
             return ready
         rows += attempts.sealed_rows(connection, spec.name, batch.txid, batch.attempt)
         if (
