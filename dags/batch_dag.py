@@ -1,14 +1,14 @@
 """One Dag per pipeline, from one factory.
 
-    plan -> batch, once per txid: [ process -> commit ]
+    plan -> batch, once per txid
 
-plan freezes the batches of this run and hands on their txids, nothing else. process tasks run side by side, as many as
-the window allows; one that finishes what the next commit waits for commits it at once, with all that is ready behind it.
-commit begins in the triggerer (`dags.turn_trigger`) and waits there, without a worker, until every earlier txid has
-committed. It ends there too if its own has by then, which is the usual case; otherwise a worker commits it, in one Postgres
-transaction. If one txid fails, the others are processed all the same, and those before it commit; those after it fail in
-commit, saying why. The next run starts with whatever is left over. A txid that was given up stops nobody: in its turn, a
-commit without its rows takes its place.
+plan freezes the batches of this run and hands on their txids, nothing else. A batch task goes through both phases. It
+processes, side by side with as many others as the window allows; whoever finishes what the next commit waits for commits
+it at once, with all that is ready behind it. If the task's own batch has not committed by then, it waits for its turn in the
+triggerer (`dags.turn_trigger`), without a worker, and mostly ends there, because somebody else has committed it; otherwise a
+worker commits it, in one Postgres transaction. If one txid fails, the others are processed all the same, and those before it
+commit; those after it fail, saying why. The next run starts with whatever is left over. A txid that was given up stops
+nobody: in its turn, a commit without its rows takes its place.
 
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
@@ -19,15 +19,14 @@ Importing this module loads no pyspark: `jobs.phases`, which does, is imported w
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, ExceptionRetryPolicy, Param, RetryRule, task, task_group
+from airflow.sdk import DAG, BaseOperator, ExceptionRetryPolicy, Param, RetryRule, task
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferralTimeout
-from airflow.triggers.base import StartTriggerArgs
 
-from jobs.registry import pipeline_names
+from dags.turn_trigger import BATCH, TurnTrigger
+from jobs.registry import has_pipeline, pipeline_names
 from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry
 from state_store.errors import (
@@ -45,7 +44,6 @@ logger = logging.getLogger(__name__)
 # The one place where our errors become Airflow's decisions. Whatever is not permanent is tried again after 5 to 10 s, then
 # twice as long each time: some five minutes in all, which a restart of Postgres or Spark takes.
 TASK_DEFAULTS: dict[str, Any] = {
-    "weight_rule": "absolute",  # the default adds up what comes after, so that processing would go before commits
     "retries": 5,
     "retry_delay": timedelta(seconds=5),
     "retry_exponential_backoff": 2,
@@ -60,9 +58,6 @@ TASK_DEFAULTS: dict[str, Any] = {
         ]
     ),
 }
-# Commits go before processing (1) in the queue; otherwise nothing commits until everything is processed.
-COMMIT_PRIORITY = 10
-COMMIT = "batch.commit"
 
 PARAMS = {
     "from_txid": Param(
@@ -111,13 +106,10 @@ has been planned goes on.
 **Look inside**: `tidegate inspect {name}`.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
-PROCESS_DOC = (
-    "Reads the batch's frozen slice with Spark, aggregates it per key and stages the result. It counts when its turn comes; "
-    "if that has come by then, it is committed here, and the commit task finds it done."
-)
-COMMIT_DOC = (
-    "Waits in the triggerer, without a worker, until every earlier txid has committed. Then, if no process task has done so, "
-    "merges the staged result into the state tables, in one transaction. Repeating it changes nothing."
+BATCH_DOC = (
+    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result. Deferred: it waits, without a "
+    "worker, for its turn, which comes when every earlier txid has committed. Then the staged result is merged into the state "
+    "tables, in one transaction. Repeating any of it changes nothing."
 )
 
 
@@ -133,7 +125,7 @@ def batch_dag(
 ) -> DAG:
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
-    `window` is how many batches are processed at once, over all runs; plan warns if the pipeline declares another one.
+    `window` is how many batches a run processes at once; plan warns if the pipeline declares another one.
     `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own. More than one active run is
     safe, but both would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
 
@@ -146,6 +138,7 @@ def batch_dag(
         "start_date": datetime(2024, 1, 1, tzinfo=UTC),  # a schedule without one never runs
         "catchup": False,  # what is missing, the ledger knows, not the calendar
         "max_active_runs": 1,
+        "max_active_tasks": window,  # not a limit of the batch task: Airflow would count the deferred too
         **dag_arguments,
     }
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
@@ -158,26 +151,14 @@ def batch_dag(
     ) as dag:
         planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, window)
 
-        def batch(txid: int) -> None:
-            processed = task(
-                task_id="process",
-                doc_md=PROCESS_DOC,
-                max_active_tis_per_dag=window,
-                map_index_template="txid {{ task.op_kwargs['txid'] }}",
-                on_failure_callback=report_failure,
-            )(process)(pipeline_name, txid=txid)
-            processed >> CommitInTurn(
-                task_id="commit",
-                doc_md=COMMIT_DOC,
-                pipeline_name=pipeline_name,
-                txid=txid,
-                turn_timeout=turn_timeout,
-                priority_weight=COMMIT_PRIORITY,
-                map_index_template="txid {{ task.txid }}",
-                on_failure_callback=report_failure,
-            )
-
-        task_group(group_id="batch", tooltip="Everything that happens to one txid")(batch).expand(txid=planned)
+        BatchOperator.partial(
+            task_id=BATCH,
+            doc_md=BATCH_DOC,
+            pipeline_name=pipeline_name,
+            turn_timeout=turn_timeout,
+            map_index_template="txid {{ task.txid }}",
+            on_failure_callback=report_failure,
+        ).expand(txid=planned)
     return dag
 
 
@@ -191,7 +172,7 @@ def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: 
     declared = find_pipeline(pipeline_name)
     if declared.window != window:
         logger.warning("The pipeline declares window=%d, its Dag processes %d batches at once.", declared.window, window)
-    if declared.tries != (tries := dag.get_task("batch.process").retries + 1):
+    if declared.tries != (tries := dag.get_task(BATCH).retries + 1):
         logger.warning(
             "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
             *(declared.tries, tries, declared.tries - 1),
@@ -207,36 +188,11 @@ def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: 
     return txids
 
 
-def process(pipeline_name: str, txid: int, ti: Any) -> None:
-    """Process one batch; if another attempt has taken it over, leave it to that one.
-
-    If the next commit waited for this batch, it is done here: starting its own task takes Airflow seconds.
-    """
-    from jobs import phases  # noqa: PLC0415 - brings pyspark
-
-    settings = Settings.load()
-    logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", pipeline_name, txid, txid)
-    try:
-        logger.info(
-            "%s", phases.process_batch(settings, pipeline_name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
-        )
-    except AttemptFenced as fenced:
-        logger.warning("%s", fenced)
-
-
-def commit(pipeline_name: str, txid: int, ti: Any) -> None:
-    """Commit one batch, or find that it has committed."""
-    from jobs import phases  # noqa: PLC0415 - brings pyspark
-
-    logger.info("%s", phases.commit_batch(Settings.load(), pipeline_name, txid, owner=_owner(ti), airflow=_try(ti)))
-
-
 def report_failure(context: Mapping[str, Any]) -> None:
     """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
 
-    A batch that its pipeline gives up then is skipped at once if its turn has come, because its own commit task will not
-    run; if not, the commit of the txid before it does so. A commit behind one that has not committed has waited in vain: that
-    is the failure of an earlier txid, which is told already.
+    A batch that its pipeline gives up then is skipped at once if its turn has come, because its own task is over; if not, the
+    commit of the txid before it does so. A task that has waited in vain has nothing to tell: it is the ledger that told it.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
     It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
@@ -244,16 +200,16 @@ def report_failure(context: Mapping[str, Any]) -> None:
     from jobs import phases  # noqa: PLC0415 - brings pyspark
 
     settings, ti, error = Settings.load(), context["ti"], context.get("exception")
+    if isinstance(error, WaitedInVain):
+        return
     if isinstance(error, TidegateError):
         reason = f"{error.code}: {error}"
     elif error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        reason = f"{ti.task_id} was killed in try {ti.try_number}."
+        reason = f"its task was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-        if ti.task_id == COMMIT and store.committed(ti.dag_id) < txid - 1:
-            return
         if _is_no_try(error):
             store.halt_batch(ti.dag_id, txid, reason)
             return
@@ -265,66 +221,70 @@ def report_failure(context: Mapping[str, Any]) -> None:
                 logger.info("%s", later)
 
 
-class CommitInTurn(BaseOperator):  # type: ignore[misc]
-    """Waits for the batch's turn in the triggerer, which ends the task if the batch has committed by then; else commits it.
+class WaitedInVain(AirflowFailException):  # type: ignore[misc]
+    """The batch's turn does not come in this run. Another try would wait for the same thing, so there is none."""
 
-    The triggerer renders `run_id` and `map_index`; Airflow 3.3 does so inside a mapped task group, where a directly mapped
-    operator could not. The timeout is kept by the scheduler, so it ends the wait even if no triggerer is left. A commit that
-    is tried again waits in the triggerer again.
+
+class BatchOperator(BaseOperator):  # type: ignore[misc]
+    """Processes one batch, then waits in the triggerer for its turn, unless it has committed by then, and commits it.
+
+    A try that follows a failure, in whichever phase, begins with processing, which finds what is sealed or committed. The
+    timeout of the wait is kept by the scheduler, so it ends the wait even if no triggerer is left.
     """
 
-    template_fields = ("run_id", "map_index", "txid")
-    start_from_trigger = True
+    template_fields = ("txid",)
 
     def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.pipeline_name = pipeline_name
-        self.run_id = "{{ run_id }}"
-        self.map_index = "{{ ti.map_index }}"
         self.txid = txid
         self.turn_timeout = turn_timeout
-        self.start_trigger_args = StartTriggerArgs(
-            trigger_cls="dags.turn_trigger.TurnTrigger",
-            trigger_kwargs={"pipeline_name": pipeline_name, "run_id": self.run_id, "map_index": self.map_index},
-            next_method="execute_complete",
-            timeout=turn_timeout,
-        )
 
-    def execute(self, context: Any) -> None:  # noqa: ARG002
-        """Defer at once, where a worker was started after all (`airflow tasks test`)."""
-        from dags.turn_trigger import TurnTrigger  # noqa: PLC0415 - the triggerer's business otherwise
+    def execute(self, context: Any) -> None:
+        """Process the batch and commit what is ready; leave it to another attempt that has taken it over."""
+        from jobs import phases  # noqa: PLC0415 - brings pyspark
 
+        name, txid, ti, settings = self.pipeline_name, self.txid, context["ti"], Settings.load()
+        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
+        try:
+            processed = phases.process_batch(settings, name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
+            logger.info("%s", processed)
+        except AttemptFenced as fenced:
+            logger.warning("%s", fenced)
+        with StateStore.connect(settings) as store:
+            if store.turn(name, txid).done:
+                return
         self.defer(
-            trigger=TurnTrigger(self.pipeline_name, self.run_id, self.map_index),
-            timeout=self.turn_timeout,
-            method_name="execute_complete",
+            trigger=TurnTrigger(name, ti.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__
         )
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
-        """Commit, or fail with why the turn will not come in this run."""
+        """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""
+        from jobs import phases  # noqa: PLC0415 - brings pyspark
+
         if event:
-            raise AirflowFailException(event)
-        commit(self.pipeline_name, self.txid, context["ti"])
+            raise WaitedInVain(event)
+        ti = context["ti"]
+        done = phases.commit_batch(Settings.load(), self.pipeline_name, self.txid, owner=_owner(ti), airflow=_try(ti))
+        logger.info("%s", done)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Fail for good, saying why, if the wait took too long: another try would wait for the same thing."""
+        """Fail for good, saying why, if the wait took too long."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as timeout:
-            raise AirflowFailException(
+            raise WaitedInVain(
                 f"The turn did not come within {self.turn_timeout}: an earlier txid has not committed. Look with "
                 f"tidegate inspect {self.pipeline_name}, then trigger the Dag again: it starts with what is left over."
             ) from timeout
 
 
 def _check_exists(pipeline_name: str) -> None:
-    """Refuse a name without a pipeline, importing none. Every task parses its Dag, so the usual case is the quick one."""
-    if pipeline_name.isidentifier() and find_spec(f"jobs.pipelines.{pipeline_name}"):
-        return
-    if pipeline_name not in (known := pipeline_names()):
+    """Refuse a name without a pipeline, importing none."""
+    if not has_pipeline(pipeline_name):
         raise UnknownPipeline(
             f"There is no pipeline {pipeline_name}: no jobs/pipelines/{pipeline_name}.py and no entry point of that name in "
-            f"group tidegate.pipelines. Pipelines: {', '.join(known) or 'none'}.",
+            f"group tidegate.pipelines. Pipelines: {', '.join(pipeline_names()) or 'none'}.",
             pipeline=pipeline_name,
         )
 

@@ -8,16 +8,16 @@ that is never reported ends by the task's timeout, and the next run starts with 
 trigger that is lost, doubled or late costs time and nothing else.
 
 A wait ends in one of three ways. The turn opens when every earlier txid has committed; if the batch itself has too, which
-process tasks see to, the task is over, otherwise a worker goes on with it and commits. It is halted when the ledger says
+other tasks see to, the task is over, otherwise a worker goes on with it and commits. It is halted when the ledger says
 that an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
 anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
-batch that was given up halts nobody, though its process task may have failed: the commit before it, or its own, skips it.
+batch that was given up halts nobody, though its task may have failed: the commit before it skips it.
 """
 
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -35,15 +35,16 @@ LONGEST_PAUSE_SECONDS = 30.0  # while Postgres is away
 # A task that ends in the triggerer makes the Dag processor parse its file, 0.12 core seconds; several that end together once.
 SECONDS_BETWEEN_ENDS = 3.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
-PROCESS, COMMIT = "batch.process", "batch.commit"  # batch_dag's
+BATCH = "batch"  # the task that waits, once per txid
+UNKNOWN = Turn(opens=False, halted="the ledger knows no such batch of this run")
 
 
 class Place(NamedTuple):
-    """Where a batch stands in a run: Airflow knows run and map index, the ledger knows which txid that is."""
+    """A batch that waits, and the run on whose behalf."""
 
     pipeline: str
     run_id: str
-    map_index: int
+    txid: int
 
 
 class TurnPoller:
@@ -52,17 +53,16 @@ class TurnPoller:
     If Postgres is away, it says so in the triggerer's log and asks again, less and less often.
     """
 
-    def __init__(
-        self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[tuple[str, int]]]
-    ) -> None:
+    def __init__(self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[int]]) -> None:
         self._connect = connect
         self._failed_tasks = failed_tasks
-        self._waiting: dict[Place, set[asyncio.Future[tuple[int, Turn]]]] = {}
+        self._waiting: dict[Place, set[asyncio.Future[Turn]]] = {}
+        self._seen_failed: set[Place] = set()
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, place: Place) -> tuple[int, Turn]:
-        """Return the place's txid and its turn, once that has opened or is halted."""
-        answer: asyncio.Future[tuple[int, Turn]] = asyncio.get_running_loop().create_future()
+    async def wait(self, place: Place) -> Turn:
+        """Return the place's turn, once that has opened or is halted."""
+        answer: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(place, set()).add(answer)
         if self._task is None:
             # A context of its own: what the poller logs is not the story of the one task that happened to start it.
@@ -90,10 +90,10 @@ class TurnPoller:
                     turns = {}
                     pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                     logger.warning("Whose turn it is cannot be read; asking again in %.0f s: %s", pause, error)
-                for place, answer in turns.items():
+                for place, turn in turns.items():
                     for future in self._waiting.get(place, ()):
                         if not future.done():
-                            future.set_result(answer)
+                            future.set_result(turn)
                 ends_in = SECONDS_BETWEEN_ENDS if ends_in <= 0 else ends_in - pause
                 look_at_tasks_in = FAILED_TASKS_EVERY_SECONDS if look_at_tasks else look_at_tasks_in - pause
                 await asyncio.sleep(pause)
@@ -102,48 +102,52 @@ class TurnPoller:
             if store:
                 await asyncio.to_thread(store.close)
 
-    def _turns(
-        self, store: StateStore, places: list[Place], look_at_tasks: bool, look_at_ends: bool
-    ) -> dict[Place, tuple[int, Turn]]:
-        """Return the places whose waiting is over, with txid and turn. Runs in a thread.
+    def _turns(self, store: StateStore, places: list[Place], look_at_tasks: bool, look_at_ends: bool) -> dict[Place, Turn]:
+        """Return the places whose waiting is over, with their turns. Runs in a thread.
 
         Those that have nothing to do any more are left for later, unless `look_at_ends`, or their whole run is over.
         """
-        runs = {(place.pipeline, place.run_id) for place in places}
-        txids_of = {run: store.run_txids(*run) for run in runs}
-        over: dict[Place, tuple[int, Turn]] = {}
-        txid_of: dict[Place, int] = {}
+        txids_of = {run: store.run_txids(*run) for run in {(place.pipeline, place.run_id) for place in places}}
+        last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
+        asked = {(place.pipeline, place.txid) for place in places} | {(run[0], last) for run, last in last_of.items()}
+        turns = store.turns(sorted(asked))
+        over: dict[Place, Turn] = {}
         for place in places:
-            txids = txids_of[place.pipeline, place.run_id]
-            if place.map_index < len(txids):
-                txid_of[place] = txids[place.map_index]
-            else:
-                over[place] = 0, Turn(opens=False, halted="the ledger knows no such batch of this run")
-        asked = {(place.pipeline, txid) for place, txid in txid_of.items()}
-        turns = store.turns(sorted(asked | {(run[0], txids[-1]) for run, txids in txids_of.items() if txids}))
-        for place, txid in txid_of.items():
-            turn = turns.get((place.pipeline, txid), UNREGISTERED)
-            if turn.done and not look_at_ends and not turns[place.pipeline, txids_of[place.pipeline, place.run_id][-1]].done:
+            run = place.pipeline, place.run_id
+            if place.txid not in txids_of[run]:
+                over[place] = UNKNOWN
+                continue
+            turn = turns.get((place.pipeline, place.txid), UNREGISTERED)
+            if turn.done and not look_at_ends and not turns[place.pipeline, last_of[run]].done:
                 continue
             if turn.opens or turn.halted:
-                over[place] = txid, turn
+                over[place] = turn
         if look_at_tasks:
-            for run in runs:
-                over |= self._behind_failed_tasks(store, run, txids_of[run], txid_of.keys() - over.keys(), txid_of)
+            over |= self._behind_failed_tasks(store, [place for place in places if place not in over], txids_of)
         return over
 
     def _behind_failed_tasks(
-        self, store: StateStore, run: tuple[str, str], txids: list[int], waiting: Iterable[Place], txid_of: dict[Place, int]
-    ) -> dict[Place, tuple[int, Turn]]:
-        """Return the places of one run behind a task that failed for good and whose batch has not committed since."""
-        tasks = [(task, txids[index]) for task, index in self._failed_tasks(*run) if index < len(txids)]
-        turns = store.turns(sorted({(run[0], txid) for _, txid in tasks}))
-        committed = store.committed(run[0])
-        failed = [txid for task, txid in tasks if txid > committed and not (task == PROCESS and turns[run[0], txid].given_up)]
-        if not failed:
-            return {}
-        turn = Turn(opens=False, halted=f"a task of txid {min(failed)} has failed for good in this run")
-        return {p: (txid_of[p], turn) for p in waiting if (p.pipeline, p.run_id) == run and txid_of[p] > min(failed)}
+        self, store: StateStore, places: list[Place], txids_of: Mapping[tuple[str, str], list[int]]
+    ) -> dict[Place, Turn]:
+        """Return the places behind a task of their run that failed for good and whose batch has not committed since.
+
+        A task counts if it has been seen to fail before: one that has just failed may be telling the ledger at this moment.
+        """
+        seen = {Place(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
+        failed, self._seen_failed = seen & self._seen_failed, seen
+        turns = store.turns(sorted({(place.pipeline, place.txid) for place in failed}))
+        committed = {pipeline: store.committed(pipeline) for pipeline in {place.pipeline for place in failed}}
+        blocking: dict[tuple[str, str], int] = {}
+        for pipeline, run_id, txid in sorted(failed):
+            is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1
+            if txid > committed[pipeline] and not is_skipped_in_turn:
+                blocking.setdefault((pipeline, run_id), txid)
+        over: dict[Place, Turn] = {}
+        for place in places:
+            first = blocking.get((place.pipeline, place.run_id))
+            if first is not None and place.txid > first:
+                over[place] = Turn(opens=False, halted=f"the task of txid {first} has failed for good in this run")
+        return over
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
         """Let everybody who waits see an error that the poller did not expect."""
@@ -154,49 +158,42 @@ class TurnPoller:
                         future.set_exception(error)
 
 
-def failed_tasks(pipeline: str, run_id: str) -> list[tuple[str, int]]:
-    """Return which process and commit tasks have failed for good, with their map indexes, asking Airflow."""
-    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS, COMMIT], run_ids=[run_id])
-    failed = [name.rpartition("_") for name, state in states.get(run_id, {}).items() if state == "failed"]
-    return [(task, int(index)) for task, _, index in failed]
+def failed_tasks(pipeline: str, run_id: str) -> list[int]:
+    """Return the map indexes of the batch tasks that have failed for good, asking Airflow."""
+    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[BATCH], run_ids=[run_id])
+    return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
 
 
 _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
-    """Ends the commit task when the batch has committed or never will in this run; sends it to a worker if it has to commit.
+    """Ends the batch's task when it has committed; sends it to a worker if it has to commit, or never will in this run."""
 
-    Airflow renders `run_id` and `map_index` in the triggerer, so both arrive as text.
-    """
-
-    def __init__(self, pipeline_name: str, run_id: str, map_index: int | str) -> None:
+    def __init__(self, pipeline_name: str, run_id: str, txid: int) -> None:
         super().__init__()
-        self.pipeline_name = pipeline_name
-        self.run_id = run_id
-        self.map_index = map_index
+        self.place = Place(pipeline_name, run_id, txid)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what another triggerer needs to go on waiting."""
-        return (
-            "dags.turn_trigger.TurnTrigger",
-            {"pipeline_name": self.pipeline_name, "run_id": self.run_id, "map_index": self.map_index},
-        )
+        pipeline_name, run_id, txid = self.place
+        return "dags.turn_trigger.TurnTrigger", {"pipeline_name": pipeline_name, "run_id": run_id, "txid": txid}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then end the task here if nothing is left to be done; a worker commits, or fails with what is halted.
 
         To fail here would be to be tried again, and to wait for the same thing.
         """
-        txid, turn = await _poller.wait(Place(self.pipeline_name, self.run_id, int(self.map_index)))
+        pipeline, _, txid = self.place
+        turn = await _poller.wait(self.place)
         if turn.halted:
             yield TriggerEvent(
-                f"{self.pipeline_name} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
+                f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
                 "Mend that and trigger the Dag again: it starts with what is left over."
             )
         elif turn.done:
-            self.log.info("%s %d has committed", self.pipeline_name, txid)
+            self.log.info("%s %d has committed", pipeline, txid)
             yield TaskSuccessEvent()
         else:
-            self.log.info("%s %d: its turn has come, a worker commits it now", self.pipeline_name, txid)
+            self.log.info("%s %d: its turn has come, a worker commits it now", pipeline, txid)
             yield TriggerEvent(None)

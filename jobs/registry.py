@@ -2,8 +2,9 @@
 
 import difflib
 import pkgutil
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import jobs.pipelines
 from jobs.pipeline import Pipeline
@@ -13,8 +14,14 @@ ENTRY_POINTS = "tidegate.pipelines"
 
 
 def pipeline_names() -> list[str]:
-    """Return all names in alphabetical order; imports no pipeline."""
-    return sorted({*_own_names(), *entry_points(group=ENTRY_POINTS).names})
+    """Return all names in alphabetical order, as things are now; imports no pipeline."""
+    _entry_points.cache_clear()
+    return sorted({*_own_names(), *_entry_points().names})
+
+
+def has_pipeline(name: str) -> bool:
+    """Tell whether there is a pipeline of this name; imports none."""
+    return name in _own_names() or _entry_point(name) is not None
 
 
 def find_pipeline(name: Pipeline | str) -> Pipeline:
@@ -24,18 +31,15 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
     """
     if isinstance(name, Pipeline):
         return name
-    # Packages are searched only for names that are not our own: reading all entry points costs a tenth of a second.
     if name in _own_names():
         place, found = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
-    else:
-        points = entry_points(group=ENTRY_POINTS, name=name)
-        if not points:
-            known = pipeline_names()
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]}? " if close else ""
-            raise UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
-        point = next(iter(points))
+    elif point := _entry_point(name):
         place, found = point.value, point.load()
+    else:
+        known = pipeline_names()
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
     pipeline = getattr(found, "PIPELINE", found)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).", pipeline=name)
@@ -49,3 +53,16 @@ def all_pipelines() -> list[Pipeline]:
 
 def _own_names() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(jobs.pipelines.__path__)]
+
+
+def _entry_point(name: str) -> EntryPoint | None:
+    """Return what a package brings under this name; one that was installed after the last look is found too."""
+    if name not in _entry_points().names:
+        _entry_points.cache_clear()
+    return next(iter(_entry_points().select(name=name)), None)
+
+
+@cache
+def _entry_points() -> EntryPoints:
+    """Return what packages bring. To find it takes 35 ms: Airflow's tasks inherit it (`airflow_local_settings`)."""
+    return entry_points(group=ENTRY_POINTS)

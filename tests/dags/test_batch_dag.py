@@ -13,15 +13,15 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
 import jobs.pipelines
 from dags import batch_dag
 from jobs import phases
 from jobs.registry import pipeline_names
-from state_store import Settings, errors, queries
-from state_store.attempts import Tracked
+from state_store import Settings, StateStore, errors
+from state_store.attempts import Attempt, Tracked
 from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
@@ -75,57 +75,32 @@ def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str)
         batch_dag.batch_dag(name)
 
 
-def test_a_batch_is_processed_then_commits(flights: DAG) -> None:
-    """The shape is plan -> process -> commit, the last two once per txid."""
-    chain = ["plan", "batch.process", "batch.commit"]
-
-    assert [flights.get_task(task_id).downstream_task_ids for task_id in chain] == [
-        {"batch.process", "batch.commit"},  # both take their txid from plan's list
-        {"batch.commit"},
-        set(),
-    ]
-    assert all(flights.get_task(task_id).get_closest_mapped_task_group() for task_id in chain[1:])
-
-
-def test_commits_go_before_processing_in_airflows_queue(flights: DAG) -> None:
-    """Otherwise nothing would commit until everything is processed."""
+def test_a_batch_is_one_task_behind_the_plan(flights: DAG) -> None:
+    """Airflow's time goes by the number of tasks: 400 empty ones take more than twice as long as 200."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
-    weights = {task.task_id: task.weight_rule.get_weight(SimpleNamespace(task=task)) for task in serialized.tasks}
 
-    assert weights["batch.commit"] > weights["batch.process"]
-
-
-def test_a_commit_starts_in_the_triggerer(flights: DAG) -> None:
-    """What Airflow's scheduler and triggerer read from the serialized Dag: no worker, a trigger, a deadline."""
-    serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
-    commit = serialized.get_task("batch.commit")
-
-    assert commit.start_from_trigger is True
-    assert commit.start_trigger_args.trigger_cls == "dags.turn_trigger.TurnTrigger"
-    assert commit.start_trigger_args.timeout == timedelta(hours=6)
-    assert set(commit.template_fields) >= {"run_id", "map_index"}
+    assert {task.task_id: task.downstream_task_ids for task in serialized.tasks} == {"plan": {"batch"}, "batch": set()}
+    assert serialized.get_task("batch").is_mapped
 
 
-def test_a_wait_that_took_too_long_fails_for_good_and_says_what_to_do(flights: DAG) -> None:
-    """Airflow itself would only say: Trigger timeout; and wait again, as often as a commit is tried."""
-    commit = flights.get_task("batch.commit")
-
-    with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect flights"):
-        commit.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
+def test_a_wait_that_took_too_long_fails_for_good_and_says_what_to_do() -> None:
+    """Airflow itself would only say: Trigger timeout; and wait again, as often as a batch is tried."""
+    with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect clicks"):
+        _operator(3).resume_execution("__fail__", {"error": "Trigger timeout"}, {})
 
 
-def test_a_turn_that_will_not_come_fails_its_commit_for_good(flights: DAG) -> None:
+def test_a_turn_that_will_not_come_fails_its_task_for_good() -> None:
     """Airflow would retry a task that fails in the triggerer; this one would wait for the same thing."""
     with pytest.raises(AirflowFailException, match="txid 3 is halted"):
-        flights.get_task("batch.commit").resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
+        _operator(4).resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
 
 
 def test_the_window_bounds_spark_work_and_nothing_else() -> None:
-    """Commits and waits must not queue behind processing."""
+    """Batches that wait for their turn must not keep others from being processed: a limit of the task would count them."""
     dag = batch_dag.batch_dag("flights", window=7)
 
-    limits = {task.task_id: task.max_active_tis_per_dag for task in dag.tasks}
-    assert limits == {"plan": None, "batch.process": 7, "batch.commit": None}
+    assert dag.max_active_tasks == 7
+    assert {(task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) for task in dag.tasks} == {(None, None)}
 
 
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
@@ -136,7 +111,7 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
     assert dag.tags == {"tidegate", "nightly"}
     assert dag.max_active_runs == 2
-    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
+    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 2
     assert dag.start_date is not None
     assert dag.catchup is False
 
@@ -164,7 +139,7 @@ def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, error: type[errors.TidegateError]) -> None:
     """The one mapping from our error families to Airflow's decisions."""
-    decision = flights.get_task("batch.process").retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5)
+    decision = _unmapped(flights).retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5)
 
     expected = RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT
     assert decision.action == expected
@@ -172,8 +147,7 @@ def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, 
 
 def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) -> None:
     """A broken connection that nobody foresaw deserves another try."""
-    for task_id in ("plan", "batch.process", "batch.commit"):
-        task = flights.get_task(task_id)
+    for task in (flights.get_task("plan"), _unmapped(flights)):
         assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.DEFAULT
         assert (task.retries, task.retry_delay, task.retry_exponential_backoff, task.max_retry_delay) == (
             5,
@@ -196,8 +170,19 @@ def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: py
     return batches
 
 
-def _task(map_index: int = 1, task_id: str = "batch.process") -> SimpleNamespace:
-    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id=task_id, try_number=6)
+def _task(map_index: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id="batch", try_number=6)
+
+
+def _operator(txid: int) -> batch_dag.BatchOperator:
+    return batch_dag.BatchOperator(task_id="batch", pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6))
+
+
+def _unmapped(dag: DAG) -> batch_dag.BatchOperator:
+    """Return the task of one batch as a worker gets it."""
+    operator = dag.get_task("batch").unmap({"txid": 1})
+    assert isinstance(operator, batch_dag.BatchOperator)
+    return operator
 
 
 def _phases(batches: Batches) -> list[tuple[int, str]]:
@@ -205,10 +190,10 @@ def _phases(batches: Batches) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("committed_before", [True, False])
-def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_a_commit_task(
+def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     clicks: Batches, *, committed_before: bool
 ) -> None:
-    """Airflow runs no commit behind a failed process: the one before it skips it, or, if that is over, the failure does."""
+    """A task that has failed is over: the commit before it skips the batch, or, if that is over too, the failure does."""
     clicks.plan("run", 3)
     clicks.seal(3)
     if committed_before:
@@ -222,7 +207,7 @@ def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_a_commit_
         assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
         assert clicks.store.turn("clicks", 2).given_up
         clicks.seal(1)
-        batch_dag.commit(CLICKS.name, 1, _task(0))
+        _operator(1).execute_complete({"ti": _task(0)})
     assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
     assert (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"] == "BATCH_RETRIED: try 1 of 3 failed"
 
@@ -254,16 +239,52 @@ def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, capl
     assert "declares tries=3, its Dag tries 6 times: give batch_dag default_args={'retries': 2}" in caplog.text
 
 
-def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches have no rows: then they are sealed as soon as they are processed."""
+    monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: store.seal(attempt, [], Tracked(0)))
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) -> None:
     """Whoever looks at a batch finds its log in Airflow."""
     clicks.plan("run", 2)
     clicks.seal(1)
-    monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: store.seal(attempt, [], Tracked(0)))
 
-    batch_dag.process(CLICKS.name, 2, _task())
+    _operator(2).execute({"ti": _task()})
 
     (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
-    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", "batch.process", 6]
+    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", "batch", 6]
+    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.usefixtures("without_spark")
+def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
+    clicks: Batches, monkeypatch: pytest.MonkeyPatch, *, fenced: bool
+) -> None:
+    """So does one that another attempt has taken over: it may need the commit of this task all the same."""
+    clicks.plan("run", 2)
+    if fenced:
+        monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: _fence(clicks, store, attempt))
+
+    with pytest.raises(TaskDeferred) as waiting:
+        _operator(2).execute({"ti": _task()})
+
+    assert _phases(clicks) == [(1, "planned"), (2, "processed")]
+
+    assert waiting.value.timeout == timedelta(hours=6)
+    assert waiting.value.trigger.serialize() == (
+        "dags.turn_trigger.TurnTrigger",
+        {"pipeline_name": CLICKS.name, "run_id": "run", "txid": 2},
+    )
+    assert callable(getattr(batch_dag.BatchOperator, waiting.value.method_name))
+
+
+def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:
+    """Let another attempt take over and end before this one does."""
+    batches.seal(attempt.txid)
+    store.seal(attempt, [], Tracked(0))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +292,7 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches, mo
     [
         (errors.StoreUnavailable("Postgres is away."), "STORE_UNAVAILABLE: Postgres is away."),
         (OSError("gone"), "OSError: gone"),
-        (None, "batch.process was killed in try 6."),
+        (None, "its task was killed in try 6."),
     ],
 )
 def test_a_task_that_gives_up_tells_the_ledger(
@@ -286,19 +307,16 @@ def test_a_task_that_gives_up_tells_the_ledger(
     assert batches.store.turn("clicks", 3).halted == f"txid 2 is halted: {reason}"
 
 
-@pytest.mark.parametrize(("processed", "halted"), [(0, None), (2, "txid 2 is halted: batch.commit was killed in try 6.")])
-def test_a_commit_that_waited_in_vain_is_not_what_failed(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, processed: int, halted: str | None
+def test_a_batch_that_waited_in_vain_is_not_what_failed(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger knows of the batch before it already; halted itself, it would not go on when that one is mended."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
-    monkeypatch.setattr(queries, "PATIENCE", 1_000_000)  # waiting for company is not waiting for others
     batches.plan("run", 3)
-    for txid in range(1, processed + 1):
-        batches.seal(txid)
-    if processed:
-        batches.commit(1)
+    batches.seal(2)
+    with pytest.raises(batch_dag.WaitedInVain) as waited:
+        _operator(2).execute_complete({"ti": _task()}, event="txid 1 is halted")
 
-    batch_dag.report_failure({"ti": _task(1, "batch.commit"), "exception": None})
+    batch_dag.report_failure({"ti": _task(), "exception": waited.value})
 
-    assert batches.store.turn("clicks", 2).halted == halted
+    assert batches.store.turn("clicks", 2).halted is None

@@ -8,6 +8,7 @@ import psutil
 from tests.end_to_end.conftest import Project, wait_for
 
 FINISHED = ("success", "failed")
+WINDOW = 4  # of pipeline flights
 
 
 def test_a_run_commits_every_batch_and_equals_an_independent_computation(project: Project) -> None:
@@ -27,18 +28,27 @@ def test_airflow_shows_txids_and_not_positions(project: Project) -> None:
 
     tasks = project.airflow().task_instances("word_count", run_id)
     names = {(task["task_id"], task["rendered_map_index"]) for task in tasks if task["map_index"] >= 0}
-    assert {("batch.process", "txid 1"), ("batch.process", "txid 2")} < names
+    assert names == {("batch", "txid 1"), ("batch", "txid 2")}
 
 
-def test_process_tasks_commit_what_they_can(project: Project) -> None:
-    """Most commits then need no worker: their task begins in the triggerer and finds them done."""
-    project.next_flights(3)
+def test_batches_that_wait_for_their_turn_hold_no_worker(project: Project) -> None:
+    """While nothing can commit, one batch more is processed than the window has room for."""
+    airflow, txids = project.airflow(), project.next_flights(WINDOW + 1)
 
-    run_id = project.json("trigger", "flights", "--wait")["run_id"]
+    def states() -> list[str]:
+        return [task["state"] for task in airflow.task_instances("flights", run_id) if task["task_id"] == "batch"]
 
-    commits = [t for t in project.airflow().task_instances("flights", run_id) if t["task_id"] == "batch.commit"]
-    assert [task["state"] for task in commits] == ["success"] * 3
-    assert any(task["pid"] is None for task in commits)
+    def phases() -> list[str]:
+        return [batch["phase"] for batch in project.json("inspect", "flights") if batch["txid"] in txids]
+
+    with project.held("commit"):
+        run_id = project.json("trigger", "flights")["run_id"]
+        wait_for(lambda: phases() == ["processed"] * len(txids), "processing of all batches")
+        wait_for(lambda: "deferred" in states(), "a wait in the triggerer")
+
+    wait_for(lambda: airflow.run_state("flights", run_id) in FINISHED, "the end of the run")
+    assert states() == ["success"] * len(txids)
+    assert project.flights() == project.flights_from_raw_files()
 
 
 def test_a_run_with_nothing_new_is_skipped_and_spends_nothing(project: Project) -> None:
@@ -83,7 +93,7 @@ def test_backfill_takes_a_range_reports_what_was_done_and_refuses_a_gap(project:
 
 def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> None:
     """Both are active at once over the same files; one plans them, and what both process counts once."""
-    *_, last = project.next_flights(3)
+    *_, last = project.next_flights(2)
 
     both = [project.start("trigger", "flights", "--wait") for _ in range(2)]
     outcomes = []
@@ -97,7 +107,7 @@ def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> No
     assert project.flights() == project.flights_from_raw_files()
 
 
-def test_a_killed_process_task_is_tried_again(project: Project) -> None:
+def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project) -> None:
     """It dies with its rows staged and its seal not yet written: a new attempt does the work, the old one never counts."""
     txids = project.next_flights(2)
     run = project.start("trigger", "flights", "--wait")
@@ -113,7 +123,7 @@ def test_a_killed_process_task_is_tried_again(project: Project) -> None:
     assert project.flights() == project.flights_from_raw_files()
 
 
-def test_a_killed_commit_task_is_tried_again(project: Project) -> None:
+def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project) -> None:
     """It dies in the middle of its transaction, the state already merged: Postgres takes all of it back."""
     txids = project.next_flights(2)
     run = project.start("trigger", "flights", "--wait")

@@ -9,7 +9,7 @@ import pytest
 
 import jobs.pipelines
 from jobs import Pipeline
-from jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, pipeline_names
+from jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
 from state_store.errors import SettingsInvalid, UnknownPipeline
 
 DECLARATION = """
@@ -92,10 +92,12 @@ def test_a_pipeline_of_another_package_is_found_by_its_entry_point(tmp_path: Pat
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ntheirs = their_package:PIPELINE\n")
+    assert not has_pipeline("theirs")
     monkeypatch.syspath_prepend(tmp_path)
     assert "theirs" in entry_points(group=ENTRY_POINTS).names
 
+    found = find_pipeline("theirs")  # installed since somebody looked last
+    assert has_pipeline("theirs")
     assert "theirs" in pipeline_names()
-    found = find_pipeline("theirs")
     assert isinstance(found, Pipeline)
     assert found.name == "theirs"
