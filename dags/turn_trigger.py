@@ -30,7 +30,7 @@ from state_store.queries import UNREGISTERED, Turn
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.2  # Airflow itself looks at a trigger once a second
+POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 30.0  # while Postgres is away
 # A task that ends in the triggerer makes the Dag processor parse its file, 0.12 core seconds; several that end together once.
 SECONDS_BETWEEN_ENDS = 3.0
