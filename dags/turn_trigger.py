@@ -11,7 +11,8 @@ A wait ends in one of three ways. The turn opens when every earlier txid has com
 other tasks see to, the task is over, otherwise a worker goes on with it and commits. It is halted when the ledger says
 that an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
 anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
-batch that was given up halts nobody, though its task may have failed: the commit before it skips it.
+batch that was given up halts nobody, though its task may have failed, as long as a commit before it is still to come: that
+one skips it.
 """
 
 import asyncio

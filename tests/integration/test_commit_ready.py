@@ -96,7 +96,9 @@ def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:
     assert tally.store.committed("tally") == 1
 
 
-def test_a_batch_can_be_sealed_while_those_before_it_are_merged(tally: Tally, settings: Settings) -> None:
+def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
+    tally: Tally, settings: Settings, waiting: Callable[[], int]
+) -> None:
     """A merge of large batches takes many seconds; whoever seals the next one must not wait for it, let alone too long."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
@@ -108,18 +110,12 @@ def test_a_batch_can_be_sealed_while_those_before_it_are_merged(tally: Tally, se
     ):
         cursor.execute("LOCK TABLE tidegate.commit IN SHARE MODE")
         merging = pool.submit(tally.store.commit_ready, tally.spec, "test")
-        while not _waits_for_a_lock(settings):
+        while not waiting():
             assert not merging.done()
         Tally(hasty, tally.spec).process(2, [("b", 1, 1, 1, 1)])
         holder.rollback()
         assert [c.txid for c in merging.result()] == [1]
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [2]
-
-
-def _waits_for_a_lock(settings: Settings) -> bool:
-    with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-        return cursor.rowcount > 0
 
 
 def test_who_does_not_want_to_wait_leaves_the_cursor_to_whoever_holds_it(tally: Tally, settings: Settings) -> None:
