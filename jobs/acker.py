@@ -57,7 +57,7 @@ class Observed:
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            rows = rows.withColumn(ID, row_id(schema, columns))
+            rows = rows.select("*", row_id(schema, columns).alias(ID))
             sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))

@@ -126,14 +126,16 @@ class _Staged:
 
 def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: Emitter, spark: SparkSession) -> DataFrame:
     """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad."""
-    if QUARANTINED in attempt.source_metadata:
+    metadata = attempt.source_metadata
+    if QUARANTINED in metadata:
         tasks = settings.staging_connections
         records = quarantine.waiting_records(spark, emitter, _conninfo(settings), pipeline.name, attempt.txid, tasks)
-    elif pipeline.spec.quarantines or pipeline.check:
-        records = emitter.emit_records(attempt, attempt.source_metadata)
+        return quarantine.with_checks(records, pipeline.check)
+    if pipeline.spec.quarantines or pipeline.check:
+        records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
     else:
-        return emitter.emit_batch(attempt, attempt.source_metadata)
-    return quarantine.with_checks(records, pipeline.check)
+        records = emitter.emit_batch(attempt, metadata)
+    return records.coalesce(1) if emitter.is_one_small_task(metadata) else records
 
 
 def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:

@@ -89,6 +89,11 @@ class Emitter(Protocol):
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
+    def is_one_small_task(self, metadata: SourceMetadata) -> bool:
+        """Tell whether Spark reads this batch by one task, and it is small: then its groups stay there, without a shuffle."""
+        del metadata
+        return False
+
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check after the rows were read that they were those of the metadata; the batch is sealed only then.
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SHOWN_RECORD_CHARACTERS = 200
 CORRUPT = "_tidegate_corrupt_record"
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+# What Spark does not split (spark.sql.files.openCostInBytes).
+SMALL_FILE_BYTES = 4 * 1024 * 1024
 NO_FIT = "the record does not fit the schema"
 # Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
 NO_VALUE = "\x01NULL"
@@ -103,6 +105,11 @@ class FileReader(Emitter):
         parsing = {name: str(value) for name, value in self._csv_options().items()}
         record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
         return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
+
+    def is_one_small_task(self, metadata: SourceMetadata) -> bool:
+        """A file that Spark would not split; more files may be shared among tasks."""
+        files = metadata["files"]
+        return len(files) == 1 and files[0]["size"] <= SMALL_FILE_BYTES
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again: a file that changed during the read is found before the seal."""

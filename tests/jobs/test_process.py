@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
+from jobs.spark import spark_session
 from state_store import StateStore
 from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
 from tests.jobs.conftest import Tables
@@ -112,6 +114,26 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
         ("committed", 1, 0),
         ("committed", 1, 1),
     ]
+
+
+def test_a_small_file_is_grouped_where_it_is_read_and_several_are_shuffled(tables: Tables) -> None:
+    """The batch of one small file is staged by the task that reads it; the keys of two files meet in a shuffle, by their hash."""
+    rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
+    declared = tables.declare_over(table([]).schema, PRICES)
+    pipeline = replace(declared, source=replace(declared.source, max_files=2))
+    tables.put(table(rows[:50]), table(rows[50:100]), table(rows[100:]))
+    with spark_session(tables.settings, "inbox") as spark:
+        # Adaptive execution would make one partition of the few rows of either.
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        try:
+            assert tables.run(pipeline) == [1, 2]
+        finally:
+            spark.conf.unset("spark.sql.adaptive.enabled")
+
+    assert tables.rows(pipeline) == clean(rows)
+    with StateStore.connect(tables.settings) as store:
+        staged = {txid: len(store.batch_history("inbox", txid).seals) for txid in (1, 2)}
+    assert staged[1] > staged[2] == 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
