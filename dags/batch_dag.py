@@ -246,12 +246,12 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
 
         name, txid, ti, settings = self.pipeline_name, self.txid, context["ti"], Settings.load()
         logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
-        try:
-            processed = phases.process_batch(settings, name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
-            logger.info("%s", processed)
-        except AttemptFenced as fenced:
-            logger.warning("%s", fenced)
-        with StateStore.connect(settings) as store:
+        with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
+            try:
+                processed = phases.process_batch(settings, name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
+                logger.info("%s", processed)
+            except AttemptFenced as fenced:
+                logger.warning("%s", fenced)
             if store.turn(name, txid).done:
                 return
         self.defer(

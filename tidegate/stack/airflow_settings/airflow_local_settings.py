@@ -15,6 +15,8 @@ if sys.argv[1:2] in (["scheduler"], ["dag-processor"]):
 
     jobs.registry.pipeline_names()
 if sys.argv[1:2] == ["scheduler"]:
+    import grpc._channel  # what grpc and Airflow import when they are first used
+    import jinja2.ext
     import pyspark.sql.connect.session
 
     import jobs.phases
