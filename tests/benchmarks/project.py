@@ -131,13 +131,19 @@ def stack_without_airflow(home: Path) -> Iterator[Project]:
 @contextmanager
 def project(home: Path, names: Collection[str]) -> Iterator[Project]:
     """Run a whole stack whose Dags are the named pipelines' and the floor's."""
-    dags = home / "dags"
-    publish(dags, names)
+    dags, packages = home / "dags", home / "packages"
+    publish(packages, names)
+    dags.mkdir()
     for name in names:
         (dags / f"{name}.py").write_text(DAG.format(name=name, window=PIPELINES[name].window))
     (dags / "floor.py").write_text(FLOOR)
     bundles = [{"name": "benchmarks", "classpath": BUNDLE, "kwargs": {"path": str(dags)}}]
-    environ = {"TIDEGATE_HOME": str(home), "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles)}
+    environ = {
+        "TIDEGATE_HOME": str(home),
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+        # On the path of Airflow's processes from their start, as what is installed is.
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(packages),
+    }
     with mock.patch.dict(os.environ, environ):
         embedded.up(Settings.load())
         try:

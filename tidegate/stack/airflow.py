@@ -91,6 +91,7 @@ class EmbeddedAirflow:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process; secrets are named by file, not contained."""
+        modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             **airflow_settings(),
             "AIRFLOW_HOME": str(self.folder),
@@ -105,7 +106,7 @@ class EmbeddedAirflow:
             "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _print_file(self._secrets / "jwt_secret"),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
-            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LOCAL_SETTINGS)]),
+            "PYTHONPATH": os.pathsep.join(modules),
             "TIDEGATE_HOME": str(self._stack_folder.parent),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         }
