@@ -250,7 +250,7 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
     return sa.and_(waited < PATIENCE * sa.func.coalesce(last_merge, 0), merges_together, is_company_coming)
 
 
-# Asked several times by each task of Airflow, and twice a second while somebody waits: built once, in the process they fork from.
+# Asked several times by each task of Airflow: built once, in the process that they are forked from.
 _TURNS = _turns()
 
 

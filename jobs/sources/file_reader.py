@@ -107,7 +107,7 @@ class FileReader(Emitter):
         return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
 
     def is_one_small_task(self, metadata: SourceMetadata) -> bool:
-        """A file that Spark would not split; more files may be shared among tasks."""
+        """Say so of one file that Spark would not split; several may be shared among tasks."""
         files = metadata["files"]
         return len(files) == 1 and files[0]["size"] <= SMALL_FILE_BYTES
 

@@ -117,7 +117,7 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
 
 
 def test_a_small_file_is_grouped_where_it_is_read_and_several_are_shuffled(tables: Tables) -> None:
-    """The batch of one small file is staged by the task that reads it; the keys of two files meet in a shuffle, by their hash."""
+    """The batch of one small file is staged by the task that reads it; the keys of two files meet in a shuffle."""
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
     declared = tables.declare_over(table([]).schema, PRICES)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
