@@ -225,6 +225,17 @@ def test_airflow_starts_in_a_folder_with_a_difficult_name(full: Stack) -> None:
     assert full.tidegate("status").returncode == 0
 
 
+def test_airflow_keeps_the_python_path_of_who_starts_it(full: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines that the shell's Python finds, Airflow finds too; the project's own modules come first."""
+    airflow = Layout.load(full.home).airflow
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    ours = airflow.environment()["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/srv/authors", "/srv/others"]))
+
+    assert ours[0] == str(PROJECT)
+    assert airflow.environment()["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
+
+
 def test_taken_ports_are_left_to_who_has_them(full: Stack, occupied: set[int]) -> None:
     """If the usual ports are taken, others are chosen, and the settings lead to them."""
     ports = Layout.load(full.home).ports
