@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from state_store.attempts import Attempt
 
 SHOWN_RECORD_CHARACTERS = 200
-CORRUPT = "_tidegate_corrupt_record"
-MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
 # What Spark does not split (spark.sql.files.openCostInBytes).
 SMALL_FILE_BYTES = 4 * 1024 * 1024
+CORRUPT = "_tidegate_corrupt_record"
+MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
 NO_FIT = "the record does not fit the schema"
 # Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
 NO_VALUE = "\x01NULL"
