@@ -39,6 +39,7 @@ lock: setup ## Pin anew what requirements.in and requirements-dev.in ask for
 	done
 
 # Files are compiled to bytecode once, here: without it, every one of Airflow's many processes would do so on its own.
+# Likewise Java's classes are archived once: without it, Spark would read and check them at each start.
 .venv/installed: requirements.txt requirements-dev.txt pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
 	@echo "Installing into .venv, which takes a minute or two ..."
@@ -46,4 +47,5 @@ lock: setup ## Pin anew what requirements.in and requirements-dev.in ask for
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements-dev.txt)
 	@$(BIN)/uv pip install --quiet --compile-bytecode -r requirements.txt -r requirements-dev.txt
 	@$(BIN)/uv pip install --quiet --no-deps --config-settings editable_mode=compat --editable .
+	@$(BIN)/python -m tidegate.stack.class_archive
 	@touch $@

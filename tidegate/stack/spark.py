@@ -35,8 +35,11 @@ class EmbeddedSpark:
         self._properties = stack_folder / "secrets" / "spark.conf"
         self._stager_passfile = stager_passfile
 
-    def initialize(self, jars: Sequence[Path] = ()) -> None:
-        """Write the token and the server's properties, readable by their owner only; the server will load these jars too."""
+    def initialize(self, jars: Sequence[Path] = (), archive: Path | None = None) -> None:
+        """Write the token and the server's properties, readable by their owner only.
+
+        The server will load these jars too, and map this archive of classes if Java finds that it fits.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.token_file.exists():
@@ -46,10 +49,11 @@ class EmbeddedSpark:
             "spark.master": "local[*]",
             "spark.app.name": "tidegate",
             "spark.driver.memory": f"{memory}m",
-            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS if archive is None else f"{JAVA_OPTIONS} {_mapping(archive)}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.sql.ui.explainMode": "simple",  # each query is described at length all the same, for nobody
             "spark.log.level": "WARN",
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
@@ -93,6 +97,24 @@ def spark_home() -> Path:
     if package is None or not package.submodule_search_locations:
         raise PermanentError("Spark is not installed. Run: make setup")
     return Path(package.submodule_search_locations[0])
+
+
+def class_archive() -> Path | None:
+    """Return the archive of Spark's classes, which belongs to this Python environment; None if there is none.
+
+    `tidegate.stack.class_archive` makes it.
+    """
+    return file if (file := class_archive_file()).exists() else None
+
+
+def class_archive_file() -> Path:
+    """Return where the archive of Spark's classes is made."""
+    return Path(sys.prefix) / "share" / "tidegate" / "spark.jsa"
+
+
+def _mapping(archive: Path) -> str:
+    # An archive that does not fit any more, because Java or Spark is another, is no reason to write warnings.
+    return f'-XX:SharedArchiveFile="{archive}" -Xshare:auto -Xlog:cds=off -Xlog:class+path=off'
 
 
 def java_program() -> str:

@@ -26,6 +26,7 @@ from tidegate.stack import component as components
 from tidegate.stack import maven
 from tidegate.stack.component import Component, Identity, RunFolder
 from tidegate.stack.layout import Layout, spark_packages
+from tidegate.stack.spark import class_archive
 
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
@@ -125,7 +126,7 @@ class Supervisor:
         settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
         packages = spark_packages(settings, self._layout.extras)
         maven.fetch(packages)
-        spark.initialize(maven.spark_jars(packages))
+        spark.initialize(maven.spark_jars(packages), class_archive())
         postgres.initialize()
         self._supervise(postgres.component())
         self._supervise(spark.component())

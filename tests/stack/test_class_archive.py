@@ -1,0 +1,74 @@
+"""The archive of Spark's classes: used where it fits, and never in the way."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.stack.conftest import Stack
+from tidegate.stack import class_archive, spark
+from tidegate.stack import component as components
+
+
+def test_sparks_server_maps_the_archive_that_set_up_has_made(running: Stack) -> None:
+    """The archive fits the Java and the Spark of this environment, so the server reads its classes from there."""
+    archive = spark.class_archive()
+    if archive is None:
+        pytest.skip("This environment has no archive of Spark's classes. Make it: python -m tidegate.stack.class_archive")
+    server = psutil.Process(running.statuses()["spark"].pid)
+    if not hasattr(server, "memory_maps"):
+        pytest.skip("This system does not tell what a process has mapped. Linux does.")
+
+    mapped = {Path(region.path) for process in (server, *server.children(recursive=True)) for region in process.memory_maps()}
+
+    assert archive in mapped
+
+
+def test_an_archive_that_does_not_fit_is_ignored_without_a_word(tmp_path: Path) -> None:
+    """After a change of Java, or with a broken file, the server starts all the same, and its log does not speak of it."""
+    archive = tmp_path / "not an archive.jsa"
+    archive.write_bytes(b"made by another Java" * 1000)
+    with ExitStack() as until:
+        embedded = spark.EmbeddedSpark(tmp_path, components.reserve_port(None, until), tmp_path / "no_passwords")
+        embedded.initialize(archive=archive)
+        server = embedded.component()
+        components.start(server, tmp_path)
+        until.callback(lambda: components.end(components.members(components.RunFolder(tmp_path))))
+
+        assert components.wait_until(lambda: server.check() is None, server.deadline_seconds)
+        log = components.log_file(tmp_path, "spark").read_text()
+
+    assert "archive" not in log.lower()
+    assert "[cds]" not in log
+
+
+def test_what_prevents_an_archive_is_said_and_stops_nobody(tmp_path: Path) -> None:
+    """Without a Java there is no archive; set-up says so in one line, and goes on."""
+    done = subprocess.run(
+        [sys.executable, "-m", class_archive.__name__],
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0
+    assert done.stderr.startswith("Spark will start some seconds slower, without an archive of its classes: Java is missing.")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python environment that belongs to somebody else keeps its Spark as it is; set-up says which file was meant."""
+    taken = tmp_path / "share"
+    taken.write_text("a file where the folder should be")
+    archive = taken / "tidegate" / "spark.jsa"
+    monkeypatch.setattr(class_archive, "class_archive_file", lambda: archive)
+
+    with pytest.raises(class_archive.PermanentError, match="cannot be written") as refused:
+        class_archive.make()
+
+    assert str(archive) in str(refused.value)

@@ -1,0 +1,87 @@
+"""Makes the archive of Spark's classes, once per environment, as the last step of ``make setup``.
+
+Java maps the archive (AppCDS) where it would otherwise find, read and check 20,000 classes, which is half of what Spark's
+server does until it listens and a third of its first batch. Java itself sees whether the archive still fits; without one
+that does, it reads the classes as ever.
+
+Run as ``python -m tidegate.stack.class_archive``.
+"""
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from jobs.rehearsal import rehearse
+from state_store.errors import PermanentError, RetryableError, TidegateError
+from state_store.settings import Settings
+from tidegate.stack import component as components
+from tidegate.stack.spark import EmbeddedSpark, check_java, class_archive_file
+
+WRITE_SECONDS = 180
+
+
+def make() -> Path:
+    """Run a server and a few small queries, have Java archive the classes that this took, and return the archive.
+
+    An earlier archive is replaced by a whole one or not at all.
+
+    Raises: PermanentError (no Java, or it cannot make archives; no place to write it), RetryableError (Spark did not start).
+    """
+    check_java()
+    archive = class_archive_file()
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            unfinished = Path(folder) / archive.name
+            _run_once(Path(folder), unfinished)
+            unfinished.replace(archive)
+    except OSError as error:
+        raise PermanentError(f"{archive} cannot be written: {error.strerror}.") from error
+    return archive
+
+
+def _run_once(folder: Path, archive: Path) -> None:
+    """Start a server that writes the archive when it ends; use it; end it."""
+    with contextlib.ExitStack() as until:
+        spark = EmbeddedSpark(folder, components.reserve_port(None, until), stager_passfile=folder / "no_passwords")
+        spark.initialize()
+        server = spark.component()
+        # Spark hands these on to the server's Java, and to no other.
+        writing = {"SPARK_SUBMIT_OPTS": f'-XX:TieredStopAtLevel=1 -Xlog:disable -XX:ArchiveClassesAtExit="{archive}"'}
+        process = components.start(replace(server, environment={**server.environment, **writing}), folder)
+        until.callback(components.end, components.members(components.RunFolder(folder)))
+        if not components.wait_until(lambda: process.poll() is not None or server.check() is None, server.deadline_seconds):
+            raise RetryableError("Spark's server did not start.")
+        if process.poll() is None:
+            rehearse(_settings(spark, folder), folder)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(WRITE_SECONDS)
+        if not archive.exists():
+            raise PermanentError(f"Java wrote none. {components.log_file(folder, 'spark').read_text()[-500:]}")
+
+
+def _settings(spark: EmbeddedSpark, folder: Path) -> Settings:
+    """Return the settings that lead to this server."""
+    return Settings.load(
+        {
+            "TIDEGATE_HOME": str(folder),
+            "TIDEGATE_SPARK_REMOTE": f"sc://localhost:{spark.port}",
+            "TIDEGATE_SPARK_TOKEN_FILE": str(spark.token_file),
+        }
+    )
+
+
+def main() -> None:
+    """Make the archive, or say why there is none: nothing depends on it."""
+    try:
+        make()
+    except TidegateError as error:
+        sys.stderr.write(f"Spark will start some seconds slower, without an archive of its classes: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
