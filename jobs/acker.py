@@ -61,6 +61,8 @@ class Observed:
             sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
+        # Batches are never streams; the server would analyse the whole query once more to say so.
+        vars(rows)["isStreaming"] = False
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> Sums:

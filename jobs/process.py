@@ -19,7 +19,7 @@ from jobs import quarantine, staging_sink
 from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
-from jobs.spark import LOCAL, interruptible
+from jobs.spark import LOCAL, application_of, expect_brief, interruptible
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import QUARANTINED
@@ -40,7 +40,14 @@ _ACCEPTED: dict[str, tuple[type[T.DataType], ...]] = {
     "date": (T.DateType,),
     "timestamptz": (T.TimestampType,),
 }
-_SPARK_TYPES = {"text": "string", "integer": "int", "timestamptz": "timestamp"}
+_SPARK_TYPES: dict[str, T.DataType] = {
+    "text": T.StringType(),
+    "boolean": T.BooleanType(),
+    "integer": T.IntegerType(),
+    "bigint": T.LongType(),
+    "date": T.DateType(),
+    "timestamptz": T.TimestampType(),
+}
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Errors in the data or the code: Spark finds them again however often it tries.
 _PERMANENT_SQLSTATES = ("22", "42", "P0", "0A")
@@ -60,7 +67,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         _spark_errors(emitter, attempt),
         interruptible(spark, attempt, pipeline.message_timeout_seconds, lambda: store.is_fenced(attempt)) as tag,
     ):
-        store.note_spark(attempt, spark.conf.get("spark.app.id", None) or "unknown", tag)
+        store.note_spark(attempt, application_of(spark), tag)
         source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
         records = _records(store.settings, pipeline, attempt, emitter, spark)
         schema = records.schema
@@ -135,7 +142,10 @@ def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: 
         records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
     else:
         records = emitter.emit_batch(attempt, metadata)
-    return records.coalesce(1) if emitter.is_one_small_task(metadata) else records
+    if emitter.is_one_small_task(metadata):
+        expect_brief(spark)
+        return records.coalesce(1)
+    return records
 
 
 def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:
@@ -143,10 +153,12 @@ def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, 
 
     Raises: what the executors refuse (BadKey, Overflow, StoreUnavailable, ...).
     """
-    table = staging_table_of(spec, attempt.txid, attempt.number).name
+    staging = staging_table_of(spec, attempt.txid, attempt.number).name
     digest = digest_statement(spec, attempt.txid, attempt.number)
-    sink = staging_sink.staging_sink(_conninfo(settings), table, spec, digest, counter)
-    answers = rows.mapInArrow(sink, staging_sink.ANSWER).collect()
+    sink = staging_sink.StagingSink(_conninfo(settings), staging, spec, digest, counter)
+    # As Arrow, because collect() would ask the server how it likes its binary columns.
+    table = rows.mapInArrow(sink, staging_sink.ANSWER).toArrow()
+    answers = [staging_sink.Answer(**answer) for answer in table.to_pylist()]
     for answer in answers:
         if answer.refusal:
             raise getattr(errors, answer.refusal)(f"{attempt}: {answer.reason}", **_identity(attempt))
@@ -176,10 +188,15 @@ def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSp
         if declared.function == "sum":
             result = F.coalesce(result, F.lit(0))
         values.append(result.cast(_spark_type(value.type)).alias(value.name))
+    types = {column.name: _spark_type(column.type) for column in spec.columns}
     if is_anchored:
-        values += [F.count(F.lit(1)).alias(ROWS)] if _counter(state) == ROWS else []
+        if _counter(state) == ROWS:
+            values.append(F.count(F.lit(1)).alias(ROWS))
+            types[ROWS] = T.LongType()
         values.append(F.bit_xor(rows[ID]).alias(HASH))
-    return rows.groupBy(*keys).agg(*values)
+        types[HASH] = T.LongType()
+    # Nothing is converted; but mapInArrow would ask the server for the columns, which analyses the whole query once more.
+    return rows.groupBy(*keys).agg(*values).to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
 def _counter(state: State) -> str:
@@ -210,8 +227,10 @@ def _column(rows: DataFrame, schema: T.StructType, state: StateSpec, name: str, 
     return rows[name].cast(_spark_type(declared))
 
 
-def _spark_type(declared: ColumnType) -> str:
-    return _SPARK_TYPES.get(declared.name, declared.name.replace("numeric", "decimal"))
+def _spark_type(declared: ColumnType) -> T.DataType:
+    if numeric := declared.precision_and_scale:
+        return T.DecimalType(*numeric)
+    return _SPARK_TYPES[declared.name]
 
 
 def _conninfo(settings: Settings) -> dict[str, Any]:

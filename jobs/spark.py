@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from state_store.attempts import Attempt
 from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
@@ -38,6 +40,7 @@ PINNED = {
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
+_applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -59,6 +62,21 @@ def spark_session(settings: Settings, pipeline: str) -> Iterator[SparkSession]:
     finally:
         session.release_session_on_close = False
         session.stop()
+
+
+def application_of(session: SparkSession) -> str:
+    """Return the id of the Spark application that a session of `spark_session` computes in, without asking for it again."""
+    return _applications[session]
+
+
+def expect_brief(session: SparkSession) -> None:
+    """Make the session's further queries ones that cannot be taken up again after a broken connection.
+
+    By default the server keeps each part of an answer until it is told, by a call of its own, that this part has arrived:
+    seven calls for a batch of 100 rows. A batch of a second is sooner tried again.
+    """
+    if isinstance(session, ConnectSession):
+        session.client.disable_reattachable_execute()
 
 
 def tag_of(pipeline: str, txid: int, number: int) -> str:
@@ -142,6 +160,7 @@ def _configured(session: SparkSession, settings: Settings) -> SparkSession:
     for name, value in wanted.items():
         if found.get(name) != value:
             session.conf.set(name, value)
+    _applications[session] = found.get("spark.app.id", "unknown")
     return session
 
 

@@ -1,14 +1,18 @@
 """What a batch computes per key, how batches add up, and what cannot be a key or a value."""
 
+import gc
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
 from jobs.spark import spark_session
@@ -134,6 +138,49 @@ def test_a_small_file_is_grouped_where_it_is_read_and_several_are_shuffled(table
     with StateStore.connect(tables.settings) as store:
         staged = {txid: len(store.batch_history("inbox", txid).seals) for txid in (1, 2)}
     assert staged[1] > staged[2] == 1
+
+
+def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question costs some ms on both sides: two about settings, one about the schema, one for the result; no more."""
+    asked: Counter[str] = Counter()
+    connect = SparkConnectServiceStub.__init__
+
+    def counting(stub: SparkConnectServiceStub, channel: Any) -> None:
+        connect(stub, channel)
+        for name, call in list(vars(stub).items()):
+            setattr(stub, name, partial(count, name, call))
+
+    def count(name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        asked[name] += 1
+        return call(*arguments, **named)
+
+    rows: list[Row] = [("a", 1, None), ("b", 2, None)]
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table(rows))
+    tables.run(pipeline, "first")  # in a new session settings are written, too
+    tables.put(table(rows))
+    monkeypatch.setattr(SparkConnectServiceStub, "__init__", counting)
+    tables.run(pipeline, "second")
+
+    assert asked == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
+    assert tables.rows(pipeline) == clean(rows + rows)
+
+
+def test_a_worker_keeps_what_it_has_imported_out_of_its_garbage_collections(tables: Tables) -> None:
+    """Spark has each Python worker collect garbage after every task; what is frozen is not looked at."""
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table([("a", 1, None)]))
+    tables.run(pipeline)
+
+    with spark_session(tables.settings, "inbox") as spark:
+        (answer,) = spark.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
+
+    assert answer.frozen > 10_000
+
+
+def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Tell how much the worker has frozen."""
+    yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
