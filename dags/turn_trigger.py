@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 30.0  # while Postgres is away
-# A task that ends in the triggerer makes the Dag processor parse its file, 0.12 core seconds; several that end together once.
-SECONDS_BETWEEN_ENDS = 3.0
+# A task that ends in the triggerer makes the Dag processor parse its file, 0.2 core seconds; several that end together once.
+# Until then it holds no worker and no slot of the window.
+SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
 BATCH = "batch"  # the task that waits, once per txid
 UNKNOWN = Turn(opens=False, halted="the ledger knows no such batch of this run")
@@ -59,6 +60,8 @@ class TurnPoller:
         self._failed_tasks = failed_tasks
         self._waiting: dict[Place, set[asyncio.Future[Turn]]] = {}
         self._seen_failed: set[Place] = set()
+        # What each run that is waited for covers: it never changes.
+        self._txids_of: dict[tuple[str, str], list[int]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, place: Place) -> Turn:
@@ -108,7 +111,8 @@ class TurnPoller:
 
         Those that have nothing to do any more are left for later, unless `look_at_ends`, or their whole run is over.
         """
-        txids_of = {run: store.run_txids(*run) for run in {(place.pipeline, place.run_id) for place in places}}
+        runs = {(place.pipeline, place.run_id) for place in places}
+        self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
         last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
         asked = {(place.pipeline, place.txid) for place in places} | {(run[0], last) for run, last in last_of.items()}
         turns = store.turns(sorted(asked))

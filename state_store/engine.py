@@ -45,5 +45,6 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
         pool_size=1,
         max_overflow=31,
         pool_pre_ping=True,
+        use_native_hstore=False,  # a question less for each connection: nothing of ours is one
         connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
     )
