@@ -4,24 +4,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs.spark import spark_session
+from state_store.errors import SparkFailed
 from state_store.settings import Settings
 
 SCHEMA = "key string, value bigint"
 
 
 def rehearse(settings: Settings, folder: Path) -> None:
-    """Read, hash, observe, aggregate, and hand over to Python; the files are written into this folder."""
-    with spark_session(settings, "rehearsal") as session:
-        for number, rows in enumerate(_files(session, folder)):
-            observation = Observation(f"format {number}")
-            observed = rows.withColumn("hash", F.xxhash64("key", "value")).observe(observation, F.bit_xor("hash"))
-            by_key = observed.groupBy("key").agg(F.sum("value").alias("total"), F.bit_xor("hash").alias("hash"))
-            by_key.mapInArrow(_as_they_are, "key string, total bigint, hash bigint").collect()
-            _ = observation.get
+    """Read, hash, observe, aggregate, and hand over to Python; the files are written into this folder.
+
+    Raises: SparkUnavailable, SparkFailed.
+    """
+    try:
+        with spark_session(settings, "rehearsal") as session:
+            for number, rows in enumerate(_files(session, folder)):
+                observed = rows.withColumn("hash", F.xxhash64("key", "value"))
+                observed = observed.observe(Observation(f"format {number}"), F.bit_xor("hash"))
+                by_key = observed.groupBy("key").agg(F.sum("value").alias("total"), F.bit_xor("hash").alias("hash"))
+                by_key.mapInArrow(_as_they_are, "key string, total bigint, hash bigint").collect()
+    except (PySparkException, grpc.RpcError) as error:
+        raise SparkFailed(f"Spark failed: {' '.join(str(error).strip().splitlines()[:1])}") from error
 
 
 def _files(session: SparkSession, folder: Path) -> Iterator[DataFrame]:
