@@ -39,12 +39,16 @@ RESTAGE_TRIES = 3
 
 @dataclass(frozen=True)
 class Processed:
-    """How processing a batch ended: sealed by this attempt, sealed before, or committed before."""
+    """How processing a batch ended: sealed by this attempt, sealed before, or committed before.
+
+    `is_done` tells that the same call has committed it too, and its source knows; False tells nothing.
+    """
 
     pipeline: str
     txid: int
     attempt: int | None
     outcome: str
+    is_done: bool = False
 
     def __str__(self) -> str:
         number = f":{self.attempt}" if self.attempt else ""
@@ -118,10 +122,8 @@ def process_batch(
             if not _give_up(store, pipeline, attempt, error):
                 raise
             return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
-        while commit_ready and _opens(store, pipeline, store.committed(pipeline.name) + 1):
-            if not _commit_ready(store, pipeline, owner, wait=False):
-                break
-        return Processed(pipeline.name, txid, attempt.number, "processed")
+        last = _commit_while_ready(store, pipeline, owner) if commit_ready else 0
+        return Processed(pipeline.name, txid, attempt.number, "processed", is_done=txid <= last)
 
 
 def commit_batch(
@@ -306,6 +308,21 @@ def _is_poison(error: Exception) -> bool:
 def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
     turn = store.turn(pipeline.name, txid)
     return turn.opens and not turn.halted
+
+
+def _commit_while_ready(store: StateStore, pipeline: Pipeline, owner: str) -> int:
+    """Commit what is ready, unless somebody else is committing, and return the last txid that this has committed; 0 if none.
+
+    What others commit meanwhile needs no second look at the cursor: a turn that is over counts as open, and the commit
+    itself begins behind the cursor.
+    """
+    following, last = store.committed(pipeline.name) + 1, 0
+    while _opens(store, pipeline, following):
+        if not (done := _commit_ready(store, pipeline, owner, wait=False)):
+            break
+        last = done[-1].txid
+        following = last + 1
+    return last
 
 
 def _drain(store: StateStore, pipeline: Pipeline, txid: int, owner: str) -> None:

@@ -222,7 +222,7 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
 
     Raises: SourceChanged.
     """
-    if tracked.source_hash is None:
+    if tracked.source_hash is None or attempt.number == 1:
         return
     a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier").c
     found = connection.execute(

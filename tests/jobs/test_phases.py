@@ -228,9 +228,9 @@ def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Se
     """With all that is ready behind it; what is behind a gap waits. The batches' own commits then find it done."""
     assert phases.plan_batches(settings, SALES, run_id="first") == [1, 2]
 
-    phases.process_batch(settings, SALES, 2, owner="test", commit_ready=True)
+    assert not phases.process_batch(settings, SALES, 2, owner="test", commit_ready=True).is_done
     assert phase_of(settings, 2) == "processed"
-    phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True)
+    assert phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True).is_done
 
     assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
     assert [commit(settings, txid).already_committed for txid in (1, 2)] == [True, True]
@@ -242,7 +242,8 @@ def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Setting
     phases.plan_batches(settings, SALES, run_id="first")
     with StateStore.connect(settings) as other, other.engine.begin() as connection:
         connection.execute(sa.select(tables.cursor).with_for_update())
-        assert phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True).outcome == "processed"
+        processed = phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True)
+        assert (processed.outcome, processed.is_done) == ("processed", False)
 
     assert phase_of(settings, 1) == "processed"
     assert not commit(settings, 1).already_committed
