@@ -122,8 +122,9 @@ def process_batch(
             if not _give_up(store, pipeline, attempt, error):
                 raise
             return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
-        last = _commit_while_ready(store, pipeline, owner) if commit_ready else 0
-        return Processed(pipeline.name, txid, attempt.number, "processed", is_done=txid <= last)
+        committed = _commit_while_ready(store, pipeline, owner) if commit_ready else ()
+        is_done = any(commit.txid == txid for commit in committed)
+        return Processed(pipeline.name, txid, attempt.number, "processed", is_done=is_done)
 
 
 def commit_batch(
@@ -310,19 +311,18 @@ def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
     return turn.opens and not turn.halted
 
 
-def _commit_while_ready(store: StateStore, pipeline: Pipeline, owner: str) -> int:
-    """Commit what is ready, unless somebody else is committing, and return the last txid that this has committed; 0 if none.
+def _commit_while_ready(store: StateStore, pipeline: Pipeline, owner: str) -> list[Commit]:
+    """Commit what is ready, unless somebody else is committing, and tell the source; return what this has committed itself.
 
     What others commit meanwhile needs no second look at the cursor: a turn that is over counts as open, and the commit
     itself begins behind the cursor.
     """
-    following, last = store.committed(pipeline.name) + 1, 0
-    while _opens(store, pipeline, following):
-        if not (done := _commit_ready(store, pipeline, owner, wait=False)):
-            break
-        last = done[-1].txid
-        following = last + 1
-    return last
+    committed: list[Commit] = []
+    following = store.committed(pipeline.name) + 1
+    while _opens(store, pipeline, following) and (done := _commit_ready(store, pipeline, owner, wait=False)):
+        committed += done
+        following = done[-1].txid + 1
+    return committed
 
 
 def _drain(store: StateStore, pipeline: Pipeline, txid: int, owner: str) -> None:

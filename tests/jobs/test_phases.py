@@ -237,6 +237,26 @@ def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Se
     assert stored_state(settings) == clean_state(settings.home)
 
 
+def test_what_somebody_else_has_committed_may_still_be_untold(
+    settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have died before their ack: only whoever commits a batch itself, or asks the ledger, knows that it is done."""
+    phases.plan_batches(settings, SALES, run_id="first")
+    process(settings, 2)
+    look = StateStore.committed
+
+    def committed(store: StateStore, pipeline: str) -> int:
+        before = look(store, pipeline)
+        store.commit_batch(SALES.spec, 1, "somebody else")
+        return before
+
+    monkeypatch.setattr(StateStore, "committed", committed)
+    processed = phases.process_batch(settings, SALES, 1, owner="test", commit_ready=True)
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+    assert not processed.is_done
+
+
 def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Settings, sales: Pipeline) -> None:
     """It waits for nobody's lock, and does its own work all the same."""
     phases.plan_batches(settings, SALES, run_id="first")
