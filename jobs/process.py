@@ -19,7 +19,7 @@ from jobs import quarantine, staging_sink
 from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
-from jobs.spark import LOCAL, application_of, expect_brief, interruptible
+from jobs.spark import LOCAL, application_of, expect_brief, failure_of, first_line, interruptible
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import QUARANTINED
@@ -254,13 +254,12 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
             raise type(explained)(str(explained), **identity) from error
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         state = (error.getSqlState() or "") if isinstance(error, PySparkException) else ""
-        message = " ".join(str(error).strip().splitlines()[:1])
+        message = first_line(error)
         if condition and condition.startswith(_OVERFLOWS):
             raise errors.Overflow(f"A value is out of range: {message}", **identity) from error
         if isinstance(error, AnalysisException) or state.startswith(_PERMANENT_SQLSTATES):
             raise errors.DeclarationInvalid(f"Spark refused the batch: {message}", **identity) from error
-        family = errors.SparkUnavailable if isinstance(error, grpc.RpcError) else errors.SparkFailed
-        raise family(f"Spark failed: {message}", **identity) from error
+        raise failure_of(error, **identity) from error
 
 
 def _identity(attempt: Attempt) -> dict[str, Any]:

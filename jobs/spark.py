@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from state_store.attempts import Attempt
-from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
+from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkFailed, SparkUnavailable, TidegateError
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -73,10 +74,21 @@ def expect_brief(session: SparkSession) -> None:
     """Make the session's further queries ones that cannot be taken up again after a broken connection.
 
     By default the server keeps each part of an answer until it is told, by a call of its own, that this part has arrived:
-    seven calls for a batch of 100 rows. A batch of a second is sooner tried again.
+    eight calls for a batch of 100 rows. A batch of a second is sooner tried again.
     """
     if isinstance(session, ConnectSession):
         session.client.disable_reattachable_execute()
+
+
+def failure_of(error: PySparkException | grpc.RpcError, **identity: Any) -> SparkFailed | SparkUnavailable:
+    """Return what Spark's own error means to whoever may try again: that it gave up, or that its server is away."""
+    family = SparkUnavailable if isinstance(error, grpc.RpcError) else SparkFailed
+    return family(f"Spark failed: {first_line(error)}", **identity)
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, without the plans and traces below it."""
+    return " ".join(str(error).strip().splitlines()[:1])
 
 
 def tag_of(pipeline: str, txid: int, number: int) -> str:

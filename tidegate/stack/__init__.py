@@ -141,7 +141,7 @@ def _status_of(layout: Layout, component: Component, supervised: dict | None) ->
     known = (supervised or {"components": {}})["components"].get(component.name, {})
     address = {
         "postgres": f"127.0.0.1:{layout.ports['postgres']}",
-        "spark": f"sc://localhost:{layout.ports['spark']}",
+        "spark": layout.spark.remote,
         "kafka": layout.kafka.bootstrap,
     }
     reason = known.get("gave_up")

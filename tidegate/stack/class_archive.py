@@ -56,23 +56,12 @@ def _run_once(folder: Path, archive: Path) -> None:
         if not components.wait_until(lambda: process.poll() is not None or server.check() is None, server.deadline_seconds):
             raise RetryableError("Spark's server did not start.")
         if process.poll() is None:
-            rehearse(_settings(spark, folder), folder)
+            rehearse(Settings(home=folder, spark_remote=spark.remote, spark_token_file=spark.token_file), folder)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(WRITE_SECONDS)
         if not archive.exists():
             raise PermanentError(f"Java wrote none. {components.log_file(folder, 'spark').read_text()[-500:]}")
-
-
-def _settings(spark: EmbeddedSpark, folder: Path) -> Settings:
-    """Return the settings that lead to this server."""
-    return Settings.load(
-        {
-            "TIDEGATE_HOME": str(folder),
-            "TIDEGATE_SPARK_REMOTE": f"sc://localhost:{spark.port}",
-            "TIDEGATE_SPARK_TOKEN_FILE": str(spark.token_file),
-        }
-    )
 
 
 def main() -> None:

@@ -70,8 +70,7 @@ class Layout:
             "pg_host": "127.0.0.1",
             "pg_port": self.ports["postgres"],
             "pg_passfile": str(self.postgres.passfile),
-            # Spark's client sends a token without TLS to this very name only, not to 127.0.0.1.
-            "spark_remote": f"sc://localhost:{self.ports['spark']}",
+            "spark_remote": self.spark.remote,
             "spark_token_file": str(self.spark.token_file),
             "airflow_url": self.airflow.url,
             "airflow_user": USER,

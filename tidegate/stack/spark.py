@@ -70,6 +70,11 @@ class EmbeddedSpark:
             properties["spark.jars"] = ",".join(map(str, jars))
         write_secret(self._properties, "".join(f"{name} {value}\n" for name, value in properties.items()))
 
+    @property
+    def remote(self) -> str:
+        """Where clients find the server: by the very name to which Spark's client sends a token without TLS, not 127.0.0.1."""
+        return f"sc://localhost:{self.port}"
+
     def component(self) -> Component:
         """Return how to start the server."""
         home = spark_home()
