@@ -100,7 +100,8 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 def _partials(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition]) -> sa.Select[Any]:
     """Return the sealed rows of one attempt: the state's columns and, if its rows carry one, the txid."""
     stage = tables.staging_table_of(state, txid, attempt)
-    stamp = [sa.literal(txid, sa.BigInteger).label("txid")] if state.has_txid else []
+    # Cast in so many words: else it is an int4 to Postgres, which converts it for each row in a step of its own.
+    stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
     return sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
 
