@@ -6,13 +6,13 @@ batch, so that each record of a batch either counts or waits there.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg2
 import pyarrow as pa
-from psycopg2 import sql
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
@@ -24,6 +24,10 @@ MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
 ROWS_PER_BLOCK = 10_000
 _WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string()), ("is_raw", pa.bool_())])
+_WAITING_OF = (
+    "SELECT origin, payload, is_raw FROM tidegate.quarantine "
+    "WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s ORDER BY txid, number"
+)
 
 
 def with_checks(records: DataFrame, checks: Mapping[str, str]) -> DataFrame:
@@ -77,7 +81,7 @@ def waiting_records(
     spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
 ) -> DataFrame:
     """Return the quarantined records that batch txid takes up, as `Emitter.emit_records` would return them today."""
-    reader = _reader(conninfo, pipeline, txid, tasks)
+    reader = _WaitingReader(conninfo, pipeline, txid, tasks)
     waiting = spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string, is_raw boolean")
     columns = emitter.row_schema()
     row = F.from_json(F.col(PAYLOAD), columns)
@@ -95,24 +99,25 @@ def _payload(records: DataFrame) -> Column:
     return F.coalesce(F.col(PAYLOAD), F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}))
 
 
-def _reader(
-    conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what reads, on executors, the share of each task, in blocks."""
-    statement = sql.SQL(
-        "SELECT origin, payload, is_raw FROM tidegate.quarantine "
-        "WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s ORDER BY txid, number"
-    )
+@dataclass(frozen=True)
+class _WaitingReader:
+    """What each of Spark's tasks does with its number, for `DataFrame.mapInArrow`: read its share of the records, in blocks.
 
-    def read(shares: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in shares:
-            for share in batch.column(0).to_pylist():
-                with closing(psycopg2.connect(**conninfo)) as connection, connection.cursor("waiting") as cursor:
+    A class, for the reason given in `jobs.staging_sink`.
+    """
+
+    conninfo: dict[str, Any]
+    pipeline: str
+    txid: int
+    tasks: int
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read one share."""
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with closing(psycopg2.connect(**self.conninfo)) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_PER_BLOCK
-                    cursor.execute(statement, [pipeline, txid, tasks, share])
+                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number])
                     while rows := cursor.fetchmany(ROWS_PER_BLOCK):
-                        yield pa.RecordBatch.from_pylist(
-                            [dict(zip(_WAITING.names, row, strict=True)) for row in rows], _WAITING
-                        )
-
-    return read
+                        records = [dict(zip(_WAITING.names, row, strict=True)) for row in rows]
+                        yield pa.RecordBatch.from_pylist(records, _WAITING)

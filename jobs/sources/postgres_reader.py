@@ -7,7 +7,8 @@ read a part again (a retry, speculation, a second state): that asks the database
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,7 +59,6 @@ _ARROW_TYPES = {
 _COPY = "COPY (SELECT {} FROM {} WHERE {}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
 _PARSING = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 Part = tuple[Position | None, Position]
-Read = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class PostgresReader(Emitter):
@@ -89,7 +89,7 @@ class PostgresReader(Emitter):
             self._query.check_columns(cursor, SourceChanged)
         parts = parts_of(metadata)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
-        return numbers.mapInArrow(read_parts(self._executors_conninfo, self._query, parts), self.row_schema())
+        return numbers.mapInArrow(PartsReader(self._executors_conninfo, self._query, parts), self.row_schema())
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check that the range still has as many rows as when it was planned; an opaque one may have lost some."""
@@ -118,19 +118,26 @@ def parts_of(metadata: SourceMetadata) -> list[Part]:
     return list(zip([metadata["after"], *ends[:-1]], ends, strict=True))
 
 
-def read_parts(conninfo: dict[str, Any], query: Query, parts: list[Part]) -> Read:
-    """Return the function for `DataFrame.mapInArrow` that reads the parts of these numbers."""
+@dataclass(frozen=True)
+class PartsReader:
+    """What each of Spark's tasks does with its share of numbers, for `DataFrame.mapInArrow`: read the parts of these numbers.
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    A class, for the reason given in `jobs.staging_sink`.
+    """
+
+    conninfo: dict[str, Any]
+    query: Query
+    parts: list[Part]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read one share."""
         try:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from read_part(conninfo, query, parts[number])
+                    yield from read_part(self.conninfo, self.query, self.parts[number])
         except TidegateError as error:
             told = json.dumps({"error": type(error).__name__, "reason": str(error)})
             raise RuntimeError(f"{MARK} {told}") from error  # Spark passes on the text alone
-
-    return read
 
 
 def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:
