@@ -48,6 +48,10 @@ _SPARK_TYPES: dict[str, T.DataType] = {
     "date": T.DateType(),
     "timestamptz": T.TimestampType(),
 }
+# The batch of one file is grouped by the task that reads it. Up to the first size Spark reads a file by one task anyway
+# (spark.sql.files.openCostInBytes). Up to the second it would share it among tasks, which takes more work in all than it saves
+# while other batches keep the other cores busy; not so if a transform may be what takes the time.
+UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Errors in the data or the code: Spark finds them again however often it tries.
 _PERMANENT_SQLSTATES = ("22", "42", "P0", "0A")
@@ -142,10 +146,12 @@ def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: 
         records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
     else:
         records = emitter.emit_batch(attempt, metadata)
-    if emitter.is_one_small_task(metadata):
+    size = emitter.bytes_of_one_file(metadata)
+    if size is None or size > (UNSPLIT_BYTES if pipeline.transform else UNSHARED_BYTES):
+        return records
+    if size <= UNSPLIT_BYTES:
         expect_brief(spark)
-        return records.coalesce(1)
-    return records
+    return records.coalesce(1)
 
 
 def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:

@@ -89,10 +89,10 @@ class Emitter(Protocol):
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
-    def is_one_small_task(self, metadata: SourceMetadata) -> bool:
-        """Tell whether Spark reads this batch by one task, and it is small: then its groups stay there, without a shuffle."""
+    def bytes_of_one_file(self, metadata: SourceMetadata) -> int | None:
+        """Return the size of the batch if it is one file: a small one is grouped where it is read, without a shuffle."""
         del metadata
-        return False
+        return None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check after the rows were read that they were those of the metadata; the batch is sealed only then.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from state_store.attempts import Attempt
 
 SHOWN_RECORD_CHARACTERS = 200
-# What Spark does not split (spark.sql.files.openCostInBytes).
-SMALL_FILE_BYTES = 4 * 1024 * 1024
 CORRUPT = "_tidegate_corrupt_record"
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
 NO_FIT = "the record does not fit the schema"
@@ -106,10 +104,10 @@ class FileReader(Emitter):
         record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
         return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
 
-    def is_one_small_task(self, metadata: SourceMetadata) -> bool:
-        """Say so of one file that Spark would not split; several may be shared among tasks."""
+    def bytes_of_one_file(self, metadata: SourceMetadata) -> int | None:
+        """Return its size on disk; several files may always be shared among tasks."""
         files = metadata["files"]
-        return len(files) == 1 and files[0]["size"] <= SMALL_FILE_BYTES
+        return files[0]["size"] if len(files) == 1 else None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again: a file that changed during the read is found before the seal."""

@@ -9,7 +9,6 @@ PAGES = Pipeline(
     name="pages",
     source=Files("data/pages", glob="*.parquet", format="parquet", schema=EVENT, max_files=1),
     states={"per_page": State(key={"page": "text"}, aggregates=PER_KEY)},
-    window=2,  # each batch keeps two cores busy
 )
 USERS = Pipeline(
     name="users",

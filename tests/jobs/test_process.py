@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process
 from jobs.spark import spark_session
 from state_store import StateStore
 from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
@@ -120,10 +120,16 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
     ]
 
 
-def test_a_small_file_is_grouped_where_it_is_read_and_several_are_shuffled(tables: Tables) -> None:
-    """The batch of one small file is staged by the task that reads it; the keys of two files meet in a shuffle."""
+@pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount >= 0")], ids=["as it is", "transformed"])
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, size: str, transform: Any
+) -> None:
+    """The batch of one file is staged by the task that reads it, unless file or transform may take long; several are shared."""
+    for limit in {"small": (), "medium": ("UNSPLIT_BYTES",), "large": ("UNSPLIT_BYTES", "UNSHARED_BYTES")}[size]:
+        monkeypatch.setattr(process, limit, 0)
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
-    declared = tables.declare_over(table([]).schema, PRICES)
+    declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
     tables.put(table(rows[:50]), table(rows[50:100]), table(rows[100:]))
     with spark_session(tables.settings, "inbox") as spark:
@@ -137,7 +143,8 @@ def test_a_small_file_is_grouped_where_it_is_read_and_several_are_shuffled(table
     assert tables.rows(pipeline) == clean(rows)
     with StateStore.connect(tables.settings) as store:
         staged = {txid: len(store.batch_history("inbox", txid).seals) for txid in (1, 2)}
-    assert staged[1] > staged[2] == 1
+    assert staged[1] > 1
+    assert (staged[2] == 1) == (size == "small" or (size == "medium" and transform is None))
 
 
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
