@@ -247,14 +247,14 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         name, txid, ti, settings = self.pipeline_name, self.txid, context["ti"], Settings.load()
         logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
         with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
-            is_done = False
             try:
                 processed = phases.process_batch(settings, name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
                 logger.info("%s", processed)
-                is_done = processed.is_done
+                if processed.is_done:
+                    return
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
-            if is_done or store.turn(name, txid).done:
+            if store.turn(name, txid).done:
                 return
         self.defer(
             trigger=TurnTrigger(name, ti.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__
