@@ -110,13 +110,17 @@ def _added_up(state: StateSpec, partials: Sequence[sa.Select[Any]]) -> sa.Select
     """Return what several batches bring to each key."""
     rows = sa.union_all(*partials).subquery("partials")
     keys = [rows.c[key.name] for key in state.keys]
-    values = []
-    for value in state.values:
-        column = rows.c[value.name]
-        name = {"min": "bool_and", "max": "bool_or"}[value.merge] if isinstance(column.type, sa.Boolean) else value.merge
-        values.append(sa.cast(getattr(sa.func, name)(column), column.type).label(value.name))
+    values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
     stamp = [sa.func.max(rows.c.txid).label("txid")] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).group_by(*keys)
+
+
+def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
+    """Return what a key's values of several batches come to, in the type of the column."""
+    if isinstance(column.type, sa.BigInteger) and merge == "sum":
+        return sa.func.tidegate.add_up(column, type_=column.type)
+    name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
+    return sa.cast(getattr(sa.func, name)(column), column.type)
 
 
 def _upsert(state: StateSpec, partials: Sequence[sa.Select[Any]], *, first_txid: int | None = None) -> Insert:

@@ -34,6 +34,7 @@ TALLY = Pipeline(
     },
 )
 PATIENCE_SECONDS = 20
+BIGINT_MAX = 2**63 - 1
 _task_attempts = count(100)
 
 Row = Sequence[Any]
@@ -150,3 +151,26 @@ def waiting(as_role: Execute) -> Callable[[], int]:
     """A function that tells how many sessions of this database wait for a lock."""
     statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     return lambda: as_role("postgres", statement)[0][0]
+
+
+def merge_steps(tally: Tally, commit: Callable[[], object]) -> list[str]:
+    """Commit, and return the steps of Postgres' plan for what that wrote to state.per_shop, from the last to the first."""
+    merges: list[tuple[str, Any]] = []
+
+    def remember(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if "ON CONFLICT" in statement and "INTO state.per_shop" in statement:
+            merges.append((statement, parameters))
+
+    sa.event.listen(tally.store.engine, "before_cursor_execute", remember)
+    try:
+        commit()
+    finally:
+        sa.event.remove(tally.store.engine, "before_cursor_execute", remember)
+    ((statement, parameters),) = merges
+    with tally.store.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
+    steps, level = [], [plan]
+    while level:
+        steps += [step["Node Type"] for step in level]
+        level = [below for step in level for below in step.get("Plans", ())]
+    return steps

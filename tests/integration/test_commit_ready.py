@@ -13,8 +13,8 @@ import pytest
 from jobs import Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
 from state_store.attempts import Tracked
-from state_store.errors import GuardMismatch, PermanentError, StoreUnavailable
-from tests.integration.conftest import TALLY, Execute, Row, Tally, contents
+from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
+from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
 
 KINDS = Pipeline(
     name="kinds",
@@ -84,6 +84,36 @@ def test_any_batches_in_any_grouping(settings: Settings, register: Callable[...,
             assert store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
         for state in ("maybe_shop", "overall", "plain"):
             assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
+
+
+def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
+    """Two sums, a least, a most: none of them is converted in a step of its own."""
+    tally.plan(2)
+    tally.process(1, [("a", 2, 30, 10, 20)])
+    tally.process(2, [("a", 1, 5, 5, 5)])
+
+    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"))
+
+    # Whether Postgres sorts before it adds up or behind it is its own choice.
+    assert sorted(steps) == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
+
+
+def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
+    """Each batch fits into the state, both together into no bigint: nothing is committed, and nothing is lost."""
+    tally.plan(3)
+    tally.process(1, [("a", 1, -5, -5, -5)])
+    tally.commit(1)
+    tally.process(2, [("a", 1, BIGINT_MAX, 1, 1)])
+    tally.process(3, [("a", 1, 3, 3, 3)])
+    before = contents(settings)
+
+    with pytest.raises(Overflow, match="bigint out of range"):
+        tally.store.commit_ready(tally.spec, "test")
+    assert contents(settings) == before
+
+    tally.commit(2)
+    tally.commit(3)
+    assert tally.state() == [("a", 3, BIGINT_MAX - 2, -5, 3, 3)]
 
 
 def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:

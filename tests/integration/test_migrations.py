@@ -59,7 +59,13 @@ def shape(settings: Settings) -> dict[str, list[str]]:
         "triggers": """
             SELECT pg_get_triggerdef(t.oid) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid
             WHERE NOT tgisinternal AND relnamespace = ANY (%s::regnamespace[])""",
-        "functions": "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = ANY (%s::regnamespace[])",
+        "functions": """
+            SELECT pg_get_functiondef(oid) || coalesce(proacl::text, '')
+            FROM pg_proc WHERE prokind <> 'a' AND pronamespace = ANY (%s::regnamespace[])""",
+        "aggregates": """
+            SELECT oid::regprocedure || ' ' || aggtransfn || ' ' || aggcombinefn || ' ' || aggtranstype::regtype
+                   || ' ' || proparallel::text || coalesce(proacl::text, '')
+            FROM pg_proc JOIN pg_aggregate ON aggfnoid = pg_proc.oid WHERE pronamespace = ANY (%s::regnamespace[])""",
         "schemas": "SELECT nspname || coalesce(nspacl::text, '') FROM pg_namespace WHERE oid = ANY (%s::regnamespace[])",
         "default grants": "SELECT defaclacl::text FROM pg_default_acl WHERE defaclnamespace = ANY (%s::regnamespace[])",
     }

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
 
 import psycopg2
 import pytest
-import sqlalchemy as sa
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
@@ -30,9 +28,7 @@ from state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
-from tests.integration.conftest import PATIENCE_SECONDS, TALLY, Execute, Tally, contents, until
-
-BIGINT_MAX = 2**63 - 1
+from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:
@@ -57,26 +53,8 @@ def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
     """A txid that Postgres took for an int4 would be converted row by row, in a step that costs a million keys a tenth."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
-    merges: list[tuple[str, Any]] = []
 
-    def remember(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
-        if "ON CONFLICT" in statement and "INTO state.per_shop" in statement:
-            merges.append((statement, parameters))
-
-    sa.event.listen(tally.store.engine, "before_cursor_execute", remember)
-    try:
-        tally.commit(1)
-    finally:
-        sa.event.remove(tally.store.engine, "before_cursor_execute", remember)
-
-    ((statement, parameters),) = merges
-    with tally.store.engine.connect() as connection:
-        plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
-    steps = []
-    while plan:
-        steps.append(plan["Node Type"])
-        (plan,) = plan.get("Plans", [None])
-    assert steps == ["ModifyTable", "Sort", "Seq Scan"]
+    assert merge_steps(tally, lambda: tally.commit(1)) == ["ModifyTable", "Sort", "Seq Scan"]
 
 
 def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) -> None:
