@@ -26,7 +26,7 @@ ADMINISTRATOR = "postgres"
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader", "airflow")
 DATABASES = {"tidegate": "tidegate_owner", "airflow": "airflow"}
 ROOTS_FOLDER = Path("/var/lib/tidegate")
-MAX_SHARED_BUFFERS = 2 * 1024**3
+MAX_SHARED_BUFFERS = 8 * 1024**3
 
 
 class EmbeddedPostgres:
@@ -51,8 +51,9 @@ class EmbeddedPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",  # their paths are limited to 107 bytes; loopback with passwords does
             "max_connections": 200,
-            # Merges take a third less time than with the defaults of 128 MB and 1 GB.
-            "shared_buffers": f"{min(memory // 12, MAX_SHARED_BUFFERS) // 1024}kB",
+            # Merges take a third less time than with the defaults of 128 MB and 1 GB; into 50 million keys (5 GB) they take
+            # half as long with 6 GB as with 2 GB. What no table fills is never touched.
+            "shared_buffers": f"{min(memory // 4, MAX_SHARED_BUFFERS) // 1024}kB",
             "max_wal_size": "8GB",
             "log_timezone": "UTC",
             "timezone": "UTC",
