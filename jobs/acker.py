@@ -10,6 +10,10 @@ order the acks arrive (SEMANTICS (b), Acker). Here a row's id is its hash, and t
 From the transform on, every row is followed one to one: transformed XOR staged is zero, and the counts are equal, or the
 attempt fails. Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
 Two equal rows cancel each other out in an XOR; that is what the count is for.
+
+What Spark sums up in passing it interprets, row by row. Where one task reads a whole file, groups its rows and hands over the
+partials, the rows do not move in between: then the source's sums are taken of the partials as they leave that task, and the
+file itself tells how many rows there have to be.
 """
 
 from collections.abc import Iterable
@@ -57,10 +61,17 @@ class Observed:
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            rows = rows.select("*", row_id(schema, columns).alias(ID))
             sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
+        return self._observe(with_ids(rows, schema, columns), sums)
+
+    def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
+        """Return anchored partials, observed: the sums are those of the rows that they were made of."""
+        self._is_tracked = True
+        return self._observe(partials, [F.sum(counter).alias("rows"), F.bit_xor(HASH).alias("hash")])
+
+    def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
         # Batches are never streams; the server would analyse the whole query once more to say so.
         vars(rows)["isStreaming"] = False
         return rows.observe(self._observation, *sums)
@@ -76,7 +87,12 @@ class Observed:
                 "The transform returns other rows than what it made of its own. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
             )
-        return Sums(found["rows"], (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
+        return Sums(found["rows"] or 0, (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
+
+
+def with_ids(rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None) -> DataFrame:
+    """Return the rows with the hash over these columns as column ID; without it for None."""
+    return rows if columns is None else rows.select("*", row_id(schema, columns).alias(ID))
 
 
 def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:

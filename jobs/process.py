@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs import quarantine, staging_sink
-from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
+from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns, with_ids
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
 from jobs.spark import LOCAL, application_of, expect_brief, failure_of, first_line, interruptible
@@ -73,14 +73,17 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     ):
         store.note_spark(attempt, application_of(spark), tag)
         source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
-        records = _records(store.settings, pipeline, attempt, emitter, spark)
+        records, rows_told = _records(store.settings, pipeline, attempt, emitter, spark)
         schema = records.schema
         is_flagged = REFUSAL in schema.names
         tracked = None if pipeline.tracking == "off" else [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
-        records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
-        rows, used = records, used_columns(pipeline)
+        used = used_columns(pipeline)
         # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
         is_untouched = pipeline.transform is None and not is_flagged
+        if rows_told is None:
+            rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
+        else:
+            rows = with_ids(records, schema, tracked)  # observed when they leave their task, as partials
         if not is_untouched:
             rows = records = records.drop(ID)
             if is_flagged:
@@ -93,6 +96,8 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         for name, state in pipeline.states.items():
             spec = state.spec(name)
             partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
+            if rows_told is not None and not staged:
+                partials = source.attach_partials(partials, _counter(state))
             staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
         emitted = source.sums()
         returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
@@ -101,12 +106,12 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
             check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
             staged.append(bad)
         staged_at = datetime.now(UTC)
-        if used is not None:
-            for name, done in zip(pipeline.states, staged, strict=False):
-                if not pipeline.states[name].unanchored:
-                    check_complete(attempt, f"state {name}", returned, done.acked)
+        if rows_told is not None:
+            check_complete(attempt, "the partials", Sums(rows_told), Sums(emitted.rows))
         if pipeline.transform is None:
             check_complete(attempt, "the rows without a transform", Sums(emitted.rows - emitted.flagged), Sums(returned.rows))
+        if used is not None:
+            _check_acked(attempt, pipeline, returned, staged)
         if QUARANTINED not in attempt.source_metadata:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
@@ -122,6 +127,13 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     logger.info("%s sealed: %d source rows, %d partials", attempt, emitted.rows, sum(done.rows for done in staged))
 
 
+def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[_Staged]") -> None:
+    """Refuse an attempt in which a state that is anchored lacks a row, or has one too many."""
+    for (name, state), done in zip(pipeline.states.items(), staged, strict=False):  # the quarantine comes behind the states
+        if not state.unanchored:
+            check_complete(attempt, f"state {name}", returned, done.acked)
+
+
 @dataclass(frozen=True)
 class _Staged:
     """What was staged for one state, or of a batch's bad records."""
@@ -135,23 +147,31 @@ class _Staged:
         return sum(partition.rows for partition in self.partitions)
 
 
-def _records(settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: Emitter, spark: SparkSession) -> DataFrame:
-    """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad."""
+def _records(
+    settings: Settings, pipeline: Pipeline, attempt: Attempt, emitter: Emitter, spark: SparkSession
+) -> tuple[DataFrame, int | None]:
+    """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad.
+
+    With them, if one task takes all of them from their file into partials that can be followed: how many the file says it has.
+    """
     metadata = attempt.source_metadata
     if QUARANTINED in metadata:
         tasks = settings.staging_connections
         records = quarantine.waiting_records(spark, emitter, _conninfo(settings), pipeline.name, attempt.txid, tasks)
-        return quarantine.with_checks(records, pipeline.check)
-    if pipeline.spec.quarantines or pipeline.check:
+        return quarantine.with_checks(records, pipeline.check), None
+    is_flagged = bool(pipeline.spec.quarantines or pipeline.check)
+    if is_flagged:
         records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
     else:
         records = emitter.emit_batch(attempt, metadata)
-    size = emitter.bytes_of_one_file(metadata)
-    if size is None or size > (UNSPLIT_BYTES if pipeline.transform else UNSHARED_BYTES):
-        return records
-    if size <= UNSPLIT_BYTES:
+    file = emitter.one_file(metadata)
+    if file is None or file.bytes > (UNSPLIT_BYTES if pipeline.transform else UNSHARED_BYTES):
+        return records, None
+    if file.bytes <= UNSPLIT_BYTES:
         expect_brief(spark)
-    return records.coalesce(1)
+    is_anchored = pipeline.tracking != "off" and not any(state.unanchored for state in pipeline.states.values())
+    is_followed = is_anchored and not is_flagged and pipeline.transform is None
+    return records.coalesce(1), file.rows if is_followed else None
 
 
 def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:

@@ -12,6 +12,7 @@ A new source is one file: a frozen dataclass that inherits `Source`, its `Coordi
 partitions start from `jobs.sources.partitioned`. `jobs.testing` tells whether the result keeps the promise of its kind.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from state_store.declaration import SourceKind, SourceMetadata
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from state_store.attempts import Attempt
 
-__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "Source"]
+__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "OneFile", "Source"]
 
 # What `Emitter.emit_records` adds to each row: where the record stood, why it cannot be read (NULL: it can), its raw text.
 ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
@@ -52,6 +53,14 @@ class Coordinator(Protocol):
     def success(self, txid: int) -> None:
         """Take note that everything up to txid has committed; called before new batches are planned."""
         del txid
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """The only file of a batch: its size on disk, and how many rows it says that it has; None if its format does not tell."""
+
+    bytes: int
+    rows: int | None = None
 
 
 class Emitter(Protocol):
@@ -89,8 +98,8 @@ class Emitter(Protocol):
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
-    def bytes_of_one_file(self, metadata: SourceMetadata) -> int | None:
-        """Return the size of the batch if it is one file: a small one is grouped where it is read, without a shuffle."""
+    def one_file(self, metadata: SourceMetadata) -> OneFile | None:
+        """Return the batch's file if it is just one: a small one is grouped where it is read. Asked after `emit_batch`."""
         del metadata
         return None
 

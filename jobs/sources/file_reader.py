@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, file_content
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, OneFile, file_content
 from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
 
@@ -51,6 +51,8 @@ class FileReader(Emitter):
         self._is_opaque = is_opaque
         # What the batch reads, and where each file lies; known once it is read.
         self._files: list[tuple[dict[str, Any], Path]] = []
+        # By their footers, if they are Parquet.
+        self._rows_told: int | None = None
         self._format = format
         self._schema = schema
         self._header = header
@@ -104,10 +106,10 @@ class FileReader(Emitter):
         record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
         return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
 
-    def bytes_of_one_file(self, metadata: SourceMetadata) -> int | None:
-        """Return its size on disk; several files may always be shared among tasks."""
+    def one_file(self, metadata: SourceMetadata) -> OneFile | None:
+        """Return its size on disk, and of Parquet how many rows the footer tells; several files may be shared among tasks."""
         files = metadata["files"]
-        return files[0]["size"] if len(files) == 1 else None
+        return OneFile(files[0]["size"], self._rows_told) if len(files) == 1 else None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again: a file that changed during the read is found before the seal."""
@@ -294,9 +296,12 @@ class FileReader(Emitter):
         from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
 
         expected = {column.name: column.dataType for column in rows.schema}
+        self._rows_told = 0
         for _, path in self._files:
             try:
-                found = pq.read_schema(path)
+                with pq.ParquetFile(path) as file:
+                    found = file.schema_arrow
+                    self._rows_told += file.metadata.num_rows
             except (pa.ArrowInvalid, OSError) as error:
                 raise SourceUnreadable(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
             if set(found.names) != set(expected) or len(found.names) != len(expected):

@@ -15,9 +15,11 @@ import pytest
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process
+from jobs.sources import OneFile
+from jobs.sources.file_reader import FileReader
 from jobs.spark import spark_session
 from state_store import StateStore
-from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
+from state_store.errors import BadKey, DeclarationInvalid, Overflow, RowsLost, TidegateError
 from tests.jobs.conftest import Tables
 
 PRICE = pa.decimal128(10, 2)
@@ -145,6 +147,65 @@ def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
         staged = {txid: len(store.batch_history("inbox", txid).seals) for txid in (1, 2)}
     assert staged[1] > 1
     assert (staged[2] == 1) == (size == "small" or (size == "medium" and transform is None))
+
+
+@pytest.mark.parametrize("tracking", ["full", "off"])
+@pytest.mark.parametrize("is_followed", [True, False], ids=["all anchored", "one unanchored"])
+def test_the_sums_are_the_same_wherever_they_are_taken(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, tracking: Any, is_followed: bool
+) -> None:
+    """In passing, or of the partials that the one task hands over which reads the file: a replay may take the other way."""
+    overall = State(aggregates={"amount": Sum("amount")}, unanchored=not is_followed)
+    declared = tables.declare_over(table([]).schema, PRICES)
+    pipeline = tables.declare(declared.source, states={**declared.states, "overall": overall}, tracking=tracking)
+    batches = [[(f"n{number % 3}", number, None) for number in range(50)] + [("n0", None, None)], []]
+    tables.put(*map(table, batches), *map(table, batches))
+    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    for txid in range(1, 5):
+        if txid == 3:
+            monkeypatch.setattr(process, "UNSHARED_BYTES", 0)
+        phases.process_batch(tables.settings, pipeline, txid, owner="test")
+
+    names = ("source_rows", "source_hash", "transformed_rows", "transformed_hash")
+    with StateStore.connect(tables.settings) as store:
+        newest = [store.batch_history(pipeline.name, txid).attempts[-1] for txid in range(1, 5)]
+    sums = [tuple(attempt[name] for name in names) for attempt in newest]
+    assert sums[:2] == sums[2:]
+    assert [found[0] for found in sums] == [51, 0, 51, 0]
+    assert (sums[0][1] is None) == (tracking == "off")
+
+
+def test_a_file_that_tells_of_other_rows_than_are_read_is_not_sealed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The footer of a Parquet file is an independent witness of what Spark has read."""
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table([("a", 1, None), ("b", 2, None)]))
+    real = FileReader.one_file
+
+    def telling_of_one_more(reader: FileReader, metadata: Any) -> OneFile:
+        found = real(reader, metadata)
+        assert found is not None
+        assert found.rows == 2
+        return replace(found, rows=3)
+
+    monkeypatch.setattr(FileReader, "one_file", telling_of_one_more)
+    tables.plan(pipeline, "test")
+    with pytest.raises(RowsLost, match="of 3 rows 2 arrived in the partials"):
+        phases.process_batch(tables.settings, pipeline, 1, owner="test")
+
+
+def test_a_partial_that_is_lost_behind_its_task_is_missed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves the task that read the file is followed until COPY has written it."""
+    pipeline = tables.declare_over(table([]).schema, PRICES)
+    tables.put(table([("a", 1, None), ("b", 2, None), ("b", 3, None)]))
+    real = process._stage
+
+    def losing(settings: Any, attempt: Any, spec: Any, rows: Any, *counter: Any) -> Any:
+        return real(settings, attempt, spec, rows.where("name <> 'a'"), *counter)
+
+    monkeypatch.setattr(process, "_stage", losing)
+    tables.plan(pipeline, "test")
+    with pytest.raises(RowsLost, match="of 3 rows 2 arrived in state per_name"):
+        phases.process_batch(tables.settings, pipeline, 1, owner="test")
 
 
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
