@@ -51,8 +51,8 @@ class _Trial:
         self._arrivals = 0
 
     def warm_up(self, pipeline: Pipeline, key: str) -> None:
-        """Run everything without a clock, each of the two JVMs twice: the code is then compiled, and no table empty."""
-        for way in (self._streaming, self._engine, self._streaming, self._airflow):
+        """Run everything without a clock, each of the two JVMs four times: their code is then compiled, and no table empty."""
+        for way in (self._streaming, self._engine, self._streaming, self._airflow) * 2:
             way(pipeline, key, self._files)
 
     def passes(self, pipeline: Pipeline, key: str, passes: int) -> tuple[list[float], list[float], list[float]]:
