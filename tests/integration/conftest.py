@@ -153,7 +153,7 @@ def waiting(as_role: Execute) -> Callable[[], int]:
     return lambda: as_role("postgres", statement)[0][0]
 
 
-def merge_steps(tally: Tally, commit: Callable[[], object]) -> list[str]:
+def merge_steps(tally: Tally, commit: Callable[[], object]) -> list[dict[str, Any]]:
     """Commit, and return the steps of Postgres' plan for what that wrote to state.per_shop, from the last to the first."""
     merges: list[tuple[str, Any]] = []
 
@@ -168,9 +168,8 @@ def merge_steps(tally: Tally, commit: Callable[[], object]) -> list[str]:
         sa.event.remove(tally.store.engine, "before_cursor_execute", remember)
     ((statement, parameters),) = merges
     with tally.store.engine.connect() as connection:
-        plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
-    steps, level = [], [plan]
-    while level:
-        steps += [step["Node Type"] for step in level]
-        level = [below for step in level for below in step.get("Plans", ())]
+        plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
+    steps = [plan]
+    for step in steps:
+        steps += step.get("Plans", ())
     return steps

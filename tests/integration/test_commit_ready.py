@@ -87,7 +87,7 @@ def test_any_batches_in_any_grouping(settings: Settings, register: Callable[...,
 
 
 def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
-    """Two sums, a least, a most: none of them is converted in a step of its own."""
+    """Two sums, a least, a most: none is converted in a step of its own, and sums of bigints do not go through numeric."""
     tally.plan(2)
     tally.process(1, [("a", 2, 30, 10, 20)])
     tally.process(2, [("a", 1, 5, 5, 5)])
@@ -95,7 +95,17 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"))
 
     # Whether Postgres sorts before it adds up or behind it is its own choice.
-    assert sorted(steps) == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
+    kinds = sorted(step["Node Type"] for step in steps)
+    assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
+    (added_up,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
+    assert [output.partition("(")[0] for output in added_up] == [
+        "per_shop_1_1.shop",
+        "add_up",
+        "add_up",
+        "min",
+        "max",
+        "max",
+    ]
 
 
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
