@@ -80,6 +80,8 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         used = used_columns(pipeline)
         # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
         is_untouched = pipeline.transform is None and not is_flagged
+        # Only then do the partials of each state tell of the source's own rows.
+        rows_told = rows_told if is_untouched and not pipeline.lost_tracking else None
         if rows_told is None:
             rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
         else:
@@ -152,15 +154,14 @@ def _records(
 ) -> tuple[DataFrame, int | None]:
     """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad.
 
-    With them, if one task takes all of them from their file into partials that can be followed: how many the file says it has.
+    With them, if one task takes all of them from their file into partials: how many the file says it has.
     """
     metadata = attempt.source_metadata
     if QUARANTINED in metadata:
         tasks = settings.staging_connections
         records = quarantine.waiting_records(spark, emitter, _conninfo(settings), pipeline.name, attempt.txid, tasks)
         return quarantine.with_checks(records, pipeline.check), None
-    is_flagged = bool(pipeline.spec.quarantines or pipeline.check)
-    if is_flagged:
+    if pipeline.spec.quarantines or pipeline.check:
         records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
     else:
         records = emitter.emit_batch(attempt, metadata)
@@ -169,9 +170,7 @@ def _records(
         return records, None
     if file.bytes <= UNSPLIT_BYTES:
         expect_brief(spark)
-    is_anchored = pipeline.tracking != "off" and not any(state.unanchored for state in pipeline.states.values())
-    is_followed = is_anchored and not is_flagged and pipeline.transform is None
-    return records.coalesce(1), file.rows if is_followed else None
+    return records.coalesce(1), file.rows
 
 
 def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:

@@ -155,7 +155,7 @@ class FileReader(Emitter):
 
     def _read_parquet(self, paths: list[str]) -> "DataFrame":
         rows = self._spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
-        self._check_parquet_schemas(rows)
+        self._check_footers(rows)
         return rows
 
     def _csv_options(self) -> dict[str, Any]:
@@ -288,8 +288,8 @@ class FileReader(Emitter):
                     f"the schema says {','.join(expected)}."
                 )
 
-    def _check_parquet_schemas(self, rows: "DataFrame") -> None:
-        """Compare each file's own schema with the declared one, because Spark reads a missing column as NULL."""
+    def _check_footers(self, rows: "DataFrame") -> None:
+        """Compare each file's own schema with the declared one, because Spark reads a missing column as NULL; count rows."""
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
         import pyarrow.parquet as pq  # noqa: PLC0415
         from pyspark.errors import PySparkException  # noqa: PLC0415
