@@ -21,7 +21,7 @@ from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
 from jobs.spark import LOCAL, application_of, expect_brief, failure_of, first_line, interruptible
 from state_store import StateStore, errors
-from state_store.attempts import Attempt, StagedPartition, Tracked
+from state_store.attempts import NO_TASK, Attempt, StagedPartition, Tracked
 from state_store.batches import QUARANTINED
 from state_store.declaration import ColumnType, QuarantineSpec, Staged, StateSpec
 from state_store.settings import Settings
@@ -52,6 +52,8 @@ _SPARK_TYPES: dict[str, T.DataType] = {
 # (spark.sql.files.openCostInBytes). Up to the second it would share it among tasks, which takes more work in all than it saves
 # while other batches keep the other cores busy; not so if a transform may be what takes the time.
 UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+# So many partials of a state are fetched and staged from here, if no more are expected: a bound in rows, and so in memory.
+FEW_ROWS = 10_000
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Errors in the data or the code: Spark finds them again however often it tries.
 _PERMANENT_SQLSTATES = ("22", "42", "P0", "0A")
@@ -72,68 +74,33 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         interruptible(spark, attempt, pipeline.message_timeout_seconds, lambda: store.is_fenced(attempt)) as tag,
     ):
         store.note_spark(attempt, application_of(spark), tag)
-        source, transformed = Observed(f"source of {attempt}"), Observed(f"transform of {attempt}")
         records, rows_told = _records(store.settings, pipeline, attempt, emitter, spark)
-        schema = records.schema
-        is_flagged = REFUSAL in schema.names
-        tracked = None if pipeline.tracking == "off" else [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
-        used = used_columns(pipeline)
-        # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
-        is_untouched = pipeline.transform is None and not is_flagged
-        # Only then do the partials of each state tell of the source's own rows.
-        rows_told = rows_told if is_untouched and not pipeline.lost_tracking else None
-        if rows_told is None:
-            rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
-        else:
-            rows = with_ids(records, schema, tracked)  # observed when they leave their task, as partials
-        if not is_untouched:
-            rows = records = records.drop(ID)
-            if is_flagged:
-                rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
-            if pipeline.transform:
-                rows = pipeline.transform(rows)
-            schema = rows.schema
-            rows = transformed.attach(rows, schema, used)
-        staged: list[_Staged] = []
-        for name, state in pipeline.states.items():
-            spec = state.spec(name)
-            partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
-            if rows_told is not None and not staged:
-                partials = source.attach_partials(partials, _counter(state))
-            staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
-        emitted = source.sums()
-        returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
-        if emitted.flagged:
-            bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
-            check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
-            staged.append(bad)
-        staged_at = datetime.now(UTC)
-        if rows_told is not None:
-            check_complete(attempt, "the partials", Sums(rows_told), Sums(emitted.rows))
+        few = _states_of_few_rows(pipeline, attempt, rows_told)
+        try:
+            done = _compute(store, pipeline, attempt, records, rows_told, few)
+        except _LeftToTasks as why:
+            logger.info("%s is left to Spark's tasks: %s", attempt, why)
+            done = _compute(store, pipeline, attempt, records, rows_told, frozenset())
+        if done.rows_told is not None:
+            check_complete(attempt, "the partials", Sums(done.rows_told), Sums(done.emitted.rows))
         if pipeline.transform is None:
-            check_complete(attempt, "the rows without a transform", Sums(emitted.rows - emitted.flagged), Sums(returned.rows))
-        if used is not None:
-            _check_acked(attempt, pipeline, returned, staged)
+            good = done.emitted.rows - done.emitted.flagged
+            check_complete(attempt, "the rows without a transform", Sums(good), Sums(done.returned.rows))
+        if used_columns(pipeline) is not None:
+            _check_acked(attempt, pipeline, done.returned, done.staged)
         if QUARANTINED not in attempt.source_metadata:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
-        source_rows=emitted.rows,
-        source_hash=emitted.hash,
-        quarantined_rows=emitted.flagged,
-        transformed_rows=returned.rows,
-        transformed_hash=returned.hash,
-        staged_bytes=sum(done.bytes for done in staged),
-        staged_at=staged_at,
+        source_rows=done.emitted.rows,
+        source_hash=done.emitted.hash,
+        quarantined_rows=done.emitted.flagged,
+        transformed_rows=done.returned.rows,
+        transformed_hash=done.returned.hash,
+        staged_bytes=sum(staged.bytes for staged in done.staged),
+        staged_at=done.staged_at,
     )
-    store.seal(attempt, [partition for done in staged for partition in done.partitions], sums)
-    logger.info("%s sealed: %d source rows, %d partials", attempt, emitted.rows, sum(done.rows for done in staged))
-
-
-def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[_Staged]") -> None:
-    """Refuse an attempt in which a state that is anchored lacks a row, or has one too many."""
-    for (name, state), done in zip(pipeline.states.items(), staged, strict=False):  # the quarantine comes behind the states
-        if not state.unanchored:
-            check_complete(attempt, f"state {name}", returned, done.acked)
+    store.seal(attempt, [partition for staged in done.staged for partition in staged.partitions], sums)
+    logger.info("%s sealed: %d source rows, %d partials", attempt, done.emitted.rows, sum(s.rows for s in done.staged))
 
 
 @dataclass(frozen=True)
@@ -147,6 +114,99 @@ class _Staged:
     @property
     def rows(self) -> int:
         return sum(partition.rows for partition in self.partitions)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What came of one pass over a batch: the acker's sums at the source and behind the transform, and what was staged.
+
+    `rows_told` is how many rows the source's file has, if it was asked.
+    """
+
+    emitted: Sums
+    returned: Sums
+    staged: list[_Staged]
+    staged_at: datetime
+    rows_told: int | None
+
+
+class _LeftToTasks(Exception):
+    """Partials that were expected to be few are not, or not what can be staged."""
+
+
+def _compute(
+    store: StateStore,
+    pipeline: Pipeline,
+    attempt: Attempt,
+    records: DataFrame,
+    rows_told: int | None,
+    few: frozenset[str],
+) -> _Computed:
+    """Read the batch, transform it, and stage the partials of all states: from here if in `few`, else by Spark's tasks.
+
+    Raises: _LeftToTasks if that does not do for those in `few`; then nothing counts of what was staged.
+    """
+    # A second pass observes anew: the sums of the first may be of what was read until it stopped.
+    place = f"{attempt}, {'from here' if few else 'by tasks'}"
+    source, transformed = Observed(f"source of {place}"), Observed(f"transform of {place}")
+    schema = records.schema
+    is_flagged = REFUSAL in schema.names
+    tracked = None if pipeline.tracking == "off" else [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
+    used = used_columns(pipeline)
+    # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
+    is_untouched = pipeline.transform is None and not is_flagged
+    # Only then do the partials of each state tell of the source's own rows.
+    rows_told = rows_told if is_untouched and not pipeline.lost_tracking else None
+    if rows_told is None:
+        rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
+    else:
+        rows = with_ids(records, schema, tracked)  # observed when they leave their task, as partials
+    if not is_untouched:
+        rows = records = records.drop(ID)
+        if is_flagged:
+            rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
+        if pipeline.transform:
+            rows = pipeline.transform(rows)
+        schema = rows.schema
+        rows = transformed.attach(rows, schema, used)
+    staged: list[_Staged] = []
+    for name, state in pipeline.states.items():
+        spec = state.spec(name)
+        partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
+        if rows_told is not None and not staged:
+            partials = source.attach_partials(partials, _counter(state))
+        if name in few:
+            staged.append(_stage_few(store, attempt, spec, partials, _counter(state)))
+        else:
+            staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
+    emitted = source.sums()
+    returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
+    if emitted.flagged:
+        bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
+        check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
+        staged.append(bad)
+    return _Computed(emitted, returned, staged, datetime.now(UTC), rows_told)
+
+
+def _states_of_few_rows(pipeline: Pipeline, attempt: Attempt, rows_told: int | None) -> frozenset[str]:
+    """Return the states of which the batch is expected to have few partials, of limited size.
+
+    As few as in the last batches, that is, or as few as there are rows. It is a guess only: `_stage_few` looks.
+    """
+
+    def is_few(spec: StateSpec) -> bool:
+        most = attempt.rows_before.get(spec.name) if rows_told is None or rows_told > FEW_ROWS else rows_told
+        most = most if spec.keys else 1
+        return most is not None and most <= FEW_ROWS and not any(value.type.name == "text" for value in spec.values)
+
+    return frozenset(name for name, state in pipeline.states.items() if is_few(state.spec(name)))
+
+
+def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[_Staged]") -> None:
+    """Refuse an attempt in which a state that is anchored lacks a row, or has one too many."""
+    for (name, state), done in zip(pipeline.states.items(), staged, strict=False):  # the quarantine comes behind the states
+        if not state.unanchored:
+            check_complete(attempt, f"state {name}", returned, done.acked)
 
 
 def _records(
@@ -190,6 +250,34 @@ def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, 
     partitions = [StagedPartition(spec.name, a.partition, a.task_attempt, a.rows, a.digest) for a in answers]
     acked_hash = reduce(xor, (answer.acked_hash for answer in answers), 0)
     return _Staged(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
+
+
+def _stage_few(store: StateStore, attempt: Attempt, spec: StateSpec, partials: DataFrame, counter: str) -> _Staged:
+    """Fetch partials and stage them from here: at most FEW_ROWS, no key longer than it may be.
+
+    A small batch is a quarter sooner done without a Python worker beside Spark's task, and a connection of its own.
+
+    Raises: _LeftToTasks if there are more, or one of them is refused: the tasks tell why.
+    """
+    texts = [key.name for key in spec.keys if key.type.name == "text"]
+    if texts:  # a longer one is not fetched as a whole; Postgres counts bytes, of which no character has less than one
+        cut = {name: F.substring(name, 1, staging_sink.MAX_KEY_BYTES + 1) for name in texts}
+        partials = partials.withColumns(cut).to(partials.schema)
+    table = partials.limit(FEW_ROWS + 1).toArrow()
+    if table.num_rows > FEW_ROWS:
+        raise _LeftToTasks(f"state {spec.name} has more than {FEW_ROWS} partials")
+    reader = staging_sink.PartialsReader(iter(table.to_batches()), spec, NO_TASK, counter)
+    if reader.is_empty:
+        return _Staged([], Sums(0, 0), 0)
+    try:
+        partition = store.stage(attempt, spec, reader)
+    except errors.TidegateError:
+        if reader.refusal is None:
+            raise
+        raise _LeftToTasks(str(reader.refusal)) from reader.refusal
+    if partition.rows != reader.rows:
+        raise errors.TidegateError(f"COPY wrote {partition.rows} rows of {reader.rows} of state {spec.name}.")
+    return _Staged([partition], Sums(reader.acked_rows, reader.acked_hash), reader.bytes)
 
 
 def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:

@@ -41,6 +41,10 @@ PINNED = {
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
+QUICK = {
+    # how many groups (2^n) Spark keeps where it finds them with least work: by default 65,536
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
+}
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
@@ -167,7 +171,7 @@ def _local(settings: Settings) -> SparkSession:
 
 def _configured(session: SparkSession, settings: Settings) -> SparkSession:
     # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
-    wanted = {**PINNED, "spark.sql.shuffle.partitions": str(settings.staging_connections)}
+    wanted = {**PINNED, **QUICK, "spark.sql.shuffle.partitions": str(settings.staging_connections)}
     found = session.conf.getAll  # one round trip; a session that is joined has been configured by whoever came first
     for name, value in wanted.items():
         if found.get(name) != value:

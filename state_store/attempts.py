@@ -5,8 +5,8 @@ cursor. Airflow's try number, clocks and process ids play no part.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum
 
@@ -23,17 +23,23 @@ from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 
 LOCK_NOT_AVAILABLE = "55P03"
 FENCED = AttemptFenced("").code
+BATCHES_LOOKED_BACK = 10
+NO_TASK = -1  # what stands in staging for the task attempt if no Spark task wrote the row: theirs begin at 0
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a batch: its fence, what it has to read, and the older attempts that it has just fenced."""
+    """One try at a batch: its fence, what it has to read, and the older attempts that it has just fenced.
+
+    `rows_before` tells how many rows to expect of each state: the most that one of the last batches has sealed.
+    """
 
     pipeline: str
     txid: int
     number: int
     source_metadata: SourceMetadata
     fenced: tuple[int, ...] = ()
+    rows_before: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.pipeline} {self.txid}:{self.number}"
@@ -74,7 +80,7 @@ class Settled(Enum):
 
 @dataclass(frozen=True)
 class StagedPartition:
-    """What one Spark task staged for one state: the rows that count for this partition, their number and digest."""
+    """What one Spark task staged for one state, or NO_TASK: the rows that count for this partition, their number and digest."""
 
     state: str
     partition: int
@@ -145,6 +151,16 @@ def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -
     return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
+def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
+    """Return of each state the most rows that one of the last batches has sealed, this one included."""
+    s = tables.seal.c
+    rows = sa.func.sum(s.rows).label("rows")
+    looked_at = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))
+    each = sa.select(s.state, rows).where(*looked_at).group_by(s.state, s.txid, s.attempt).subquery()
+    most = sa.select(each.c.state, sa.func.max(each.c.rows)).group_by(each.c.state)
+    return {state: int(found) for state, found in connection.execute(most)}
+
+
 def take_fence(
     connection: Connection,
     spec: PipelineSpec,
@@ -193,7 +209,7 @@ def take_fence(
     )
     for staged in spec.staged:
         connection.execute(CreateTable(tables.staging_table_of(staged, batch.txid, number)))
-    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced))
+    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), _rows_before(connection, spec.name, batch.txid))
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:

@@ -1,4 +1,4 @@
-"""Copy one Spark task's partials into staging. Runs on executors, so it needs nothing but psycopg2."""
+"""Copy partials into staging. Runs on executors too, so it needs nothing but psycopg2."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -23,16 +23,22 @@ def copy_partition(
 ) -> tuple[int, int]:
     """Copy one Spark task's rows into a staging table; return their number and digest. Runs on executors, in one transaction.
 
-    `digest` is the statement that finds both (`state_store.staging.digest_statement`). If the process dies, or the answer is
-    lost after the commit, nothing counts: the rows carry a task attempt that no seal will name. The password is not in
-    `conninfo`: libpq finds it on the executor (PGPASSFILE).
+    If the process dies, or the answer is lost after the commit, nothing counts: the rows carry a task attempt that no seal
+    will name. The password is not in `conninfo`: libpq finds it on the executor (PGPASSFILE).
     """
+    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+        return copy_rows(cursor, table, columns, reader, task_attempt, digest)
+
+
+def copy_rows(
+    cursor: Any, table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
+) -> tuple[int, int]:
+    """Copy rows into a staging table; return their number and digest, found by `digest` (`staging.digest_statement`)."""
     target = sql.Identifier(STAGING, table)
     copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
         target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)
     )
-    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-        cursor.copy_expert(copy, reader, COPY_BLOCK_BYTES)
-        cursor.execute(digest, {"task_attempt": task_attempt})
-        rows, checksum = cursor.fetchone()
+    cursor.copy_expert(copy, reader, COPY_BLOCK_BYTES)
+    cursor.execute(digest, {"task_attempt": task_attempt})
+    rows, checksum = cursor.fetchone()
     return rows, checksum

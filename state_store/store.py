@@ -6,21 +6,23 @@ Only this module opens and ends transactions, and only it turns driver errors in
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Self
 
+import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from state_store import attempts, batches, commits, operations, queries, schema, staging, tables
-from state_store.attempts import AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
+from state_store.attempts import NO_TASK, AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
 from state_store.batches import Cut
 from state_store.commits import Commit
-from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec
+from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import RangeRefused, StoreUnavailable
+from state_store.partition_copy import CsvReader, copy_rows
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
 
@@ -213,6 +215,20 @@ class StateStore:
         """Write down in which Spark application the attempt computes, and the tag of its operations."""
         with self._transaction(f"noting where {attempt} computes") as connection:
             attempts.write_spark(connection, attempt, application, tag)
+
+    def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
+        """Copy rows into the attempt's staging from this very process; return what a seal has to name for them to count.
+
+        For few rows, of which no Spark task has to be asked to do it (`state_store.partition_copy`).
+
+        Raises: what the content refuses comes as StoreUnavailable.
+        """
+        table = tables.staging_table_of(staged, attempt.txid, attempt.number)
+        columns = [*(column.name for column in staged.columns), "task_attempt"]
+        digest = staging.digest_statement(staged, attempt.txid, attempt.number)
+        with self._transaction(f"staging {staged.name}") as connection, closing(connection.connection.cursor()) as cursor:
+            rows, checksum = copy_rows(cursor, table.name, columns, content, NO_TASK, digest)
+        return StagedPartition(staged.name, 0, NO_TASK, rows, checksum)
 
     def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
@@ -436,5 +452,5 @@ class StateStore:
         try:
             with self.engine.begin() as connection:
                 yield connection
-        except DBAPIError as error:
-            raise translate(error.orig, doing) from error
+        except (DBAPIError, psycopg2.Error) as error:
+            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error

@@ -19,6 +19,7 @@ from jobs.sources import OneFile
 from jobs.sources.file_reader import FileReader
 from jobs.spark import spark_session
 from state_store import StateStore
+from state_store.attempts import NO_TASK
 from state_store.errors import BadKey, DeclarationInvalid, Overflow, RowsLost, TidegateError
 from tests.jobs.conftest import Tables
 
@@ -38,6 +39,13 @@ PRICES = State(
 )
 
 Row = tuple[str | None, int | None, Decimal | None]
+
+
+@pytest.fixture(params=["from here", "by Spark's tasks"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partials are staged from here, because they are few, or by Spark's tasks."""
+    if request.param == "by Spark's tasks":
+        monkeypatch.setattr(process, "FEW_ROWS", 0)
 
 
 def table(rows: list[Row]) -> pa.Table:
@@ -105,6 +113,7 @@ def test_nothing_but_nulls_leaves_sum_zero_and_min_null_until_there_is_a_value(t
     assert tables.rows(pipeline) == clean([*nothing, ("a", 3, Decimal("3.50")), *nothing])
 
 
+@pytest.mark.usefixtures("either_way")
 def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
     """A batch without rows, and one whose rows the transform drops, take their turn like any other."""
     pipeline = tables.declare_over(table([]).schema, PRICES, lambda rows: rows.where("amount > 0"))
@@ -130,6 +139,7 @@ def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
     """The batch of one file is staged by the task that reads it, unless file or transform may take long; several are shared."""
     for limit in {"small": (), "medium": ("UNSPLIT_BYTES",), "large": ("UNSPLIT_BYTES", "UNSHARED_BYTES")}[size]:
         monkeypatch.setattr(process, limit, 0)
+    monkeypatch.setattr(process, "FEW_ROWS", 0)
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
@@ -193,19 +203,45 @@ def test_a_file_that_tells_of_other_rows_than_are_read_is_not_sealed(tables: Tab
         phases.process_batch(tables.settings, pipeline, 1, owner="test")
 
 
-def test_a_partial_that_is_lost_behind_its_task_is_missed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["_stage", "_stage_few"])
+def test_a_partial_that_is_lost_behind_its_task_is_missed(tables: Tables, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """What leaves the task that read the file is followed until COPY has written it."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None), ("b", 3, None)]))
-    real = process._stage
+    real = getattr(process, way)
 
-    def losing(settings: Any, attempt: Any, spec: Any, rows: Any, *counter: Any) -> Any:
-        return real(settings, attempt, spec, rows.where("name <> 'a'"), *counter)
+    def losing(where: Any, attempt: Any, spec: Any, rows: Any, *counter: Any) -> Any:
+        return real(where, attempt, spec, rows.where("name <> 'a'"), *counter)
 
-    monkeypatch.setattr(process, "_stage", losing)
+    monkeypatch.setattr(process, way, losing)
+    monkeypatch.setattr(process, "FEW_ROWS", 3 if way == "_stage_few" else 0)
     tables.plan(pipeline, "test")
     with pytest.raises(RowsLost, match="of 3 rows 2 arrived in state per_name"):
         phases.process_batch(tables.settings, pipeline, 1, owner="test")
+
+
+def test_more_partials_than_expected_are_left_to_the_tasks(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is guessed from the batches before; a wrong guess costs time, and neither rows nor sums."""
+    overall = State(aggregates={"amount": Sum("amount")})
+    declared = tables.declare_over(table([]).schema, PRICES)
+    pipeline = tables.declare(
+        replace(declared.source, max_files=2), states={"overall": overall, **declared.states}, transform=lambda rows: rows
+    )
+    monkeypatch.setattr(process, "FEW_ROWS", 3)
+    batches: list[list[Row]] = [[(f"n{number % keys}", number, None) for number in range(10)] for keys in (2, 3, 4, 2)]
+    tables.put(*(table(part) for batch in batches for part in (batch[:5], batch[5:])))
+    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    for txid in range(1, 5):
+        phases.process_batch(tables.settings, pipeline, txid, owner="test", commit_ready=True)
+
+    assert tables.rows(pipeline) == clean([row for batch in batches for row in batch])
+    assert tables.rows(pipeline, "overall") == [{"amount": 4 * 45}]
+    with StateStore.connect(tables.settings) as store:
+        histories = [store.batch_history(pipeline.name, txid) for txid in range(1, 5)]
+    from_here = [{seal["state"] for seal in history.seals if seal["task_attempt"] == NO_TASK} for history in histories]
+    # The first time nobody knows how many keys there are; the third time there are more than before, and are not forgotten.
+    assert from_here == [{"overall"}, {"overall", "per_name"}, set(), {"overall"}]
+    assert [history.attempts[-1]["source_rows"] for history in histories] == [10] * 4
 
 
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +287,7 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables, seed: int) -> None:
     """Any split of the same rows, in any order, gives the state that one pass over all of them gives (CONTRACT I16)."""
@@ -271,6 +308,7 @@ def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables
     assert tables.aggregate(state, *(table(part) for part in parts)) == clean(rows)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_min_and_max_of_every_type_compare_as_people_and_bytes_do(tables: Tables) -> None:
     """Dates, instants, truth values and text: Spark within a batch and Postgres between batches agree on the order."""
     instants = [
@@ -343,6 +381,7 @@ NASTY_KEYS = [
 ]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_every_text_is_a_key_of_its_own(tables: Tables) -> None:
     """Text is data and compares by bytes: no two keys become one, and each comes back as it went in, in every batch."""
     noise = "".join(chr(random.Random(1).randrange(0x21, 0x7F) ^ n % 2) for n in range(2000))  # hardly compresses
@@ -353,6 +392,7 @@ def test_every_text_is_a_key_of_its_own(tables: Tables) -> None:
     assert rows == clean([(key, number, None) for number, key in enumerate(keys)] * 2)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_names_that_mean_something_in_sql_are_names(tables: Tables) -> None:
     """A state, a key and a value may be called like SQL's own words."""
     state = State(key={"user": "text", "group": "date"}, aggregates={"order": Count(), "select": Sum("limit")})
@@ -369,6 +409,7 @@ def test_names_that_mean_something_in_sql_are_names(tables: Tables) -> None:
 # --------------------------------------------------------------------------------------------------------- bad keys
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_null_key_fails_the_batch(tables: Tables) -> None:
     """A row without a key is neither dropped nor put under another key."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
@@ -379,6 +420,7 @@ def test_a_null_key_fails_the_batch(tables: Tables) -> None:
     assert "null_keys=True" in message
 
 
+@pytest.mark.usefixtures("either_way")
 def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
     """Declared so, rows without a key are one group like any other, over all batches; parts of a key may be NULL too."""
     state = State(key={"name": "text", "day": "date"}, aggregates={"lines": Count()}, null_keys=True)
@@ -393,6 +435,7 @@ def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
     ]
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
