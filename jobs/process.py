@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import reduce
-from operator import xor
 from typing import Any
 
 import grpc
@@ -15,18 +13,17 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs import quarantine, staging_sink
+from jobs import quarantine, staging
 from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns, with_ids
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
-from jobs.spark import LOCAL, application_of, expect_brief, failure_of, first_line, interruptible
+from jobs.spark import application_of, expect_brief, failure_of, first_line, interruptible
+from jobs.staging import LeftToTasks, StagedRows
 from state_store import StateStore, errors
-from state_store.attempts import NO_TASK, Attempt, StagedPartition, Tracked
+from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
-from state_store.declaration import ColumnType, QuarantineSpec, Staged, StateSpec
+from state_store.declaration import ColumnType, QuarantineSpec, StateSpec
 from state_store.settings import Settings
-from state_store.staging import digest_statement
-from state_store.tables import staging_table_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +49,6 @@ _SPARK_TYPES: dict[str, T.DataType] = {
 # (spark.sql.files.openCostInBytes). Up to the second it would share it among tasks, which takes more work in all than it saves
 # while other batches keep the other cores busy; not so if a transform may be what takes the time.
 UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
-# So many partials of a state are fetched and staged from here, if no more are expected: a bound in rows, and so in memory.
-FEW_ROWS = 10_000
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Errors in the data or the code: Spark finds them again however often it tries.
 _PERMANENT_SQLSTATES = ("22", "42", "P0", "0A")
@@ -78,7 +73,7 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         few = _states_of_few_rows(pipeline, attempt, rows_told)
         try:
             done = _compute(store, pipeline, attempt, records, rows_told, few)
-        except _LeftToTasks as why:
+        except LeftToTasks as why:
             logger.info("%s is left to Spark's tasks: %s", attempt, why)
             done = _compute(store, pipeline, attempt, records, rows_told, frozenset())
         if done.rows_told is not None:
@@ -104,19 +99,6 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
 
 
 @dataclass(frozen=True)
-class _Staged:
-    """What was staged for one state, or of a batch's bad records."""
-
-    partitions: list[StagedPartition]
-    acked: Sums
-    bytes: int
-
-    @property
-    def rows(self) -> int:
-        return sum(partition.rows for partition in self.partitions)
-
-
-@dataclass(frozen=True)
 class _Computed:
     """What came of one pass over a batch: the acker's sums at the source and behind the transform, and what was staged.
 
@@ -125,13 +107,9 @@ class _Computed:
 
     emitted: Sums
     returned: Sums
-    staged: list[_Staged]
+    staged: list[StagedRows]
     staged_at: datetime
     rows_told: int | None
-
-
-class _LeftToTasks(Exception):
-    """Partials that were expected to be few are not, or not what can be staged."""
 
 
 def _compute(
@@ -144,7 +122,7 @@ def _compute(
 ) -> _Computed:
     """Read the batch, transform it, and stage the partials of all states: from here if in `few`, else by Spark's tasks.
 
-    Raises: _LeftToTasks if that does not do for those in `few`; then nothing counts of what was staged.
+    Raises: LeftToTasks if that does not do for those in `few`; then nothing counts of what was staged.
     """
     # A second pass observes anew: the sums of the first may be of what was read until it stopped.
     place = f"{attempt}, {'from here' if few else 'by tasks'}"
@@ -169,20 +147,20 @@ def _compute(
             rows = pipeline.transform(rows)
         schema = rows.schema
         rows = transformed.attach(rows, schema, used)
-    staged: list[_Staged] = []
+    staged: list[StagedRows] = []
     for name, state in pipeline.states.items():
         spec = state.spec(name)
         partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
         if rows_told is not None and not staged:
             partials = source.attach_partials(partials, _counter(state))
         if name in few:
-            staged.append(_stage_few(store, attempt, spec, partials, _counter(state)))
+            staged.append(staging.stage_from_here(store, attempt, spec, partials, _counter(state)))
         else:
-            staged.append(_stage(store.settings, attempt, spec, partials, _counter(state)))
+            staged.append(staging.stage_by_tasks(store.settings, attempt, spec, partials, _counter(state)))
     emitted = source.sums()
     returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
     if emitted.flagged:
-        bad = _stage(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
+        bad = staging.stage_by_tasks(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
         check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
         staged.append(bad)
     return _Computed(emitted, returned, staged, datetime.now(UTC), rows_told)
@@ -191,18 +169,20 @@ def _compute(
 def _states_of_few_rows(pipeline: Pipeline, attempt: Attempt, rows_told: int | None) -> frozenset[str]:
     """Return the states of which the batch is expected to have few partials, of limited size.
 
-    As few as in the last batches, that is, or as few as there are rows. It is a guess only: `_stage_few` looks.
+    As few as in the last batches, or as there are rows. It is a guess, at which `staging.stage_from_here` looks again.
     """
 
     def is_few(spec: StateSpec) -> bool:
-        most = attempt.rows_before.get(spec.name) if rows_told is None or rows_told > FEW_ROWS else rows_told
-        most = most if spec.keys else 1
-        return most is not None and most <= FEW_ROWS and not any(value.type.name == "text" for value in spec.values)
+        most = attempt.rows_before.get(spec.name, rows_told) if spec.keys else 1
+        if pipeline.transform is None and rows_told is not None and most is not None:
+            most = min(most, rows_told)
+        has_texts = any(value.type.name == "text" for value in spec.values)
+        return most is not None and most <= staging.FEW_ROWS and not has_texts
 
     return frozenset(name for name, state in pipeline.states.items() if is_few(state.spec(name)))
 
 
-def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[_Staged]") -> None:
+def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[StagedRows]") -> None:
     """Refuse an attempt in which a state that is anchored lacks a row, or has one too many."""
     for (name, state), done in zip(pipeline.states.items(), staged, strict=False):  # the quarantine comes behind the states
         if not state.unanchored:
@@ -219,7 +199,9 @@ def _records(
     metadata = attempt.source_metadata
     if QUARANTINED in metadata:
         tasks = settings.staging_connections
-        records = quarantine.waiting_records(spark, emitter, _conninfo(settings), pipeline.name, attempt.txid, tasks)
+        records = quarantine.waiting_records(
+            spark, emitter, staging.conninfo_of_tasks(settings), pipeline.name, attempt.txid, tasks
+        )
         return quarantine.with_checks(records, pipeline.check), None
     if pipeline.spec.quarantines or pipeline.check:
         records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
@@ -231,53 +213,6 @@ def _records(
     if file.bytes <= UNSPLIT_BYTES:
         expect_brief(spark)
     return records.coalesce(1), file.rows
-
-
-def _stage(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> _Staged:
-    """Copy rows into the attempt's staging table; the driver gets one answer per partition.
-
-    Raises: what the executors refuse (BadKey, Overflow, StoreUnavailable, ...).
-    """
-    staging = staging_table_of(spec, attempt.txid, attempt.number).name
-    digest = digest_statement(spec, attempt.txid, attempt.number)
-    sink = staging_sink.StagingSink(_conninfo(settings), staging, spec, digest, counter)
-    # As Arrow, because collect() would ask the server how it likes its binary columns.
-    table = rows.mapInArrow(sink, staging_sink.ANSWER).toArrow()
-    answers = [staging_sink.Answer(**answer) for answer in table.to_pylist()]
-    for answer in answers:
-        if answer.refusal:
-            raise getattr(errors, answer.refusal)(f"{attempt}: {answer.reason}", **_identity(attempt))
-    partitions = [StagedPartition(spec.name, a.partition, a.task_attempt, a.rows, a.digest) for a in answers]
-    acked_hash = reduce(xor, (answer.acked_hash for answer in answers), 0)
-    return _Staged(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
-
-
-def _stage_few(store: StateStore, attempt: Attempt, spec: StateSpec, partials: DataFrame, counter: str) -> _Staged:
-    """Fetch partials and stage them from here: at most FEW_ROWS, no key longer than it may be.
-
-    A small batch is a quarter sooner done without a Python worker beside Spark's task, and a connection of its own.
-
-    Raises: _LeftToTasks if there are more, or one of them is refused: the tasks tell why.
-    """
-    texts = [key.name for key in spec.keys if key.type.name == "text"]
-    if texts:  # a longer one is not fetched as a whole; Postgres counts bytes, of which no character has less than one
-        cut = {name: F.substring(name, 1, staging_sink.MAX_KEY_BYTES + 1) for name in texts}
-        partials = partials.withColumns(cut).to(partials.schema)
-    table = partials.limit(FEW_ROWS + 1).toArrow()
-    if table.num_rows > FEW_ROWS:
-        raise _LeftToTasks(f"state {spec.name} has more than {FEW_ROWS} partials")
-    reader = staging_sink.PartialsReader(iter(table.to_batches()), spec, NO_TASK, counter)
-    if reader.is_empty:
-        return _Staged([], Sums(0, 0), 0)
-    try:
-        partition = store.stage(attempt, spec, reader)
-    except errors.TidegateError:
-        if reader.refusal is None:
-            raise
-        raise _LeftToTasks(str(reader.refusal)) from reader.refusal
-    if partition.rows != reader.rows:
-        raise errors.TidegateError(f"COPY wrote {partition.rows} rows of {reader.rows} of state {spec.name}.")
-    return _Staged([partition], Sums(reader.acked_rows, reader.acked_hash), reader.bytes)
 
 
 def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:
@@ -344,14 +279,6 @@ def _spark_type(declared: ColumnType) -> T.DataType:
     if numeric := declared.precision_and_scale:
         return T.DecimalType(*numeric)
     return _SPARK_TYPES[declared.name]
-
-
-def _conninfo(settings: Settings) -> dict[str, Any]:
-    """Return where executors connect to; the password is theirs to find, unless they are this very process."""
-    conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
-    if not LOCAL.fullmatch(settings.spark_remote):
-        conninfo.pop("passfile", None)
-    return conninfo
 
 
 @contextmanager

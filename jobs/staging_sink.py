@@ -1,4 +1,4 @@
-"""The staging sink: what Spark's executors do with the partials of one state, or with a batch's bad records.
+"""The staging sink: what Spark's executors do with the partials of one state, unless they are few, or with bad records.
 
 Each task streams its Arrow batches into one COPY and answers with one row: which partition, which task attempt, how many
 rows, what digest, and which of the transform's rows the partials were made of (`jobs.acker`). The driver sees only these

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process, staging
 from jobs.sources import OneFile
 from jobs.sources.file_reader import FileReader
 from jobs.spark import spark_session
@@ -45,7 +45,7 @@ Row = tuple[str | None, int | None, Decimal | None]
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partials are staged from here, because they are few, or by Spark's tasks."""
     if request.param == "by Spark's tasks":
-        monkeypatch.setattr(process, "FEW_ROWS", 0)
+        monkeypatch.setattr(staging, "FEW_ROWS", 0)
 
 
 def table(rows: list[Row]) -> pa.Table:
@@ -139,7 +139,7 @@ def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
     """The batch of one file is staged by the task that reads it, unless file or transform may take long; several are shared."""
     for limit in {"small": (), "medium": ("UNSPLIT_BYTES",), "large": ("UNSPLIT_BYTES", "UNSHARED_BYTES")}[size]:
         monkeypatch.setattr(process, limit, 0)
-    monkeypatch.setattr(process, "FEW_ROWS", 0)
+    monkeypatch.setattr(staging, "FEW_ROWS", 0)
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
@@ -203,18 +203,18 @@ def test_a_file_that_tells_of_other_rows_than_are_read_is_not_sealed(tables: Tab
         phases.process_batch(tables.settings, pipeline, 1, owner="test")
 
 
-@pytest.mark.parametrize("way", ["_stage", "_stage_few"])
+@pytest.mark.parametrize("way", ["stage_by_tasks", "stage_from_here"])
 def test_a_partial_that_is_lost_behind_its_task_is_missed(tables: Tables, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """What leaves the task that read the file is followed until COPY has written it."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None), ("b", 3, None)]))
-    real = getattr(process, way)
+    real = getattr(staging, way)
 
     def losing(where: Any, attempt: Any, spec: Any, rows: Any, *counter: Any) -> Any:
         return real(where, attempt, spec, rows.where("name <> 'a'"), *counter)
 
-    monkeypatch.setattr(process, way, losing)
-    monkeypatch.setattr(process, "FEW_ROWS", 3 if way == "_stage_few" else 0)
+    monkeypatch.setattr(staging, way, losing)
+    monkeypatch.setattr(staging, "FEW_ROWS", 3 if way == "stage_from_here" else 0)
     tables.plan(pipeline, "test")
     with pytest.raises(RowsLost, match="of 3 rows 2 arrived in state per_name"):
         phases.process_batch(tables.settings, pipeline, 1, owner="test")
@@ -227,7 +227,7 @@ def test_more_partials_than_expected_are_left_to_the_tasks(tables: Tables, monke
     pipeline = tables.declare(
         replace(declared.source, max_files=2), states={"overall": overall, **declared.states}, transform=lambda rows: rows
     )
-    monkeypatch.setattr(process, "FEW_ROWS", 3)
+    monkeypatch.setattr(staging, "FEW_ROWS", 3)
     batches: list[list[Row]] = [[(f"n{number % keys}", number, None) for number in range(10)] for keys in (2, 3, 4, 2)]
     tables.put(*(table(part) for batch in batches for part in (batch[:5], batch[5:])))
     phases.plan_batches(tables.settings, pipeline, run_id="test")
