@@ -9,17 +9,22 @@ The theory lets states tell a replay by the txids in their rows (SEMANTICS (a), 
 or a newer txid in a row is never a replay: somebody else wrote it, and the commit stops.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.schema import DropTable
 
 from state_store import staging, tables
 from state_store.attempts import StagedPartition
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
+
+# From so many rows of several batches on, more than one process adds them up.
+SHARED_ROWS = 1_000_000
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
@@ -52,7 +57,11 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
         if not partials:
             continue
         (txid, attempt), is_single = batches[0], len(batches) == 1
-        written = connection.execute(_upsert(state, partials, first_txid=None if is_single else txid)).rowcount
+        if is_single:
+            written = connection.execute(_upsert(state, partials[0])).rowcount
+        else:
+            with _added_up(connection, state, partials, txid, is_shared=expected >= SHARED_ROWS) as added:
+                written = connection.execute(_upsert(state, added, first_txid=txid)).rowcount
         if is_single and written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -106,13 +115,27 @@ def _partials(state: StateSpec, txid: int, attempt: int, sealed: Sequence[Staged
     return sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
 
 
-def _added_up(state: StateSpec, partials: Sequence[sa.Select[Any]]) -> sa.Select[Any]:
-    """Return what several batches bring to each key."""
+@contextmanager
+def _added_up(
+    connection: Connection, state: StateSpec, partials: Sequence[sa.Select[Any]], txid: int, *, is_shared: bool
+) -> Iterator[sa.Select[Any]]:
+    """Yield what several batches bring to each key: a query; shared, one of a table that this transaction makes and drops.
+
+    Postgres shares the work of a query among processes, if it goes into a new table, but not if it goes into an upsert.
+    """
     rows = sa.union_all(*partials).subquery("partials")
     keys = [rows.c[key.name] for key in state.keys]
     values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
     stamp = [sa.func.max(rows.c.txid).label("txid")] if state.has_txid else []
-    return sa.select(*keys, *values, *stamp).group_by(*keys)
+    sums = sa.select(*keys, *values, *stamp).group_by(*keys)
+    if not is_shared:
+        yield sums
+        return
+    name = tables.staging_table_of(state, txid, 0).name  # attempts count from 1, so it is free
+    added = sa.CreateTableAs(sums, name, schema=tables.STAGING)
+    connection.execute(added)
+    yield sa.select(added.table)
+    connection.execute(DropTable(added.table))
 
 
 def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
@@ -123,13 +146,13 @@ def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
     return sa.cast(getattr(sa.func, name)(column), column.type)
 
 
-def _upsert(state: StateSpec, partials: Sequence[sa.Select[Any]], *, first_txid: int | None = None) -> Insert:
-    """Return the upsert of one batch, or of several from `first_txid` on, in key order.
+def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:
+    """Return the upsert of what one batch brings, or several from `first_txid` on, in key order.
 
     A row that carries a txid which has not committed is left out, so that the count tells; for several batches, where nobody
     knows how many keys they touch, it is an error of the statement.
     """
-    target, rows = tables.state_table_of(state), partials[0] if first_txid is None else _added_up(state, partials)
+    target = tables.state_table_of(state)
     keys = [key.name for key in state.keys]
     # Index locality, and one lock order for everybody.
     rows = rows.order_by(*(rows.selected_columns[key] for key in keys))

@@ -219,9 +219,10 @@ class StateStore:
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
         """Copy rows into the attempt's staging from this very process; return what a seal has to name for them to count.
 
-        For few rows, of which no Spark task has to be asked to do it (`state_store.partition_copy`).
+        For few rows, which no Spark task has to be asked for. Once for each attempt and state: if the answer is lost, or this
+        process dies, the attempt is not sealed, and the next one has a table of its own.
 
-        Raises: what the content refuses comes as StoreUnavailable.
+        Raises: what the content itself raises while it is read comes as StoreUnavailable.
         """
         table = tables.staging_table_of(staged, attempt.txid, attempt.number)
         columns = [*(column.name for column in staged.columns), "task_attempt"]

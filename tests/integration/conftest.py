@@ -153,21 +153,28 @@ def waiting(as_role: Execute) -> Callable[[], int]:
     return lambda: as_role("postgres", statement)[0][0]
 
 
-def merge_steps(tally: Tally, commit: Callable[[], object]) -> list[dict[str, Any]]:
-    """Commit, and return the steps of Postgres' plan for what that wrote to state.per_shop, from the last to the first."""
-    merges: list[tuple[str, Any]] = []
+def merge_steps(
+    tally: Tally, commit: Callable[[], object], statement_with: str = "INTO state.per_shop", **settings: object
+) -> list[dict[str, Any]]:
+    """Commit, and return the steps of Postgres' plan for the one statement with this text, from the last to the first.
+
+    The plan is made behind the commit, with these settings of Postgres.
+    """
+    seen: list[tuple[str, Any]] = []
 
     def remember(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
-        if "ON CONFLICT" in statement and "INTO state.per_shop" in statement:
-            merges.append((statement, parameters))
+        if statement_with in statement:
+            seen.append((statement, parameters))
 
     sa.event.listen(tally.store.engine, "before_cursor_execute", remember)
     try:
         commit()
     finally:
         sa.event.remove(tally.store.engine, "before_cursor_execute", remember)
-    ((statement, parameters),) = merges
-    with tally.store.engine.connect() as connection:
+    ((statement, parameters),) = seen
+    with tally.store.engine.begin() as connection:
+        for name, value in settings.items():
+            connection.execute(sa.select(sa.func.set_config(name, str(value), True)))
         plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
     steps = [plan]
     for step in steps:

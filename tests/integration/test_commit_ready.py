@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from jobs import Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore
+from state_store import Settings, StateStore, merges
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
@@ -32,6 +32,14 @@ KINDS = Pipeline(
 )
 
 
+@pytest.fixture(params=["in the upsert", "by several processes"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What batches bring together is added up in the upsert, or in a table before it, where several processes can."""
+    if request.param == "by several processes":
+        monkeypatch.setattr(merges, "SHARED_ROWS", 0)
+
+
+@pytest.mark.usefixtures("either_way")
 def test_batches_committed_together_leave_what_each_by_itself_leaves(tally: Tally) -> None:
     """States with the txid that touched each row last, cursor, one commit row per batch with its own count."""
     batches = [
@@ -61,6 +69,7 @@ def test_batches_committed_together_leave_what_each_by_itself_leaves(tally: Tall
     assert [tally.commit(txid).already_committed for txid in (1, 2, 3, 4)] == [True] * 4
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(5))
 def test_any_batches_in_any_grouping(settings: Settings, register: Callable[..., None], seed: int) -> None:
     """NULL keys, NULL values, booleans, texts, decimals, a state without a key and one without a txid."""
@@ -108,6 +117,25 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     ]
 
 
+def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_owner: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each adds up a part, whatever the aggregate; the table that they write into is gone with the commit."""
+    shops = 200_000
+    monkeypatch.setattr(merges, "SHARED_ROWS", 2 * shops)
+    tally.plan(2)
+    tally.process(1, [(f"shop {number:06d}", 2, 30, 10, 20) for number in range(shops)])
+    tally.process(2, [(f"shop {number:06d}", 1, 5, 5, 5) for number in range(shops)])
+    # For so few rows Postgres would not start a process, nor find that a row takes long from one to the other.
+    costs = {"min_parallel_table_scan_size": 0, "parallel_setup_cost": 0, "parallel_tuple_cost": 2}
+
+    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"), "CREATE TABLE staging.per_shop", **costs)
+
+    assert any(step["Node Type"].startswith("Gather") for step in steps)
+    assert {step["Partial Mode"] for step in steps if step["Node Type"] == "Aggregate"} == {"Finalize", "Partial"}
+    assert tally.state() == [(f"shop {number:06d}", 3, 35, 5, 20, 2) for number in range(shops)]
+    assert as_owner("SELECT to_regclass('staging.per_shop_1_1'), to_regclass('staging.per_shop_1_0')")[0][1] is None
+
+
+@pytest.mark.usefixtures("either_way")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
     """Each batch fits into the state, both together into no bigint: nothing is committed, and nothing is lost."""
     tally.plan(3)
