@@ -42,8 +42,9 @@ PINNED = {
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
 QUICK = {
-    # how many groups (2^n) Spark keeps where it finds them with least work: by default 65,536
-    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
+    # whether the one task that groups a whole batch also keeps groups where compiled code finds them, and how many (2^n)
+    "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 

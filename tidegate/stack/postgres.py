@@ -55,6 +55,8 @@ class EmbeddedPostgres:
             # half as long with 6 GB as with 2 GB. What no table fills is never touched.
             "shared_buffers": f"{min(memory // 4, MAX_SHARED_BUFFERS) // 1024}kB",
             "max_wal_size": "8GB",
+            # Who asks works along: with the default of 2, three processes would share two cores when batches are added up.
+            "max_parallel_workers_per_gather": min(2, (psutil.cpu_count() or 1) - 1),
             "log_timezone": "UTC",
             "timezone": "UTC",
         }
