@@ -88,7 +88,7 @@ def test_commands_are_the_embedded_ones(embedded: Layout) -> None:
 
 
 def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
-    """The server has the embedded one's options, except those for where it listens, which the image decides."""
+    """The server has the embedded one's options, except those for where it listens and for a machine of two cores."""
 
     def options(words: list[str]) -> dict[str, str]:
         return dict(re.findall(r"-c ?(\w+)=(\S*)", " ".join(words)))
@@ -96,7 +96,10 @@ def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
     wanted = options(list(embedded.postgres.component().command))
     actual = options(SERVICES["postgres"]["command"])
 
-    assert wanted.keys() - actual.keys() == {"port", "listen_addresses", "unix_socket_directories"}
+    assert wanted.keys() - actual.keys() == {
+        *("port", "listen_addresses", "unix_socket_directories"),
+        "max_parallel_workers_per_gather",  # Postgres' own default is for three cores and more
+    }
     assert actual.keys() <= wanted.keys()
     of_the_machine = "shared_buffers"
     assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: wanted[k] for k in actual if k != of_the_machine}
