@@ -30,7 +30,7 @@ from tests.conftest import fetch_kafka
 from tidegate.stack import component as components
 from tidegate.stack import maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
-from tidegate.stack.kafka import PACKAGES, SPARK_PACKAGES, VERSION
+from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
 from tidegate.stack.spark import JAVA_VERSIONS
@@ -396,8 +396,10 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
     run, binaries, data = tmp_path / "run", tmp_path / "bin", tmp_path / "data"
     for folder in (run, binaries, data):
         folder.mkdir()
+    (logging := tmp_path / "log4j2.properties").write_text(LOGGING)
+    java = f"java -Xmx{HEAP_MEGABYTES}m -Dlog4j2.configurationFile={logging.as_uri()}"
     for name, main in {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}.items():
-        (binaries / name).write_text(f"#!/bin/sh\nexec java -Xmx256m -cp '{maven.folder(PACKAGES)}/*' {main} \"$@\"\n")
+        (binaries / name).write_text(f"#!/bin/sh\nexec {java} -cp '{maven.folder(PACKAGES)}/*' {main} \"$@\"\n")
         (binaries / name).chmod(0o755)
     ports = {port: str(free_port()) for port in ("19092", "9092", "9093")}
     properties = re.sub(r"\b(19092|9092|9093)\b", lambda found: ports[found[0]], (COMPOSE / "kafka.properties").read_text())
@@ -419,16 +421,19 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
         except KafkaException:
             return 0
 
+    log = tmp_path / "log"
     for _ in range(2):
-        process = subprocess.Popen(["sh", "-c", script, "kafka.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with log.open("a") as said:
+            process = subprocess.Popen(["sh", "-c", script, "kafka.sh"], stdout=said, stderr=subprocess.STDOUT)
         try:
-            assert components.wait_until(lambda: brokers() == 1, 60)
+            assert components.wait_until(lambda: brokers() == 1, 120), f"{process.poll()}: {log.read_text()}"
             assert brokers(**{"sasl.password": "wrong"}) == 0
             assert password not in " ".join(psutil.Process(process.pid).cmdline())
         finally:
             process.terminate()
-            said, _ = process.communicate(timeout=60)
-        assert password.encode() not in said
+            process.wait(60)
+    assert "Kafka Server started" in log.read_text()
+    assert password not in log.read_text()
     assert {file.name for file in run.iterdir()} == {"server.properties", "client.properties"}
     assert {file.stat().st_mode & 0o777 for file in run.iterdir()} == {0o600}
 
