@@ -18,6 +18,7 @@ Importing this module loads no pyspark: `jobs.phases`, which does, is imported w
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -216,7 +217,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
         phases.report_exhausted(settings, ti.dag_id, txid, reason)
         if store.turn(ti.dag_id, txid).given_up:
             try:
-                logger.info("%s", phases.commit_batch(settings, ti.dag_id, txid, owner=_owner(ti)))
+                logger.info("%s", phases.commit_batch(settings, ti.dag_id, txid, owner=str(_try(ti))))
             except RetryableError as later:
                 logger.info("%s", later)
 
@@ -241,23 +242,26 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         self.turn_timeout = turn_timeout
 
     def execute(self, context: Any) -> None:
-        """Process the batch and commit what is ready; leave it to another attempt that has taken it over."""
+        """Process the batch and commit what is ready, then go on with batches of the run that nobody has begun.
+
+        A batch that another attempt has taken over is left to it. The author's time limit is meant for one batch.
+        """
         from jobs import phases  # noqa: PLC0415 - brings pyspark
 
-        name, txid, ti, settings = self.pipeline_name, self.txid, context["ti"], Settings.load()
+        name, txid, here, settings = self.pipeline_name, self.txid, _try(context["ti"]), Settings.load()
         logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
         with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
+            phases.await_thief(settings, name, txid)
             try:
-                processed = phases.process_batch(settings, name, txid, owner=_owner(ti), airflow=_try(ti), commit_ready=True)
-                logger.info("%s", processed)
-                if processed.is_done:
-                    return
+                logger.info("%s", phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True))
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
+            if self.execution_timeout is None:
+                phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
             if store.turn(name, txid).done:
                 return
         self.defer(
-            trigger=TurnTrigger(name, ti.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__
+            trigger=TurnTrigger(name, here.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__
         )
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
@@ -266,8 +270,8 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
 
         if event:
             raise WaitedInVain(event)
-        ti = context["ti"]
-        done = phases.commit_batch(Settings.load(), self.pipeline_name, self.txid, owner=_owner(ti), airflow=_try(ti))
+        here = _try(context["ti"])
+        done = phases.commit_batch(Settings.load(), self.pipeline_name, self.txid, owner=str(here), airflow=here)
         logger.info("%s", done)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
@@ -294,10 +298,6 @@ def _check_exists(pipeline_name: str) -> None:
 def _is_no_try(error: BaseException | None) -> bool:
     """Tell whether a failure is not the batch's own: it cannot be what makes a pipeline give the batch up."""
     return isinstance(error, TidegateError) and not error.is_poison and not isinstance(error, BatchRetried)
-
-
-def _owner(ti: Any) -> str:
-    return f"Airflow {ti.run_id}, {ti.task_id}, try {ti.try_number}"
 
 
 def _try(ti: Any) -> AirflowTry:

@@ -4,8 +4,9 @@ Each may be repeated, interrupted and run twice at once; what counts is decided 
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,20 +36,17 @@ logger = logging.getLogger(__name__)
 # Airflow maps at most 1,024 tasks by default; a run that leaves work behind is followed by another.
 MAX_BATCHES_PER_RUN = 1000
 RESTAGE_TRIES = 3
+SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True)
 class Processed:
-    """How processing a batch ended: sealed by this attempt, sealed before, or committed before.
-
-    `is_done` tells that the same call has committed it too, and its source knows; False tells nothing.
-    """
+    """How processing a batch ended: sealed by this attempt, sealed before, or committed before."""
 
     pipeline: str
     txid: int
     attempt: int | None
     outcome: str
-    is_done: bool = False
 
     def __str__(self) -> str:
         number = f":{self.attempt}" if self.attempt else ""
@@ -95,8 +93,11 @@ def process_batch(
     airflow: AirflowTry | None = None,
     restage: bool = False,
     commit_ready: bool = False,
+    only_first: bool = False,
 ) -> Processed:
     """Process a batch under a new attempt, unless its newest attempt is sealed, or it has committed or was given up.
+
+    With `only_first`, not if it has an attempt already, in whichever state.
 
     With `commit_ready`, whoever finishes what the next commit waits for commits it, with all that is ready behind it, unless
     somebody is committing: so nobody has to be started for that first. The batch's own commit then finds it done.
@@ -109,7 +110,7 @@ def process_batch(
     """
     pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
-        attempt = _start_attempt(store, pipeline, txid, owner, airflow=airflow, restage=restage)
+        attempt = _start_attempt(store, pipeline, txid, owner, airflow=airflow, restage=restage, only_first=only_first)
         if isinstance(attempt, Settled):
             return Processed(pipeline.name, txid, None, attempt.value)
         if isinstance(attempt, Commit):
@@ -122,9 +123,40 @@ def process_batch(
             if not _give_up(store, pipeline, attempt, error):
                 raise
             return Processed(pipeline.name, txid, attempt.number, Settled.GIVEN_UP.value)
-        committed = _commit_while_ready(store, pipeline, owner) if commit_ready else ()
-        is_done = any(commit.txid == txid for commit in committed)
-        return Processed(pipeline.name, txid, attempt.number, "processed", is_done=is_done)
+        if commit_ready:
+            _commit_while_ready(store, pipeline, owner)
+        return Processed(pipeline.name, txid, attempt.number, "processed")
+
+
+def steal_batches(settings: Settings, pipeline: Pipeline | str, airflow: AirflowTry) -> None:
+    """Process the batches of an Airflow run that nobody has begun, one after another and first ones first, and commit.
+
+    It ends when there are none, or at the first that fails: that one is left to its own task, which tries again and reports.
+    As long as this is at a batch, and alive, the batch's own task waits (`await_thief`).
+    """
+    pipeline = find_pipeline(pipeline)
+    with StateStore.connect(settings) as store, closing(store.unbegun(pipeline.name, airflow.run_id)) as unbegun:
+        for txid in unbegun:
+            try:
+                processed = process_batch(
+                    settings, pipeline, txid, owner=str(airflow), airflow=airflow, commit_ready=True, only_first=True
+                )
+            except Exception as error:
+                logger.warning("%s %s is left to its own task: %s", pipeline.name, txid, _told(error), exc_info=True)
+                return
+            logger.info("%s", processed)
+
+
+def await_thief(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:
+    """Wait while another task, which has stolen this batch, is at it; no longer than an attempt may take.
+
+    To go on too early costs work, and nothing else: the newer attempt fences the thief's.
+    """
+    pipeline = find_pipeline(pipeline)
+    with StateStore.connect(settings) as store:
+        ends_at = time.monotonic() + (pipeline.message_timeout_seconds or settings.attempt_timeout_seconds)
+        while store.is_stolen(pipeline.name, txid) and time.monotonic() < ends_at:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def commit_batch(
@@ -226,11 +258,14 @@ def _start_attempt(
     airflow: AirflowTry | None = None,
     restage: bool = False,
     redo: bool = False,
+    only_first: bool = False,
 ) -> Attempt | Commit | Settled:
     """Take the batch's fence, after the source has cut the batch anew if that is due."""
     recut: Recut | None = None
     while True:
-        begun = store.start_attempt(pipeline.spec, txid, owner, airflow=airflow, restage=restage, redo=redo, recut=recut)
+        begun = store.start_attempt(
+            pipeline.spec, txid, owner, airflow=airflow, restage=restage, redo=redo, only_first=only_first, recut=recut
+        )
         if not isinstance(begun, CutWanted):
             return begun
         metadata = _cut_anew(store, pipeline, txid, begun)
@@ -311,18 +346,15 @@ def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
     return turn.opens and not turn.halted
 
 
-def _commit_while_ready(store: StateStore, pipeline: Pipeline, owner: str) -> list[Commit]:
-    """Commit what is ready, unless somebody else is committing, and tell the source; return what this has committed itself.
+def _commit_while_ready(store: StateStore, pipeline: Pipeline, owner: str) -> None:
+    """Commit what is ready, unless somebody else is committing, and tell the source.
 
     What others commit meanwhile needs no second look at the cursor: a turn that is over counts as open, and the commit
     itself begins behind the cursor.
     """
-    committed: list[Commit] = []
     following = store.committed(pipeline.name) + 1
     while _opens(store, pipeline, following) and (done := _commit_ready(store, pipeline, owner, wait=False)):
-        committed += done
         following = done[-1].txid + 1
-    return committed
 
 
 def _drain(store: StateStore, pipeline: Pipeline, txid: int, owner: str) -> None:

@@ -53,6 +53,9 @@ class AirflowTry:
     task_id: str
     number: int
 
+    def __str__(self) -> str:
+        return f"Airflow {self.run_id}, {self.task_id}, try {self.number}"
+
 
 @dataclass(frozen=True)
 class Recut:
@@ -75,6 +78,7 @@ class Settled(Enum):
     """Why an uncommitted batch needs no attempt."""
 
     SEALED = "processed already"
+    BEGUN = "begun by somebody else"
     GIVEN_UP = "given up: it is skipped in its turn"
 
 

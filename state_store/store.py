@@ -5,7 +5,7 @@ Only this module opens and ends transactions, and only it turns driver errors in
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import attempts, batches, commits, operations, queries, schema, staging, tables
+from state_store import attempts, batches, commits, operations, queries, schema, staging, stealing, tables
 from state_store.attempts import NO_TASK, AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
 from state_store.batches import Cut
 from state_store.commits import Commit
@@ -160,13 +160,15 @@ class StateStore:
         airflow: AirflowTry | None = None,
         restage: bool = False,
         redo: bool = False,
+        only_first: bool = False,
         recut: Recut | None = None,
     ) -> Attempt | Commit | CutWanted | Settled:
         """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
 
         Returns the commit if the batch has committed, unless `redo`; `Settled` if its newest attempt is sealed already (its
-        work is kept, unless `restage`) or it was given up; `CutWanted` if the source has to cut the batch anew, which is to
-        be given as `recut`. If the process dies afterwards, the next attempt fences this one.
+        work is kept, unless `restage`), if it was given up, or, with `only_first`, if it has an attempt; `CutWanted` if the
+        source has to cut the batch anew, which is to be given as `recut`. If the process dies afterwards, the next attempt
+        fences this one.
 
         A batch of an opaque source is cut anew by every attempt but the first, and whenever the batch before it was
         (SEMANTICS (b), MasterBatchCoordinator 5). A transactional source keeps its cut.
@@ -198,6 +200,8 @@ class StateStore:
                 wanted = not may_stay or (spec.source_kind != "transactional" and newest is not None)
             else:
                 wanted = recut.continues != position  # the batch before it was cut anew meanwhile
+            if only_first and newest is not None:
+                return Settled.BEGUN
             if wanted:
                 return CutWanted(before.metadata if before else None, cut.metadata, position)
             attempt = attempts.take_fence(connection, spec, batch, cut, owner, airflow=airflow, recut=recut)
@@ -205,6 +209,30 @@ class StateStore:
                 grant = staging.STAGER_GRANT.against(tables.staging_table_of(staged, txid, attempt.number))
                 connection.execute(grant)
             return attempt
+
+    def unbegun(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
+        """Yield txids of a run that nobody has begun, first ones first; until the next is asked for, they are the caller's.
+
+        That is what `is_stolen` tells the others. It keeps nobody from beginning them, so begin with `only_first`. None is
+        yielded twice. Who stops early closes the iterator; of who dies, Postgres notices by the connection.
+        """
+        doing = "looking for batches that nobody has begun"
+        with self._transaction(doing) as connection:
+            if not stealing.unbegun(connection, pipeline, run_id):
+                return  # a look costs less than the connection
+        txid = 0
+        with self._session(doing) as connection:
+            while found := stealing.unbegun(connection, pipeline, run_id, behind=txid):
+                for txid in found:
+                    if stealing.steal(connection, pipeline, txid):
+                        yield txid
+                        stealing.give_back(connection, pipeline, txid)
+                        break
+
+    def is_stolen(self, pipeline: str, txid: int) -> bool:
+        """Tell whether this batch is somebody's, by `unbegun`, who is alive as far as Postgres knows."""
+        with self._transaction("looking whose a batch is") as connection:
+            return stealing.is_stolen(connection, pipeline, txid)
 
     def is_fenced(self, attempt: Attempt) -> bool:
         """Tell whether a newer attempt owns the batch. A hint that saves work: the seal checks again under the lock."""
@@ -447,6 +475,18 @@ class StateStore:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
             yield from queries.state_rows(connection, state, limit)
+
+    @contextmanager
+    def _session(self, doing: str) -> Iterator[Connection]:
+        """Yield a connection of one's own, without transactions around its statements; what its session holds ends with it."""
+        try:
+            with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                try:
+                    yield connection
+                finally:
+                    connection.invalidate()
+        except (DBAPIError, psycopg2.Error) as error:
+            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:

@@ -5,9 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -174,8 +178,10 @@ def _task(map_index: int = 1) -> SimpleNamespace:
     return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id="batch", try_number=6)
 
 
-def _operator(txid: int) -> batch_dag.BatchOperator:
-    return batch_dag.BatchOperator(task_id="batch", pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6))
+def _operator(txid: int, **arguments: Any) -> batch_dag.BatchOperator:
+    return batch_dag.BatchOperator(
+        task_id="batch", pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6), **arguments
+    )
 
 
 def _unmapped(dag: DAG) -> batch_dag.BatchOperator:
@@ -265,13 +271,14 @@ def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
 ) -> None:
     """So does one that another attempt has taken over: it may need the commit of this task all the same."""
     clicks.plan("run", 2)
+    clicks.begin(1)
     if fenced:
         monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: _fence(clicks, store, attempt))
 
     with pytest.raises(TaskDeferred) as waiting:
         _operator(2).execute({"ti": _task()})
 
-    assert _phases(clicks) == [(1, "planned"), (2, "processed")]
+    assert _phases(clicks) == [(1, "processing"), (2, "processed")]
 
     assert waiting.value.timeout == timedelta(hours=6)
     assert waiting.value.trigger.serialize() == (
@@ -279,6 +286,93 @@ def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
         {"pipeline_name": CLICKS.name, "run_id": "run", "txid": 2},
     )
     assert callable(getattr(batch_dag.BatchOperator, waiting.value.method_name))
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_task_goes_on_with_what_nobody_has_begun(clicks: Batches) -> None:
+    """In order, commits included, instead of a task of Airflow for each; the ledger tells whose log has them."""
+    clicks.plan("run", 5)
+    clicks.plan("another run", 1)
+    clicks.store.fail_attempt(clicks.begin(4), "STORE_UNAVAILABLE: gone")
+
+    _operator(2).execute({"ti": _task()})
+
+    assert _phases(clicks) == [
+        *((txid, "committed") for txid in (1, 2, 3)),
+        (4, "failed"),
+        (5, "processed"),
+        (6, "planned"),
+    ]
+    ran = [clicks.store.batch_history(CLICKS.name, txid).attempts[0] for txid in (2, 1, 5)]
+    assert [attempt["airflow_task_id"] for attempt in ran] == ["batch", *["batch of txid 2"] * 2]
+    assert ran[2]["owner"] == "Airflow run, batch of txid 2, try 6"
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_task_with_a_time_limit_keeps_to_its_own_batch(clicks: Batches) -> None:
+    """The author meant it for one."""
+    clicks.plan("run", 2)
+
+    _operator(1, execution_timeout=timedelta(minutes=5)).execute({"ti": _task()})
+
+    assert _phases(clicks) == [(1, "committed"), (2, "planned")]
+
+
+def test_what_fails_in_another_task_is_left_to_its_own(
+    clicks: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which tries again and reports; the task that was only helping stops helping, and is green."""
+
+    def stage(store: StateStore, _: object, attempt: Attempt) -> None:
+        if attempt.txid == 2:
+            raise errors.SourceUnavailable("a.csv is away.")
+        store.seal(attempt, [], Tracked(0))
+
+    monkeypatch.setattr(phases, "_stage", stage)
+    clicks.plan("run", 3)
+
+    _operator(1).execute({"ti": _task(0)})
+
+    assert _phases(clicks) == [(1, "committed"), (2, "failed"), (3, "planned")]
+    assert "clicks 2 is left to its own task: SOURCE_UNAVAILABLE: a.csv is away." in caplog.text
+    with pytest.raises(errors.SourceUnavailable):
+        _operator(2).execute({"ti": _task(1)})
+    assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == 2
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.usefixtures("without_spark")
+def test_a_task_whose_batch_was_stolen_waits_for_the_thief(clicks: Batches, *, dies: bool) -> None:
+    """As long as it lives: then the batch's own task does the work again."""
+    clicks.plan("run", 1)
+    with ThreadPoolExecutor(1) as worker, closing(clicks.store.unbegun(CLICKS.name, "run")) as unbegun:
+        stolen = clicks.begin(next(unbegun))
+        own = worker.submit(_operator(1).execute, {"ti": _task(0)})
+        with pytest.raises(TimeoutError):
+            own.result(3 * phases.SECONDS_BETWEEN_LOOKS)
+        if not dies:
+            clicks.store.seal(stolen, [], Tracked(0))
+            clicks.commit(1)
+        unbegun.close()
+        own.result(30)
+
+    assert _phases(clicks) == [(1, "committed")]
+    assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == (2 if dies else 1)
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_nobody_waits_for_a_thief_for_longer_than_an_attempt_may_take(
+    clicks: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still, with its connection open."""
+    monkeypatch.setattr(Settings, "load", lambda: replace(settings, attempt_timeout_seconds=1))
+    clicks.plan("run", 1)
+    with closing(clicks.store.unbegun(CLICKS.name, "run")) as unbegun:
+        clicks.begin(next(unbegun))
+
+        _operator(1).execute({"ti": _task(0)})
+
+    assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == 2
 
 
 def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:

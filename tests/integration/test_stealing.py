@@ -1,0 +1,84 @@
+"""Batches that nobody has begun are there for whoever has time; what they hold says that they live, and decides nothing."""
+
+from contextlib import closing, suppress
+
+import pytest
+
+from state_store.attempts import Settled
+from state_store.errors import StoreUnavailable
+from state_store.stealing import LOOK_AHEAD
+from tests.integration.conftest import Execute, Tally, until
+
+HOLDERS = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"
+
+
+def test_what_nobody_has_begun_is_found_in_order(tally: Tally) -> None:
+    """Not what has an attempt, in whichever state, what was given up, and what another run covers."""
+    tally.plan(6)
+    tally.plan(1, run_id="another")
+    tally.process(1)
+    tally.commit(1)
+    tally.start(3)
+    tally.store.give_up("tally", 5, "ann", "its file is lost")
+
+    assert list(tally.store.unbegun("tally", "run")) == [2, 4, 6]
+    assert list(tally.store.unbegun("tally", "another")) == [7]
+    assert list(tally.store.unbegun("tally", "no such run")) == []
+
+
+def test_no_batch_is_found_by_two_at_once(tally: Tally) -> None:
+    """Each is one's until that one asks for the next, and so its own task knows that somebody is at it."""
+    tally.plan(4)
+    with closing(tally.store.unbegun("tally", "run")) as one, closing(tally.store.unbegun("tally", "run")) as other:
+        assert [next(one), next(other)] == [1, 2]
+        assert [tally.store.is_stolen("tally", txid) for txid in (1, 2, 3)] == [True, True, False]
+        assert [tally.store.is_stolen("another", txid) for txid in (1, 2)] == [False, False]
+        tally.start(1)
+        assert next(one) == 3
+        assert [tally.store.is_stolen("tally", txid) for txid in (1, 2, 3)] == [False, True, True]
+
+
+def test_many_who_look_at_once_find_as_many_batches(tally: Tally) -> None:
+    """Also if nobody has begun with what was found before."""
+    tally.plan(2 * LOOK_AHEAD)
+    finders = [tally.store.unbegun("tally", "run") for _ in range(LOOK_AHEAD + 1)]
+    try:
+        found = [next(finder) for finder in finders]
+    finally:
+        for finder in finders:
+            finder.close()
+
+    assert found == list(range(1, LOOK_AHEAD + 2))
+
+
+def test_who_stops_looking_or_dies_holds_nothing(tally: Tally, as_role: Execute) -> None:
+    """However it ends, its connection ends, and what was held by it."""
+    tally.plan(2)
+    with closing(tally.store.unbegun("tally", "run")) as stops:
+        assert next(stops) == 1
+    assert not tally.store.is_stolen("tally", 1)
+
+    with closing(tally.store.unbegun("tally", "run")) as dies:
+        assert next(dies) == 1
+        as_role("postgres", f"SELECT pg_terminate_backend(pid) FROM ({HOLDERS}) AS held")
+        until(lambda: not tally.store.is_stolen("tally", 1))
+        with pytest.raises(StoreUnavailable):
+            next(dies)
+    with suppress(StopIteration):
+        assert next(dies) is None
+    assert as_role("postgres", HOLDERS) == []
+
+
+def test_what_was_begun_meanwhile_is_left(tally: Tally) -> None:
+    """Whoever finds a batch and is slow to begin must not fence who was faster."""
+    tally.plan(3)
+    with closing(tally.store.unbegun("tally", "run")) as unbegun:
+        assert next(unbegun) == 1
+        tally.start(1)
+        assert tally.store.start_attempt(tally.spec, 1, "slow", only_first=True) is Settled.BEGUN
+    tally.store.fail_attempt(tally.start(2), "STORE_UNAVAILABLE: gone")
+    tally.process(3)
+
+    begun = [tally.store.start_attempt(tally.spec, txid, "slow", only_first=True) for txid in (1, 2, 3)]
+    assert begun == [Settled.BEGUN, Settled.BEGUN, Settled.SEALED]
+    assert len(tally.store.batch_history("tally", 1).attempts) == 1
