@@ -4,8 +4,9 @@
 
 plan freezes the batches of this run and hands on their txids, nothing else. A batch task goes through both phases. It
 processes, side by side with as many others as the window allows; whoever finishes what the next commit waits for commits
-it at once, with all that is ready behind it. If the task's own batch has not committed by then, it waits for its turn in the
-triggerer (`dags.turn_trigger`), without a worker, and mostly ends there, because somebody else has committed it; otherwise a
+it at once, with all that is ready behind it. Then it goes on with batches of the run that nobody has begun: to start a
+process for each costs Airflow more than most batches take. A task that comes later finds its batch committed. If it is not,
+the task waits for its turn in the triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a
 worker commits it, in one Postgres transaction. If one txid fails, the others are processed all the same, and those before it
 commit; those after it fail, saying why. The next run starts with whatever is left over. A txid that was given up stops
 nobody: in its turn, a commit without its rows takes its place.
@@ -104,13 +105,15 @@ with `tidegate skip {name} TXID --reason ...`; order then goes on without its ro
 **Stop it**: `tidegate pause {name} --reason ...` skips new runs, wherever they come from, until `tidegate resume {name}`; what
 has been planned goes on.
 
-**Look inside**: `tidegate inspect {name}`.
+**Look inside**: `tidegate inspect {name}`. A task that is through with its batch goes on with others of the run; whose log
+tells of a batch, `tidegate inspect {name} --txid TXID` says.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 BATCH_DOC = (
-    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result. Deferred: it waits, without a "
-    "worker, for its turn, which comes when every earlier txid has committed. Then the staged result is merged into the state "
-    "tables, in one transaction. Repeating any of it changes nothing."
+    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; and then those of batches that "
+    "nobody has begun, whose own tasks find the work done. Deferred: it waits, without a worker, for its turn, which comes when "
+    "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. Repeating "
+    "any of it changes nothing."
 )
 
 

@@ -2,6 +2,7 @@
 
     plan     open_batches   txids and frozen metadata, write-once, before anything is read (CONTRACT I6)
     process  start_attempt  a larger attempt number for the batch; from now on every older attempt is inert (I4, I5)
+             unbegun        the batches of a run that wait for somebody with time, and whether their thief lives; a hint
              (Spark)        COPY into this attempt's own staging tables, one stream per partition
              seal           which task attempt counts for each partition, how many rows, which digest (I7)
     commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)

@@ -89,7 +89,7 @@ class _Trial:
         with StateStore.connect(self._project.settings) as store:
             last = store.committed(pipeline.name) + len(files)
         self._offer(self._project.home / "data" / pipeline.name, files)
-        return self._project.dag_run(pipeline.name, {}, committed=last)
+        return self._project.dag_run(pipeline.name, {}, committed=last).to_commit
 
     def _check(self, pipeline: Pipeline, key: str) -> None:
         """Compare the states, ours and the peer's, with what DuckDB makes of the files."""
