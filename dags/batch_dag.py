@@ -236,8 +236,6 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
     timeout of the wait is kept by the scheduler, so it ends the wait even if no triggerer is left.
     """
 
-    template_fields = ("txid",)
-
     def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.pipeline_name = pipeline_name
@@ -254,6 +252,9 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         name, txid, here, settings = self.pipeline_name, self.txid, _try(context["ti"]), Settings.load()
         logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
         with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
+            if store.turn(name, txid).done:
+                logger.info("%s %d has committed; whose log tells of it: tidegate inspect %s --txid %d", name, txid, name, txid)
+                return
             phases.await_thief(settings, name, txid)
             try:
                 logger.info("%s", phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True))
