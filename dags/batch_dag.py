@@ -110,10 +110,10 @@ tells of a batch, `tidegate inspect {name} --txid TXID` says.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 BATCH_DOC = (
-    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; and then those of batches that "
-    "nobody has begun, whose own tasks find the work done. Deferred: it waits, without a worker, for its turn, which comes when "
-    "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. Repeating "
-    "any of it changes nothing."
+    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; then those of other batches "
+    "that nobody has begun, whose own tasks find the work done. Deferred: it waits, without a worker, for its turn: until "
+    "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. "
+    "Repeating any of it changes nothing."
 )
 
 

@@ -72,10 +72,10 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         records, rows_told = _records(store.settings, pipeline, attempt, emitter, spark)
         few = _states_of_few_rows(pipeline, attempt, rows_told)
         try:
-            done = _compute(store, pipeline, attempt, records, rows_told, few)
+            done = _compute(store, pipeline, attempt, emitter, records, rows_told, few)
         except LeftToTasks as why:
             logger.info("%s is left to Spark's tasks: %s", attempt, why)
-            done = _compute(store, pipeline, attempt, records, rows_told, frozenset())
+            done = _compute(store, pipeline, attempt, emitter, records, rows_told, frozenset())
         if done.rows_told is not None:
             check_complete(attempt, "the partials", Sums(done.rows_told), Sums(done.emitted.rows))
         if pipeline.transform is None:
@@ -116,6 +116,7 @@ def _compute(
     store: StateStore,
     pipeline: Pipeline,
     attempt: Attempt,
+    emitter: Emitter,
     records: DataFrame,
     rows_told: int | None,
     few: frozenset[str],
@@ -133,6 +134,8 @@ def _compute(
     used = used_columns(pipeline)
     # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
     is_untouched = pipeline.transform is None and not is_flagged
+    if is_untouched and emitter.has_digests and used is not None:
+        tracked = used
     # Only then do the partials of each state tell of the source's own rows.
     rows_told = rows_told if is_untouched and not pipeline.lost_tracking else None
     if rows_told is None:

@@ -64,7 +64,13 @@ class OneFile:
 
 
 class Emitter(Protocol):
-    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt."""
+    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt.
+
+    `has_digests` tells that `verify_batch` compares all of the content with digests that were planned. The acker then leaves
+    columns alone that no state uses, and Spark does not read them.
+    """
+
+    has_digests: bool = False
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return exactly the rows of the batch; lazily, so failures may also come when the rows are computed.

@@ -32,6 +32,8 @@ DECIMAL = re.compile(r"(?:decimal|dec|numeric)\b\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*
 class FileReader(Emitter):
     """Reads the named files of a folder."""
 
+    has_digests = True
+
     def __init__(
         self,
         spark: "SparkSession",

@@ -34,12 +34,12 @@ FLIGHTS_FROM_RAW_FILES = """
 """
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: int = PATIENCE_SECONDS) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
     """Return the condition's first true value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.1)
+        time.sleep(every)
     return found
 
 

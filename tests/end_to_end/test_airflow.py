@@ -2,6 +2,8 @@
 
 import json
 import signal
+from contextlib import closing
+from typing import Any
 
 import psutil
 
@@ -120,6 +122,30 @@ def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project)
     assert json.loads(out)["committed"] == txids
     attempts = [batch["attempt"] for batch in project.json("inspect", "flights")][-2:]
     assert sorted(attempts) == [1, 2]
+    assert project.flights() == project.flights_from_raw_files()
+
+
+def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(project: Project) -> None:
+    """Behind the window's tasks one batch is left; whoever processes it for its own task dies, and that one does it again."""
+    *others, last = project.next_flights(WINDOW + 1)
+    run = project.start("trigger", "flights", "--wait")
+    with closing(project.as_administrator()) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+
+        def began() -> Any:
+            cursor.execute("SELECT airflow_task_id FROM tidegate.attempt WHERE pipeline = 'flights' AND txid = %s", [last])
+            return cursor.fetchone()
+
+        (helper,) = wait_for(began, "the attempt of a task that helps", every=0.01)
+    assert helper in {f"batch of txid {txid}" for txid in others}
+    with project.held("seal") as held:
+        held.kill_who_waits(f"INSERT INTO tidegate.seal%'flights', {last},")
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert json.loads(out)["committed"] == [*others, last]
+    tasks = [a["airflow_task_id"] for a in project.json("inspect", "flights", "--txid", str(last))["attempts"]]
+    assert tasks == [helper, "batch"]
     assert project.flights() == project.flights_from_raw_files()
 
 

@@ -185,6 +185,25 @@ def test_the_sums_are_the_same_wherever_they_are_taken(
     assert (sums[0][1] is None) == (tracking == "off")
 
 
+@pytest.mark.parametrize("how", ["as it is", "transformed", "without digests"])
+def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Spark then does not even read it. A transform may use any column; and rows without a digest have nothing but the hash."""
+    monkeypatch.setattr(FileReader, "has_digests", how != "without digests")
+    batches = [table([("a", 1, None)]).append_column("note", pa.array([note])) for note in ("this", "that")]
+    tables.put(*batches)
+    pipeline = tables.declare_over(batches[0].schema, PRICES, (lambda rows: rows) if how == "transformed" else None)
+    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    for txid in (1, 2):
+        phases.process_batch(tables.settings, pipeline, txid, owner="test")
+
+    with StateStore.connect(tables.settings) as store:
+        (this,), (that,) = (store.batch_history(pipeline.name, txid).attempts for txid in (1, 2))
+    assert this["source_hash"] is not None
+    assert (this["source_hash"] == that["source_hash"]) == (how == "as it is")
+
+
 def test_a_file_that_tells_of_other_rows_than_are_read_is_not_sealed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """The footer of a Parquet file is an independent witness of what Spark has read."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
