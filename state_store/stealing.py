@@ -1,9 +1,9 @@
 """Work stealing: a task that is through with its own batch goes on with one of its run that nobody has begun.
 
-Who steals holds an advisory lock of the batch, on a connection of its own, while it processes. The lock says one thing, that
-somebody alive is at it, to the batch's own task: which then waits instead of taking the batch over. It decides nothing. If it
-is lost, with its connection or in a connection pooler, two may process the batch, and the fence tells which of them counts
-(CONTRACT I4).
+Who steals says so in the name of a connection of its own, which ends with it. To the batch's own task this tells one thing,
+that somebody alive is at it: the task then waits instead of taking the batch over. It decides nothing. If the name is lost,
+two may process the batch, and the fence tells which of them counts (CONTRACT I4). An advisory lock would tell the same; but a
+connection pooler would keep it for whoever comes next.
 """
 
 import sqlalchemy as sa
@@ -11,36 +11,41 @@ from sqlalchemy import Connection
 
 from state_store import tables
 
-LOOK_AHEAD = 16
+NAME_BYTES = 63  # Postgres cuts off the rest; two batches of one name would only wait for each other's thief
+_sessions = sa.table("pg_stat_activity", sa.column("datname"), sa.column("pid"), sa.column("application_name"))
 
 
-def unbegun(connection: Connection, pipeline: str, run_id: str, behind: int = 0) -> list[int]:
-    """Return the first txids of a run behind this one that have no attempt yet, in order; what was given up needs none."""
+def next_unbegun(connection: Connection, pipeline: str, run_id: str, behind: int) -> int | None:
+    """Return the first txid of a run behind this one that has no attempt, no thief, and was not given up."""
     b, r = tables.batch.c, tables.run_batch.c
-    statement = (
+    return connection.scalar(
         sa.select(b.txid)
         .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
         .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > behind, b.attempt == 0, b.skip_reason.is_(None))
+        .where(~_has_thief(b.pipeline, b.txid))
         .order_by(r.txid)
-        .limit(LOOK_AHEAD)
+        .limit(1)
     )
-    return list(connection.scalars(statement))
 
 
-def steal(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Take the batch's lock until `give_back`, or until the connection ends; False if somebody has it."""
-    return bool(connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_lock(pipeline, txid)))))
-
-
-def give_back(connection: Connection, pipeline: str, txid: int) -> None:
-    """Release the batch's lock."""
-    connection.execute(sa.select(sa.func.pg_advisory_unlock(_lock(pipeline, txid))))
+def say_stolen(connection: Connection, pipeline: str, txid: int) -> None:
+    """Let the connection's name tell that its owner is at this batch."""
+    connection.execute(sa.select(sa.func.set_config("application_name", _name(pipeline, txid), False)))
 
 
 def is_stolen(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Tell whether somebody holds the batch's lock at this moment."""
-    return not connection.scalar(sa.select(sa.func.pg_try_advisory_xact_lock_shared(_lock(pipeline, txid))))
+    """Tell whether somebody who stole the batch lives, and the batch's newest attempt has not ended."""
+    b, a = tables.batch.c, tables.attempt.c
+    ended = sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None))
+    has_ended = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, ended)
+    at_work = sa.exists().where(b.pipeline == pipeline, b.txid == txid, _has_thief(b.pipeline, b.txid), ~has_ended)
+    return bool(connection.scalar(sa.select(at_work)))
 
 
-def _lock(pipeline: str, txid: int) -> sa.ColumnElement[int]:
-    return sa.func.hashtextextended(f"tidegate {pipeline}", sa.cast(txid, sa.BigInteger))
+def _has_thief(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    s = _sessions.c
+    return sa.exists().where(s.datname == sa.func.current_database(), s.application_name == _name(pipeline, txid))
+
+
+def _name(pipeline: str | sa.ColumnElement[str], txid: int | sa.ColumnElement[int]) -> sa.ColumnElement[str]:
+    return sa.func.left(sa.func.concat("tidegate steals ", sa.cast(txid, sa.Text), " of ", pipeline), NAME_BYTES)

@@ -213,25 +213,23 @@ class StateStore:
     def unbegun(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Yield txids of a run that nobody has begun, first ones first; until the next is asked for, they are the caller's.
 
-        That is what `is_stolen` tells the others. It keeps nobody from beginning them, so begin with `only_first`. None is
-        yielded twice. Who stops early closes the iterator; of who dies, Postgres notices by the connection.
+        That is what `is_stolen` tells the others. It keeps nobody from beginning them, so begin with `only_first`. Who stops
+        early closes the iterator; of who dies, Postgres notices by the connection.
         """
         doing = "looking for batches that nobody has begun"
         with self._transaction(doing) as connection:
-            if not stealing.unbegun(connection, pipeline, run_id):
-                return  # a look costs less than the connection
-        txid = 0
+            txid = stealing.next_unbegun(connection, pipeline, run_id, behind=0)
+        if txid is None:
+            return  # a look costs less than a connection of one's own
         with self._session(doing) as connection:
-            while found := stealing.unbegun(connection, pipeline, run_id, behind=txid):
-                for txid in found:
-                    if stealing.steal(connection, pipeline, txid):
-                        yield txid
-                        stealing.give_back(connection, pipeline, txid)
-                        break
+            while txid is not None:
+                stealing.say_stolen(connection, pipeline, txid)
+                yield txid
+                txid = stealing.next_unbegun(connection, pipeline, run_id, behind=txid)
 
     def is_stolen(self, pipeline: str, txid: int) -> bool:
-        """Tell whether this batch is somebody's, by `unbegun`, who is alive as far as Postgres knows."""
-        with self._transaction("looking whose a batch is") as connection:
+        """Tell whether somebody to whom `unbegun` has yielded this batch is at it, and alive as far as Postgres knows."""
+        with self._transaction("looking who is at a batch") as connection:
             return stealing.is_stolen(connection, pipeline, txid)
 
     def is_fenced(self, attempt: Attempt) -> bool:

@@ -1,15 +1,14 @@
-"""Batches that nobody has begun are there for whoever has time; what they hold says that they live, and decides nothing."""
+"""Batches that nobody has begun are there for whoever has time; that they live is told, and decides nothing."""
 
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
 
 from state_store.attempts import Settled
 from state_store.errors import StoreUnavailable
-from state_store.stealing import LOOK_AHEAD
 from tests.integration.conftest import Execute, Tally, until
 
-HOLDERS = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"
+THIEVES = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate steals %'"
 
 
 def test_what_nobody_has_begun_is_found_in_order(tally: Tally) -> None:
@@ -34,39 +33,37 @@ def test_no_batch_is_found_by_two_at_once(tally: Tally) -> None:
         assert [tally.store.is_stolen("tally", txid) for txid in (1, 2, 3)] == [True, True, False]
         assert [tally.store.is_stolen("another", txid) for txid in (1, 2)] == [False, False]
         tally.start(1)
+        assert tally.store.is_stolen("tally", 1)
         assert next(one) == 3
         assert [tally.store.is_stolen("tally", txid) for txid in (1, 2, 3)] == [False, True, True]
 
 
-def test_many_who_look_at_once_find_as_many_batches(tally: Tally) -> None:
-    """Also if nobody has begun with what was found before."""
-    tally.plan(2 * LOOK_AHEAD)
-    finders = [tally.store.unbegun("tally", "run") for _ in range(LOOK_AHEAD + 1)]
-    try:
-        found = [next(finder) for finder in finders]
-    finally:
-        for finder in finders:
-            finder.close()
+def test_what_has_ended_is_nobodys(tally: Tally) -> None:
+    """Its own task commits what is sealed, and tries again what has failed, whatever the thief does next."""
+    tally.plan(2)
+    with closing(tally.store.unbegun("tally", "run")) as unbegun:
+        tally.process(next(unbegun))
+        assert not tally.store.is_stolen("tally", 1)
+        failed = tally.start(next(unbegun))
+        assert tally.store.is_stolen("tally", 2)
+        tally.store.fail_attempt(failed, "SPARK_FAILED: gone")
+        assert not tally.store.is_stolen("tally", 2)
 
-    assert found == list(range(1, LOOK_AHEAD + 2))
 
-
-def test_who_stops_looking_or_dies_holds_nothing(tally: Tally, as_role: Execute) -> None:
-    """However it ends, its connection ends, and what was held by it."""
+def test_who_stops_looking_or_dies_has_nothing(tally: Tally, as_role: Execute) -> None:
+    """However it ends, its connection ends."""
     tally.plan(2)
     with closing(tally.store.unbegun("tally", "run")) as stops:
         assert next(stops) == 1
-    assert not tally.store.is_stolen("tally", 1)
+    until(lambda: not tally.store.is_stolen("tally", 1))
 
     with closing(tally.store.unbegun("tally", "run")) as dies:
         assert next(dies) == 1
-        as_role("postgres", f"SELECT pg_terminate_backend(pid) FROM ({HOLDERS}) AS held")
+        as_role("postgres", f"SELECT pg_terminate_backend(pid) FROM ({THIEVES}) AS thief")
         until(lambda: not tally.store.is_stolen("tally", 1))
         with pytest.raises(StoreUnavailable):
             next(dies)
-    with suppress(StopIteration):
-        assert next(dies) is None
-    assert as_role("postgres", HOLDERS) == []
+    assert as_role("postgres", THIEVES) == []
 
 
 def test_what_was_begun_meanwhile_is_left(tally: Tally) -> None:
