@@ -130,8 +130,9 @@ def batch_dag(
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
     `window` is how many batches a run processes at once; plan warns if the pipeline declares another one.
-    `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own. More than one active run is
-    safe, but both would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
+    `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own; with an `execution_timeout` among
+    `default_args`, a task keeps to its own batch instead of going on with others. More than one active run is safe, but both
+    would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
 
     Raises: UnknownPipeline with the names there are.
     """

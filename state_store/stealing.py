@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from state_store import tables
 
 NAME_BYTES = 63  # Postgres cuts off the rest; two batches of one name would only wait for each other's thief
-_sessions = sa.table("pg_stat_activity", sa.column("datname"), sa.column("pid"), sa.column("application_name"))
+_SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
 def next_unbegun(connection: Connection, pipeline: str, run_id: str, behind: int) -> int | None:
@@ -43,7 +43,7 @@ def is_stolen(connection: Connection, pipeline: str, txid: int) -> bool:
 
 
 def _has_thief(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    s = _sessions.c
+    s = _SESSIONS.c
     return sa.exists().where(s.datname == sa.func.current_database(), s.application_name == _name(pipeline, txid))
 
 
