@@ -148,6 +148,17 @@ def newest_number(connection: Connection, pipeline: str, txid: int) -> int | Non
     return number
 
 
+def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed or has failed."""
+    its_newest = tables.attempt.alias("its_newest").c
+    return (
+        sa.exists()
+        .where(its_newest.pipeline == batch.c.pipeline, its_newest.txid == batch.c.txid, its_newest.attempt == batch.c.attempt)
+        .where(sa.or_(its_newest.sealed_at.is_not(None), its_newest.failed_at.is_not(None)))
+        .correlate(batch)
+    )
+
+
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
     """Return how many rows an attempt has sealed, over all states."""
     s = tables.seal.c

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from state_store import tables
+from state_store import attempts, tables
 from state_store.batches import existing_cut
 from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
 
@@ -221,17 +221,10 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
     Opaque states are merged one by one: there, to wait wins nothing.
     """
     c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
-    later, its_newest = tables.batch.alias("later"), tables.attempt.alias("its_newest")
-    has_ended = (
-        sa.exists()
-        .where(its_newest.c.pipeline == later.c.pipeline, its_newest.c.txid == later.c.txid)
-        .where(its_newest.c.attempt == later.c.attempt)
-        .where(sa.or_(its_newest.c.sealed_at.is_not(None), its_newest.c.failed_at.is_not(None)))
-        .correlate(later)
-    )
+    later = tables.batch.alias("later")
     is_company_coming = (
         sa.exists()
-        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, ~has_ended)
+        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, ~attempts.newest_has_ended(later))
         .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
         .correlate(tables.cursor)
     )

@@ -9,7 +9,7 @@ connection pooler would keep it for whoever comes next.
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from state_store import attempts, tables
 
 NAME_BYTES = 63  # Postgres cuts off the rest; two batches of one name would only wait for each other's thief
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
@@ -35,10 +35,9 @@ def say_stolen(connection: Connection, pipeline: str, txid: int) -> None:
 
 def is_stolen(connection: Connection, pipeline: str, txid: int) -> bool:
     """Tell whether somebody who stole the batch lives, and the batch's newest attempt has not ended."""
-    b, a = tables.batch.c, tables.attempt.c
-    ended = sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None))
-    has_ended = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, ended)
-    at_work = sa.exists().where(b.pipeline == pipeline, b.txid == txid, _has_thief(b.pipeline, b.txid), ~has_ended)
+    b = tables.batch.c
+    is_open = ~attempts.newest_has_ended(tables.batch)
+    at_work = sa.exists().where(b.pipeline == pipeline, b.txid == txid, _has_thief(b.pipeline, b.txid), is_open)
     return bool(connection.scalar(sa.select(at_work)))
 
 

@@ -196,12 +196,12 @@ class StateStore:
             is_sealed = newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and cut.continues == position
             if is_sealed and not restage and not redo:
                 return Settled.SEALED
+            if only_first and newest is not None:
+                return Settled.BEGUN
             if recut is None:
                 wanted = not may_stay or (spec.source_kind != "transactional" and newest is not None)
             else:
                 wanted = recut.continues != position  # the batch before it was cut anew meanwhile
-            if only_first and newest is not None:
-                return Settled.BEGUN
             if wanted:
                 return CutWanted(before.metadata if before else None, cut.metadata, position)
             attempt = attempts.take_fence(connection, spec, batch, cut, owner, airflow=airflow, recut=recut)
@@ -477,19 +477,22 @@ class StateStore:
     @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:
         """Yield a connection of one's own, without transactions around its statements; what its session holds ends with it."""
-        try:
-            with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                try:
-                    yield connection
-                finally:
-                    connection.invalidate()
-        except (DBAPIError, psycopg2.Error) as error:
-            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
+        with _our_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            try:
+                yield connection
+            finally:
+                connection.invalidate()
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:
-        try:
-            with self.engine.begin() as connection:
-                yield connection
-        except (DBAPIError, psycopg2.Error) as error:
-            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
+        with _our_errors(doing), self.engine.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _our_errors(doing: str) -> Iterator[None]:
+    """Turn the driver's errors into ours."""
+    try:
+        yield
+    except (DBAPIError, psycopg2.Error) as error:
+        raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
