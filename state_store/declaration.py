@@ -70,6 +70,11 @@ class ValueColumn:
     merge: Merge
     computed: str = ""
 
+    @property
+    def nullable(self) -> bool:
+        """Tell whether there may be no value: sums and counts of nothing are 0, the least of nothing is NULL."""
+        return self.merge != "sum"
+
 
 def previous_name(value: str) -> str:
     """Return the column in which an opaque state keeps what a value was before its row's txid."""

@@ -26,11 +26,12 @@ _HASHES: list[tuple[type[Any], str]] = [
 
 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:
-    """Return the digest of staged rows, in whatever order: the XOR of their 64-bit hashes, over all columns."""
-    hashes = [_hash(column, seed) for seed, column in enumerate(stage.c)]
-    # Hashed once more: with a bare XOR, two rows could exchange a value unnoticed.
-    mixed = sa.func.hashint8extended(reduce(lambda one, other: one.bitwise_xor(other), hashes), _constant(0))
-    return sa.func.coalesce(sa.func.bit_xor(mixed), _constant(0))
+    """Return the digest of staged rows, in whatever order: the XOR of their 64-bit hashes, over all staged columns.
+
+    The task attempt is left out: it is by what the rows are found.
+    """
+    staged = (column for column in stage.c if column.name != "task_attempt")
+    return sa.func.coalesce(sa.func.bit_xor(reduce(_hash, staged, _constant(0))), _constant(0))
 
 
 def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
@@ -41,14 +42,19 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
     return str(statement.compile(dialect=psycopg2.dialect()))  # type: ignore[no-untyped-call]
 
 
-def _hash(column: sa.ColumnElement[Any], seed: int) -> sa.ColumnElement[int]:
+def _hash(before: sa.ColumnElement[int], column: sa.Column[Any]) -> sa.ColumnElement[int]:
+    """Return the hash of a row up to this column. Each value's begins with that of those before it: none can change places."""
+    if not column.nullable:
+        return _hash_of_value(column, before)
+    own = sa.func.coalesce(_hash_of_value(column, _constant(0)), _constant(-1))  # Postgres has no hash of NULL
+    return sa.func.hashint8extended(own, before)
+
+
+def _hash_of_value(column: sa.Column[Any], seed: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     function = next((name for kind, name in _HASHES if isinstance(column.type, kind)), None)
-    hashed: sa.ColumnElement[int] = (
-        getattr(sa.func, function)(column, _constant(seed))
-        if function
-        else sa.func.hash_record_extended(sa.func.row(column), _constant(seed))
-    )
-    return sa.func.coalesce(hashed, _constant(-1 - seed), type_=sa.BigInteger)
+    if function:
+        return getattr(sa.func, function)(column, seed)  # type: ignore[no-any-return]
+    return sa.func.hash_record_extended(sa.func.row(column), seed)
 
 
 def _constant(value: int) -> sa.ColumnElement[int]:

@@ -269,7 +269,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         constraints.append(sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True))
     else:
         constraints.append(sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}"))
-    columns = [*keys, *(Column(v.name, _sql_type(v.type), nullable=v.merge != "sum") for v in state.values)]
+    columns = [*keys, *(Column(v.name, _sql_type(v.type), nullable=v.nullable) for v in state.values)]
     if state.kind == "opaque":
         columns += [Column(previous_name(v.name), _sql_type(v.type)) for v in state.values]
         columns.append(Column(PREVIOUS_TXID, BigInteger))
@@ -295,7 +295,7 @@ def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
     return Table(
         f"{staged.name}_{txid}_{attempt_number}",
         sa.MetaData(schema=STAGING),
-        *(Column(c.name, _sql_type(c.type)) for c in staged.columns),
+        *(Column(c.name, _sql_type(c.type), nullable=c.nullable) for c in staged.columns),
         Column("task_attempt", BigInteger, nullable=False),
         postgresql_with={"autovacuum_enabled": False},
     )
