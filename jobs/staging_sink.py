@@ -10,7 +10,7 @@ import gc
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import psycopg2
@@ -29,20 +29,6 @@ from state_store.partition_copy import copy_partition
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
 MAX_VALUE_BYTES = 64 * 1024 * 1024
-_ANSWER = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("task_attempt", pa.int64()),
-        ("rows", pa.int64()),
-        ("digest", pa.int64()),
-        ("bytes", pa.int64()),
-        ("acked_rows", pa.int64()),
-        ("acked_hash", pa.int64()),
-        ("refusal", pa.string()),
-        ("reason", pa.string()),
-    ]
-)
-ANSWER = from_arrow_schema(_ANSWER)  # given as text, the server would be asked what it means
 _CSV = csv.WriteOptions(include_header=False)
 
 
@@ -58,6 +44,11 @@ class Answer(NamedTuple):
     acked_hash: int
     refusal: str | None
     reason: str | None
+
+
+_ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
+_ANSWER = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in get_type_hints(Answer).items()])
+ANSWER = from_arrow_schema(_ANSWER)  # given as text, the server would be asked what it means
 
 
 @dataclass(frozen=True)
