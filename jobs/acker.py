@@ -11,9 +11,9 @@ From the transform on, every row is followed one to one: transformed XOR staged 
 attempt fails. Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
 Two equal rows cancel each other out in an XOR; that is what the count is for.
 
-What Spark sums up in passing it interprets, row by row. Where one task reads a whole file, groups its rows and hands over the
-partials, the rows do not move in between: then the source's sums are taken of the partials as they leave that task, and the
-file itself tells how many rows there have to be.
+What Spark sums up in passing it interprets, row by row, and to hash the rows takes time as well. Where one task reads a whole
+file that a digest vouches for, groups its rows and hands over the partials, the rows do not move in between: then the file
+itself tells how many rows there have to be, and what is followed into staging are the partials, each with a hash of its own.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ from state_store.attempts import Attempt
 from state_store.errors import DeclarationInvalid, RowsLost
 
 # A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the XOR of the
-# ids. All are taken off before COPY.
+# ids, or an id of their own. All are taken off before COPY.
 ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
 
 
@@ -61,13 +61,14 @@ class Observed:
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
+            rows = rows.select("*", row_id(schema, columns).alias(ID))
             sums.append(F.bit_xor(ID).alias("hash"))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
-        return self._observe(with_ids(rows, schema, columns), sums)
+        return self._observe(rows, sums)
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
-        """Return anchored partials, observed: the sums are those of the rows that they were made of."""
+        """Return anchored partials, observed: how many rows they were made of, and the XOR of what is in HASH."""
         self._is_tracked = True
         return self._observe(partials, [F.sum(counter).alias("rows"), F.bit_xor(HASH).alias("hash")])
 
@@ -88,11 +89,6 @@ class Observed:
                 "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
             )
         return Sums(found["rows"] or 0, (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
-
-
-def with_ids(rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None) -> DataFrame:
-    """Return the rows with the hash over these columns as column ID; without it for None."""
-    return rows if columns is None else rows.select("*", row_id(schema, columns).alias(ID))
 
 
 def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:

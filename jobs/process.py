@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from pyspark.errors import AnalysisException, PySparkException
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs import quarantine, staging
-from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns, with_ids
+from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
 from jobs.pipeline import Pipeline, State
 from jobs.sources import ORIGIN, REFUSAL, Emitter
 from jobs.spark import application_of, expect_brief, failure_of, first_line, interruptible
@@ -76,13 +76,6 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         except LeftToTasks as why:
             logger.info("%s is left to Spark's tasks: %s", attempt, why)
             done = _compute(store, pipeline, attempt, emitter, records, rows_told, frozenset())
-        if done.rows_told is not None:
-            check_complete(attempt, "the partials", Sums(done.rows_told), Sums(done.emitted.rows))
-        if pipeline.transform is None:
-            good = done.emitted.rows - done.emitted.flagged
-            check_complete(attempt, "the rows without a transform", Sums(good), Sums(done.returned.rows))
-        if used_columns(pipeline) is not None:
-            _check_acked(attempt, pipeline, done.returned, done.staged)
         if QUARANTINED not in attempt.source_metadata:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
@@ -100,16 +93,12 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
 
 @dataclass(frozen=True)
 class _Computed:
-    """What came of one pass over a batch: the acker's sums at the source and behind the transform, and what was staged.
-
-    `rows_told` is how many rows the source's file has, if it was asked.
-    """
+    """What came of one pass over a batch: the acker's sums at the source and behind the transform, and what was staged."""
 
     emitted: Sums
     returned: Sums
     staged: list[StagedRows]
     staged_at: datetime
-    rows_told: int | None
 
 
 def _compute(
@@ -123,25 +112,22 @@ def _compute(
 ) -> _Computed:
     """Read the batch, transform it, and stage the partials of all states: from here if in `few`, else by Spark's tasks.
 
-    Raises: LeftToTasks if that does not do for those in `few`; then nothing counts of what was staged.
+    Raises: LeftToTasks if that does not do for those in `few`; then nothing counts of what was staged. RowsLost.
     """
     # A second pass observes anew: the sums of the first may be of what was read until it stopped.
     place = f"{attempt}, {'from here' if few else 'by tasks'}"
-    source, transformed = Observed(f"source of {place}"), Observed(f"transform of {place}")
+    is_untouched = pipeline.transform is None and REFUSAL not in records.schema.names
+    if rows_told is not None and is_untouched and emitter.has_digests and not pipeline.lost_tracking:
+        return _compute_whole_file(store, pipeline, attempt, records, rows_told, few, place)
     schema = records.schema
     is_flagged = REFUSAL in schema.names
     tracked = None if pipeline.tracking == "off" else [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
     used = used_columns(pipeline)
     # Rows that nothing has touched since the source was observed are the transformed rows: they are observed once.
-    is_untouched = pipeline.transform is None and not is_flagged
     if is_untouched and emitter.has_digests and used is not None:
         tracked = used
-    # Only then do the partials of each state tell of the source's own rows.
-    rows_told = rows_told if is_untouched and not pipeline.lost_tracking else None
-    if rows_told is None:
-        rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
-    else:
-        rows = with_ids(records, schema, tracked)  # observed when they leave their task, as partials
+    source, transformed = Observed(f"source of {place}"), Observed(f"transform of {place}")
+    rows = records = source.attach(records, schema, tracked, F.col(REFUSAL).isNotNull() if is_flagged else None)
     if not is_untouched:
         rows = records = records.drop(ID)
         if is_flagged:
@@ -153,20 +139,50 @@ def _compute(
     staged: list[StagedRows] = []
     for name, state in pipeline.states.items():
         spec = state.spec(name)
-        partials = aggregate(rows, schema, state, spec, is_anchored=used is not None and not state.unanchored)
-        if rows_told is not None and not staged:
-            partials = source.attach_partials(partials, _counter(state))
-        if name in few:
-            staged.append(staging.stage_from_here(store, attempt, spec, partials, _counter(state)))
-        else:
-            staged.append(staging.stage_by_tasks(store.settings, attempt, spec, partials, _counter(state)))
+        partials = aggregate(rows, schema, state, spec, follow=None if used is None or state.unanchored else "rows")
+        staged.append(_stage(store, attempt, state, spec, partials, few))
     emitted = source.sums()
     returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
+    if pipeline.transform is None:
+        good = emitted.rows - emitted.flagged
+        check_complete(attempt, "the rows without a transform", Sums(good), Sums(returned.rows))
+    for (name, state), done in zip(pipeline.states.items(), staged, strict=True):
+        if used is not None and not state.unanchored:
+            check_complete(attempt, f"state {name}", returned, done.acked)
     if emitted.flagged:
         bad = staging.stage_by_tasks(store.settings, attempt, QuarantineSpec(pipeline.name), quarantine.bad(records))
         check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
         staged.append(bad)
-    return _Computed(emitted, returned, staged, datetime.now(UTC), rows_told)
+    return _Computed(emitted, returned, staged, datetime.now(UTC))
+
+
+def _compute_whole_file(
+    store: StateStore,
+    pipeline: Pipeline,
+    attempt: Attempt,
+    records: DataFrame,
+    rows_told: int,
+    few: frozenset[str],
+    place: str,
+) -> _Computed:
+    """Do the same where one task reads the file, whose digest vouches for the rows, and hands over all partials of a state."""
+    staged: list[StagedRows] = []
+    for name, state in pipeline.states.items():
+        spec, handed_over = state.spec(name), Observed(f"state {name} of {place}")
+        partials = aggregate(records, records.schema, state, spec, follow="partials")
+        staged.append(_stage(store, attempt, state, spec, handed_over.attach_partials(partials, _counter(state)), few))
+        found = handed_over.sums()
+        check_complete(attempt, f"the partials of state {name}", Sums(rows_told), Sums(found.rows))
+        check_complete(attempt, f"state {name}", found, staged[-1].acked)
+    return _Computed(Sums(rows_told), Sums(rows_told), staged, datetime.now(UTC))
+
+
+def _stage(
+    store: StateStore, attempt: Attempt, state: State, spec: StateSpec, partials: DataFrame, few: frozenset[str]
+) -> StagedRows:
+    if spec.name in few:
+        return staging.stage_from_here(store, attempt, spec, partials, _counter(state))
+    return staging.stage_by_tasks(store.settings, attempt, spec, partials, _counter(state))
 
 
 def _states_of_few_rows(pipeline: Pipeline, attempt: Attempt, rows_told: int | None) -> frozenset[str]:
@@ -183,13 +199,6 @@ def _states_of_few_rows(pipeline: Pipeline, attempt: Attempt, rows_told: int | N
         return most is not None and most <= staging.FEW_ROWS and not has_texts
 
     return frozenset(name for name, state in pipeline.states.items() if is_few(state.spec(name)))
-
-
-def _check_acked(attempt: Attempt, pipeline: Pipeline, returned: Sums, staged: "list[StagedRows]") -> None:
-    """Refuse an attempt in which a state that is anchored lacks a row, or has one too many."""
-    for (name, state), done in zip(pipeline.states.items(), staged, strict=False):  # the quarantine comes behind the states
-        if not state.unanchored:
-            check_complete(attempt, f"state {name}", returned, done.acked)
 
 
 def _records(
@@ -218,11 +227,13 @@ def _records(
     return records.coalesce(1), file.rows
 
 
-def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, is_anchored: bool = False) -> DataFrame:
+def aggregate(
+    rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, follow: Literal["rows", "partials"] | None = None
+) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
 
-    `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. Anchored, each partial also tells
-    how many rows it was made of, and the XOR of their ids.
+    `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. To `follow` something, each partial
+    also tells how many rows it was made of, and the XOR of their ids, or an id of its own.
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
@@ -240,14 +251,18 @@ def aggregate(rows: DataFrame, schema: T.StructType, state: State, spec: StateSp
             result = F.coalesce(result, F.lit(0))
         values.append(result.cast(_spark_type(value.type)).alias(value.name))
     types = {column.name: _spark_type(column.type) for column in spec.columns}
-    if is_anchored:
-        if _counter(state) == ROWS:
-            values.append(F.count(F.lit(1)).alias(ROWS))
-            types[ROWS] = T.LongType()
+    if follow and _counter(state) == ROWS:
+        values.append(F.count(F.lit(1)).alias(ROWS))
+        types[ROWS] = T.LongType()
+    if follow == "rows":
         values.append(F.bit_xor(rows[ID]).alias(HASH))
+    partials = rows.groupBy(*keys).agg(*values)
+    if follow == "partials":
+        partials = partials.withColumn(HASH, F.xxhash64(*types))
+    if follow:
         types[HASH] = T.LongType()
     # Nothing is converted; but mapInArrow would ask the server for the columns, which analyses the whole query once more.
-    return rows.groupBy(*keys).agg(*values).to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
+    return partials.to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
 def _counter(state: State) -> str:
