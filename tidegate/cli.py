@@ -3,6 +3,7 @@
 Exit codes are the error families: 0 done or already done, 1 a person has to look, 2 the request is wrong, 75 try again.
 """
 
+import gc
 import sys
 
 import typer
@@ -12,6 +13,7 @@ from tidegate import output
 from tidegate.commands import demo, inspection, operations, pipelines, quarantine, runs, stack
 
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
+MAKE_BEFORE_LOOKING = 100_000  # objects that are made before garbage is looked for
 
 app = typer.Typer(
     help="Exactly-once batch pipelines: Airflow decides when, Spark computes what, Postgres decides whether it counts.",
@@ -31,6 +33,8 @@ app.add_typer(records, name="quarantine")
 
 def main() -> None:
     """Run the command line; every error of ours is one line and an exit code."""
+    # What a command makes while it starts, it keeps: to look through it for garbage would take a third of a short one's time.
+    gc.set_threshold(MAKE_BEFORE_LOOKING)
     try:
         app(standalone_mode=True)
     except TidegateError as error:
@@ -39,6 +43,8 @@ def main() -> None:
     except KeyboardInterrupt:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")
         sys.exit(INTERRUPTED)
+    finally:
+        gc.freeze()  # the interpreter, as it ends, would look through all of it as well
 
 
 def exit_code(error: TidegateError) -> int:

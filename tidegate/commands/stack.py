@@ -1,6 +1,7 @@
 """The embedded stack: up, down, status."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,17 +82,20 @@ def down(
 
 def status(as_json: AsJson = False) -> None:
     """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused."""
-    from state_store import StateStore  # noqa: PLC0415
     from tidegate import stack  # noqa: PLC0415
 
     settings = Settings.load()
-    components = stack.status(settings)
     lags, trouble = [], None
-    try:
-        with StateStore.connect(settings) as store:
-            lags = store.lag()
-    except TidegateError as error:
-        trouble = error
+    with ThreadPoolExecutor(1) as asking:
+        asked = asking.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
+        from state_store import StateStore  # noqa: PLC0415
+
+        try:
+            with StateStore.connect(settings) as store:
+                lags = store.lag()
+        except TidegateError as error:
+            trouble = error
+        components = asked.result()
     if as_json:
         output.print_json({"pipelines": [asdict(lag) for lag in lags], "components": [asdict(c) for c in components]})
     else:
