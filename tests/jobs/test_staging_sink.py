@@ -1,0 +1,73 @@
+"""In which order partials are staged: as the merge likes them, without keeping more than was agreed."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+
+import pyarrow as pa
+import pytest
+
+from jobs import staging_sink
+from state_store.declaration import ColumnType, KeyColumn, StateSpec, ValueColumn
+
+DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
+TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
+
+
+def _state(key: str) -> StateSpec:
+    value = ValueColumn("events", ColumnType("bigint"), "sum", computed="count(*)")
+    return StateSpec("per_key", (KeyColumn("key", ColumnType(key), nullable=True),), (value,), "transactional")
+
+
+def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[pa.RecordBatch]:
+    rows = pa.table({"key": pa.array(keys, kind), "events": range(len(keys))})
+    return iter(rows.to_batches(max_chunksize=rows_each))
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "keys"),
+    [
+        ("bigint", pa.int64(), [5, -(2**63), 2**63 - 1, 0, -1]),
+        ("integer", pa.int32(), [5, -(2**31), 2**31 - 1, 0, -1]),
+        ("date", pa.date32(), DATES),
+        ("timestamptz", pa.timestamp("us", tz="UTC"), TIMES),
+    ],
+)
+def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:
+    """Over all Arrow batches of a task, whatever the order in which Spark has sent them."""
+    ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
+
+    assert ordered["key"].to_pylist() == sorted(keys)
+    assert [keys[event] for event in ordered["events"].to_pylist()] == sorted(keys)
+
+
+def test_null_keys_are_rows_like_others() -> None:
+    """Each is there once, with its value."""
+    keys = [3, None, 1, None]
+    rows = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
+
+    assert sorted(row["events"] for row in rows) == [0, 1, 2, 3]
+    assert all(row["key"] == keys[row["events"]] for row in rows)
+
+
+def test_no_more_is_gathered_than_was_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows is not asked for before the first rows have gone."""
+    monkeypatch.setattr(staging_sink, "SORTED_BYTES", 2 * 16)
+    taken: list[pa.RecordBatch] = []
+
+    def asked() -> Iterator[pa.RecordBatch]:
+        for batch in _batches([4, 3, 2, 1, 0], pa.int64(), 1):
+            taken.append(batch)
+            yield batch
+
+    ordered = staging_sink.in_key_order(asked(), _state("bigint"))
+
+    assert next(ordered)["key"].to_pylist() == [3, 4]
+    assert len(taken) == 2
+    assert [key for batch in ordered for key in batch["key"].to_pylist()] == [1, 2, 0]
+
+
+def test_texts_are_staged_as_they_come() -> None:
+    """To sort them would take longer than it saves."""
+    batches = list(_batches(["b", "c", "a"], pa.string(), 2))
+
+    assert list(staging_sink.in_key_order(iter(batches), _state("text"))) == batches
