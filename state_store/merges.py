@@ -9,22 +9,18 @@ The theory lets states tell a replay by the txids in their rows (SEMANTICS (a), 
 or a newer txid in a row is never a replay: somebody else wrote it, and the commit stops.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
-from sqlalchemy.schema import DropTable
 
 from state_store import staging, tables
+from state_store.adding_up import Brought, added_up
 from state_store.attempts import StagedPartition
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
-
-# From so many rows of several batches on, more than one process adds them up.
-SHARED_ROWS = 1_000_000
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
@@ -47,22 +43,22 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
     for state in spec.states:
-        partials, expected = [], 0
+        brought = []
         for txid, attempt in batches:
             sealed = staging.recount(connection, spec.name, state, txid, attempt)
             if rows := sum(partition.rows for partition in sealed):
-                partials.append(_partials(state, txid, attempt, sealed))
+                brought.append(_brought(state, txid, attempt, sealed, rows))
                 keys[txid, attempt] += rows
-                expected += rows
-        if not partials:
+        if not brought:
             continue
-        (txid, attempt), is_single = batches[0], len(batches) == 1
-        if is_single:
-            written = connection.execute(_upsert(state, partials[0])).rowcount
-        else:
-            with _added_up(connection, state, partials, txid, is_shared=expected >= SHARED_ROWS) as added:
-                written = connection.execute(_upsert(state, added, first_txid=txid)).rowcount
-        if is_single and written != expected:
+        txid, attempt = batches[0]
+        if len(batches) > 1:
+            with added_up(connection, state, brought, txid) as sums:
+                connection.execute(_upsert(state, sums, first_txid=txid))
+            continue
+        expected = brought[0].rows
+        written = connection.execute(_upsert(state, brought[0].partials)).rowcount
+        if written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
                 f"at least {txid} already: somebody else wrote them. Nothing was committed; "
@@ -106,44 +102,14 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
-def _partials(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition]) -> sa.Select[Any]:
+def _brought(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition], rows: int) -> Brought:
     """Return the sealed rows of one attempt: the state's columns and, if its rows carry one, the txid."""
     stage = tables.staging_table_of(state, txid, attempt)
     # Cast in so many words: else it is an int4 to Postgres, which converts it for each row in a step of its own.
     stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
-    return sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-
-
-@contextmanager
-def _added_up(
-    connection: Connection, state: StateSpec, partials: Sequence[sa.Select[Any]], txid: int, *, is_shared: bool
-) -> Iterator[sa.Select[Any]]:
-    """Yield what several batches bring to each key: a query; shared, one of a table that this transaction makes and drops.
-
-    Postgres shares the work of a query among processes, if it goes into a new table, but not if it goes into an upsert.
-    """
-    rows = sa.union_all(*partials).subquery("partials")
-    keys = [rows.c[key.name] for key in state.keys]
-    values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
-    stamp = [sa.func.max(rows.c.txid).label("txid")] if state.has_txid else []
-    sums = sa.select(*keys, *values, *stamp).group_by(*keys)
-    if not is_shared:
-        yield sums
-        return
-    name = tables.staging_table_of(state, txid, 0).name  # attempts count from 1, so it is free
-    added = sa.CreateTableAs(sums, name, schema=tables.STAGING)
-    connection.execute(added)
-    yield sa.select(added.table)
-    connection.execute(DropTable(added.table))
-
-
-def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
-    """Return what a key's values of several batches come to, in the type of the column."""
-    if isinstance(column.type, sa.BigInteger) and merge == "sum":
-        return sa.func.tidegate.add_up(column, type_=column.type)
-    name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
-    return sa.cast(getattr(sa.func, name)(column), column.type)
+    partials = sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
+    return Brought(stage, rows, partials)
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:

@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from jobs import Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, merges
+from state_store import Settings, StateStore, adding_up
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
@@ -32,11 +32,18 @@ KINDS = Pipeline(
 )
 
 
+DAYS = Pipeline(
+    name="days",
+    source=Files("days", glob="*.csv", format="csv", schema={"day": "date", "shop": "string", "cents": "int"}),
+    states={"per_day_and_shop": State(key={"day": "date", "shop": "text"}, aggregates={"cents": Sum("cents")}, null_keys=True)},
+)
+
+
 @pytest.fixture(params=["in the upsert", "by several processes"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What batches bring together is added up in the upsert, or in a table before it, where several processes can."""
     if request.param == "by several processes":
-        monkeypatch.setattr(merges, "SHARED_ROWS", 0)
+        monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -113,24 +120,51 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
         "add_up",
         "min",
         "max",
-        "max",
+        "latest",
     ]
 
 
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_every_key_is_in_one_part(
+    settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """However many processes share the keys: one column is the same in all of them, the other is NULL in some."""
+    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
+    register(DAYS)
+    draw = random.Random(processes)
+    sold: dict[tuple[str, str | None], int] = {}
+    with StateStore.connect(settings) as store:
+        days = Tally(store, DAYS.spec)
+        days.plan(3)
+        for txid in (1, 2, 3):
+            shops = [None, *(f"shop {number}" for number in draw.sample(range(500), 300))]
+            attempt = days.start(txid)
+            staged = days.stage(attempt, "per_day_and_shop", [("2013-01-01", shop, txid) for shop in shops])
+            store.seal(attempt, [staged], Tracked(0))
+            for shop in shops:
+                sold["2013-01-01", shop] = sold.get(("2013-01-01", shop), 0) + txid
+
+        steps = merge_steps(days, lambda: store.commit_ready(DAYS.spec, "test"), "CREATE TABLE staging.per_day_and_shop")
+
+        assert {(str(day), shop): cents for day, shop, cents, _ in days.state("per_day_and_shop")} == sold
+    assert len([step for step in steps if step["Node Type"] == "Aggregate"]) == processes
+
+
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each adds up a part, whatever the aggregate; the table that they write into is gone with the commit."""
+    """Each adds up all of its keys, whatever the aggregate; the table that they write into is gone with the commit."""
     shops = 200_000
-    monkeypatch.setattr(merges, "SHARED_ROWS", 2 * shops)
+    monkeypatch.setattr(adding_up, "SHARED_ROWS", 2 * shops)
     tally.plan(2)
     tally.process(1, [(f"shop {number:06d}", 2, 30, 10, 20) for number in range(shops)])
     tally.process(2, [(f"shop {number:06d}", 1, 5, 5, 5) for number in range(shops)])
-    # For so few rows Postgres would not start a process, nor find that a row takes long from one to the other.
-    costs = {"min_parallel_table_scan_size": 0, "parallel_setup_cost": 0, "parallel_tuple_cost": 2}
 
-    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"), "CREATE TABLE staging.per_shop", **costs)
+    made = "CREATE TABLE staging.per_shop"
+    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"), made, max_parallel_workers_per_gather=2)
 
-    assert any(step["Node Type"].startswith("Gather") for step in steps)
-    assert {step["Partial Mode"] for step in steps if step["Node Type"] == "Aggregate"} == {"Finalize", "Partial"}
+    (shared,) = (step for step in steps if step["Node Type"] == "Append" and step["Parallel Aware"])
+    assert [(step["Node Type"], step["Partial Mode"]) for step in shared["Plans"]] == [("Aggregate", "Simple")] * 2
+    assert not any(step["Parallel Aware"] for step in steps if step is not shared)
     assert tally.state() == [(f"shop {number:06d}", 3, 35, 5, 20, 2) for number in range(shops)]
     assert as_role("postgres", "SELECT to_regclass('staging.per_shop_1_0')") == [(None,)]
 

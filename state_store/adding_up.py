@@ -1,0 +1,117 @@
+"""Adding up what several batches bring to each key, by several of Postgres' processes where it takes long.
+
+Postgres shares a query among processes if its rows go into a new table, but never if they go into an upsert. Left to itself,
+it gives each process a part of the rows and has one of them put together what all have found, key by key. Here each gets a
+part of the keys, of which it keeps the only sums: that is less work, and in less memory at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.schema import DropTable
+
+from state_store import tables
+from state_store.declaration import StateSpec
+
+# From so many rows of several batches on, more than one process adds them up.
+SHARED_ROWS = 1_000_000
+# So many of the largest batch tell where the keys are to be cut.
+SAMPLED_ROWS = 10_000
+ATTEMPT = 0  # of the table that takes the sums: real ones count from 1
+_WORKERS = "max_parallel_workers_per_gather"
+_ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
+
+
+class Brought(NamedTuple):
+    """What one batch brings to a state: the table in which it is staged, how many of its rows are sealed, and these."""
+
+    stage: Table
+    rows: int
+    partials: sa.Select[Any]
+
+
+@contextmanager
+def added_up(connection: Connection, state: StateSpec, brought: Sequence[Brought], txid: int) -> Iterator[sa.Select[Any]]:
+    """Yield what several batches, from `txid` on, bring to each key: a query of the state's columns and of the last txid.
+
+    If they are many rows, it is one of a table that this transaction makes and drops, so that nothing is left if it fails.
+    """
+    rows = sa.union_all(*(batch.partials for batch in brought)).subquery("partials")
+    if sum(batch.rows for batch in brought) < SHARED_ROWS:
+        yield _sums(state, rows)
+        return
+    parts = _parts(connection, state, brought, rows)
+    sums = [_sums(state, rows).where(part) for part in parts]
+    # Only within a FROM does Postgres give each part to a process of its own.
+    query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
+    added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
+    with _planned_for(connection, brought, len(parts)) if parts else nullcontext():
+        connection.execute(added)
+    yield sa.select(added.table)
+    connection.execute(DropTable(added.table))
+
+
+def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
+    keys = [rows.c[key.name] for key in state.keys]
+    values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
+    stamp = [sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")] if state.has_txid else []
+    return sa.select(*keys, *values, *stamp).group_by(*keys)
+
+
+def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
+    """Return what a key's values of several batches come to, in the type of the column."""
+    if isinstance(column.type, sa.BigInteger) and merge == "sum":
+        return sa.func.tidegate.add_up(column, type_=column.type)
+    name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
+    return sa.cast(getattr(sa.func, name)(column), column.type)
+
+
+def _parts(
+    connection: Connection, state: StateSpec, brought: Sequence[Brought], rows: sa.Subquery
+) -> list[sa.ColumnElement[bool]]:
+    """Return a condition for each process, of which every row fulfils exactly one; none if there is nothing to share.
+
+    The key of which a sample has the most values is cut where the sample says; wherever that is, the sums are the same.
+    """
+    processes = 1 + int(connection.scalar(sa.select(sa.func.current_setting(_WORKERS))) or 0)
+    # Without a txid there may be nothing that keeps Postgres from sharing each part among all processes: `tidegate.latest`.
+    if processes == 1 or not state.keys or not state.has_txid:
+        return []
+    largest = max(brought, key=lambda batch: batch.rows)
+    sample = sa.tablesample(largest.stage, sa.func.system(min(100, 100 * SAMPLED_ROWS / largest.rows)))
+    at = sa.cast([number / processes for number in range(1, processes)], ARRAY(sa.Double))
+    cuts = {}
+    for key in state.keys:
+        column = sample.c[key.name]
+        found = sa.select(sa.func.count(column.distinct()), sa.func.percentile_disc(at).within_group(column))
+        values, bounds = connection.execute(found).one()
+        cuts[key.name] = (values, list(dict.fromkeys(bounds or ())))
+    name, (_, bounds) = max(cuts.items(), key=lambda cut: cut[1][0])
+    if not bounds:
+        return []
+    # "Is true" and "is not true", because a NULL key is neither below nor above.
+    below = [sa.false(), *((rows.c[name] < bound).is_(sa.true()) for bound in bounds), sa.true()]
+    return [sa.and_(sa.not_(before), this) for before, this in pairwise(below)]
+
+
+@contextmanager
+def _planned_for(connection: Connection, brought: Sequence[Brought], processes: int) -> Iterator[None]:
+    """Let Postgres find that so many processes are worth it: it does not count the one that asks, and guesses at new tables."""
+
+    def set_local(name: str, value: object) -> str:
+        before = connection.scalar(sa.select(sa.func.current_setting(name)))
+        connection.execute(sa.select(sa.func.set_config(name, str(value), True)))
+        return str(before)
+
+    target = set_local("default_statistics_target", 1)  # of a few hundred rows: a millisecond for each table
+    for batch in brought:
+        connection.execute(_ANALYZE.against(batch.stage))
+    set_local("default_statistics_target", target)
+    workers = set_local(_WORKERS, processes)
+    yield
+    set_local(_WORKERS, workers)
