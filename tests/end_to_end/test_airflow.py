@@ -183,6 +183,24 @@ def test_a_killed_scheduler_takes_its_tasks_along_and_the_run_goes_on(project: P
     assert scheduler["restarts"] == 1
 
 
+def test_who_follows_a_run_waits_for_a_server_that_is_away(project: Project) -> None:
+    """The api-server dies in mid-run; the command asks again until it is back, and reports the run's end."""
+    txids = project.next_flights(2)
+    run = project.start("trigger", "flights", "--wait")
+    with project.held("commit"):
+        wait_for(lambda: any(b["phase"] == "processed" for b in project.json("inspect", "flights")), "processing of a batch")
+        (server,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-api-server")
+        leader = psutil.Process(server["pid"])
+        for process in (*leader.children(recursive=True), leader):
+            process.send_signal(signal.SIGKILL)
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert "asking again" in err
+    assert json.loads(out)["committed"] == txids
+    assert project.flights() == project.flights_from_raw_files()
+
+
 def test_a_changed_file_halts_its_pipeline_and_no_other(project: Project) -> None:
     """One byte of a planned file changes before the retry: SourceChanged names the file; putting it back heals."""
     (txid,) = project.next_flights(1)

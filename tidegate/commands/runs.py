@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidegate.airflow_client import AirflowClient
 
 POLL_SECONDS = 0.5
+AWAY_SECONDS = 120  # as long as a server may be away while a run is followed
 FINISHED = ("success", "failed")
 
 FromTxid = Annotated[int | None, typer.Option(min=1, help="First txid of the range.")]
@@ -231,23 +232,35 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
 
 
 def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wait_seconds: int, *, quiet: bool) -> None:
-    """Watch the run until it ends: Airflow tells when, the ledger tells how far."""
+    """Watch the run until it ends: Airflow tells when, the ledger how far. A server may be away for AWAY_SECONDS."""
     deadline = time.monotonic() + wait_seconds
+    going_on = f"Dag run {outcome.run_id} goes on without you. See: tidegate inspect {outcome.pipeline}"
     with _progress(outcome, quiet=quiet) as refresh:
+        away_since: float | None = None
         while True:
-            outcome.state = airflow.run_state(outcome.pipeline, outcome.run_id)
-            outcome.txids = store.run_txids(outcome.pipeline, outcome.run_id)
-            statuses = store.batch_statuses(outcome.pipeline, outcome.txids, len(outcome.txids) or 1)
-            outcome.phases = {status.txid: status.phase for status in statuses}
+            try:
+                _look(store, airflow, outcome)
+                away_since = None
+            except RetryableError as away:
+                now = time.monotonic()
+                if away_since is None:
+                    away_since = now
+                    output.say(f"{away} (asking again for {AWAY_SECONDS} s)")
+                if now > min(deadline, away_since + AWAY_SECONDS):
+                    raise type(away)(f"{away} {going_on}") from away
             refresh()
             if outcome.state in FINISHED:
                 return
             if time.monotonic() > deadline:
-                raise RunUnfinished(
-                    f"Dag run {outcome.run_id} is still {outcome.state} after {wait_seconds} s; it goes on without you. "
-                    f"See: tidegate inspect {outcome.pipeline}"
-                )
+                raise RunUnfinished(f"The run is still {outcome.state} after {wait_seconds} s. {going_on}")
             time.sleep(POLL_SECONDS)
+
+
+def _look(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
+    outcome.state = airflow.run_state(outcome.pipeline, outcome.run_id)
+    outcome.txids = store.run_txids(outcome.pipeline, outcome.run_id)
+    statuses = store.batch_statuses(outcome.pipeline, outcome.txids, len(outcome.txids) or 1)
+    outcome.phases = {status.txid: status.phase for status in statuses}
 
 
 def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> PermanentError:
