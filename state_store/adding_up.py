@@ -78,7 +78,7 @@ def _parts(
 
     The key of which a sample has the most values is cut where the sample says; wherever that is, the sums are the same.
     """
-    processes = 1 + int(connection.scalar(sa.select(sa.func.current_setting(_WORKERS))) or 0)
+    processes = 1 + _workers(connection)
     # Without a txid there may be nothing that keeps Postgres from sharing each part among all processes: `tidegate.latest`.
     if processes == 1 or not state.keys or not state.has_txid:
         return []
@@ -102,16 +102,19 @@ def _parts(
 @contextmanager
 def _planned_for(connection: Connection, brought: Sequence[Brought], processes: int) -> Iterator[None]:
     """Let Postgres find that so many processes are worth it: it does not count the one that asks, and guesses at new tables."""
-
-    def set_local(name: str, value: object) -> str:
-        before = connection.scalar(sa.select(sa.func.current_setting(name)))
-        connection.execute(sa.select(sa.func.set_config(name, str(value), True)))
-        return str(before)
-
-    target = set_local("default_statistics_target", 1)  # of a few hundred rows: a millisecond for each table
+    _set(connection, "default_statistics_target", 1)  # of a few hundred rows: a millisecond for each table
     for batch in brought:
         connection.execute(_ANALYZE.against(batch.stage))
-    set_local("default_statistics_target", target)
-    workers = set_local(_WORKERS, processes)
+    before = _workers(connection)
+    _set(connection, _WORKERS, processes)
     yield
-    set_local(_WORKERS, workers)
+    _set(connection, _WORKERS, before)
+
+
+def _workers(connection: Connection) -> int:
+    return int(connection.execute(sa.select(sa.func.current_setting(_WORKERS))).scalar_one())
+
+
+def _set(connection: Connection, name: str, value: int) -> None:
+    """Change one of Postgres' settings until the transaction ends."""
+    connection.execute(sa.select(sa.func.set_config(name, str(value), True)))
