@@ -111,6 +111,18 @@ class Project:
         finally:
             connection.close()
 
+    def component(self, name: str) -> dict[str, Any]:
+        """Return what `tidegate status` tells of one of the stack's components."""
+        return next(c for c in self.json("status")["components"] if c["name"] == name)
+
+    def kill_in_mid_run(self, component: str) -> None:
+        """Kill all of a component's processes at once, when a batch of flights has been processed and none can commit yet."""
+        with self.held("commit"):
+            wait_for(lambda: any(b["phase"] == "processed" for b in self.json("inspect", "flights")), "processing of a batch")
+            leader = psutil.Process(self.component(component)["pid"])
+            for process in (*leader.children(recursive=True), leader):
+                process.kill()
+
     def airflow(self) -> AirflowClient:
         """Log in to Airflow."""
         return AirflowClient(self.settings)

@@ -1,11 +1,8 @@
 """Files in, exactly-once state out, through a real Airflow, whatever is killed on the way."""
 
 import json
-import signal
 from contextlib import closing
 from typing import Any
-
-import psutil
 
 from tests.end_to_end.conftest import Project, wait_for
 
@@ -168,31 +165,20 @@ def test_a_killed_scheduler_takes_its_tasks_along_and_the_run_goes_on(project: P
     """All of the scheduler's processes die at once, in mid-run; the supervisor starts it again and the run ends well."""
     txids = project.next_flights(4)
     run = project.start("trigger", "flights", "--wait")
-    with project.held("commit"):
-        wait_for(lambda: any(b["phase"] == "processed" for b in project.json("inspect", "flights")), "processing of a batch")
-        (scheduler,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-scheduler")
-        leader = psutil.Process(scheduler["pid"])
-        for process in (*leader.children(recursive=True), leader):
-            process.send_signal(signal.SIGKILL)
+    project.kill_in_mid_run("airflow-scheduler")
 
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
     assert json.loads(out)["committed"] == txids
     assert project.flights() == project.flights_from_raw_files()
-    (scheduler,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-scheduler")
-    assert scheduler["restarts"] == 1
+    assert project.component("airflow-scheduler")["restarts"] == 1
 
 
 def test_who_follows_a_run_waits_for_a_server_that_is_away(project: Project) -> None:
     """The api-server dies in mid-run; the command asks again until it is back, and reports the run's end."""
     txids = project.next_flights(2)
     run = project.start("trigger", "flights", "--wait")
-    with project.held("commit"):
-        wait_for(lambda: any(b["phase"] == "processed" for b in project.json("inspect", "flights")), "processing of a batch")
-        (server,) = (c for c in project.json("status")["components"] if c["name"] == "airflow-api-server")
-        leader = psutil.Process(server["pid"])
-        for process in (*leader.children(recursive=True), leader):
-            process.send_signal(signal.SIGKILL)
+    project.kill_in_mid_run("airflow-api-server")
 
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
