@@ -257,9 +257,11 @@ def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wai
 
 
 def _look(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
-    outcome.state = airflow.run_state(outcome.pipeline, outcome.run_id)
-    outcome.txids = store.run_txids(outcome.pipeline, outcome.run_id)
-    statuses = store.batch_statuses(outcome.pipeline, outcome.txids, len(outcome.txids) or 1)
+    """Ask Airflow, then the ledger, which so knows of all that an ended run has done; nothing changes unless both answer."""
+    state = airflow.run_state(outcome.pipeline, outcome.run_id)
+    txids = store.run_txids(outcome.pipeline, outcome.run_id)
+    statuses = store.batch_statuses(outcome.pipeline, txids, len(txids) or 1)
+    outcome.state, outcome.txids = state, txids
     outcome.phases = {status.txid: status.phase for status in statuses}
 
 
