@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.acker import HASH, ROWS
-from state_store.declaration import Staged
+from state_store.declaration import STAGED_IN_ORDER, Staged
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 from state_store.partition_copy import copy_partition
@@ -32,7 +32,6 @@ MAX_VALUE_BYTES = 64 * 1024 * 1024
 # So much is put in order at a time: a million keys of two sums, and their hashes.
 SORTED_BYTES = 32 * 1024 * 1024
 SORTED_ROWS = 10_000  # what becomes one Arrow batch again, as Spark sends them
-_AS_NUMBERS = {"integer": pa.int32(), "bigint": pa.int64(), "date": pa.int32(), "timestamptz": pa.int64()}
 _CSV = csv.WriteOptions(include_header=False)
 
 
@@ -109,8 +108,7 @@ def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[
     bigints are added up in 2.9 instead of 3.5 s, behind the cursor's lock; here, beside other tasks, each takes 0.04 s.
     To sort texts takes longer than it saves.
     """
-    number = _AS_NUMBERS.get(staged.keys[0].type.name) if staged.keys else None
-    if number is None:
+    if not staged.keys or staged.keys[0].type.name not in STAGED_IN_ORDER:
         yield from batches
         return
     gathered: list[pa.RecordBatch] = []
@@ -119,16 +117,18 @@ def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[
         gathered.append(batch)
         size += batch.nbytes
         if size >= SORTED_BYTES:
-            yield from _sorted(gathered, staged.keys[0].name, number)
+            yield from _sorted(gathered, staged.keys[0].name)
             gathered, size = [], 0
     if gathered:
-        yield from _sorted(gathered, staged.keys[0].name, number)
+        yield from _sorted(gathered, staged.keys[0].name)
 
 
-def _sorted(batches: list[pa.RecordBatch], key: str, number: pa.DataType) -> list[pa.RecordBatch]:
+def _sorted(batches: list[pa.RecordBatch], key: str) -> list[pa.RecordBatch]:
     rows = pa.Table.from_batches(batches).combine_chunks()
-    # Numpy sorts whole numbers several times as fast as Arrow does; NULLs may be anywhere.
-    order = np.argsort(rows.column(key).chunk(0).view(number).fill_null(0).to_numpy())
+    keys = rows.column(key).chunk(0)
+    # Dates and times as numbers: numpy sorts these several times as fast as Arrow does. NULLs come last, as in Postgres.
+    whole, last = (pa.int32(), 2**31 - 1) if keys.type.bit_width == 32 else (pa.int64(), 2**63 - 1)
+    order = np.argsort(keys.view(whole).fill_null(last).to_numpy())
     ordered: list[pa.RecordBatch] = rows.take(pa.array(order)).to_batches(max_chunksize=SORTED_ROWS)
     return ordered
 

@@ -29,8 +29,6 @@ from state_store.errors import (
 
 # How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
-# What several batches bring is added up in memory: a million keys of two sums take 110 MB.
-ADDING_UP_MEMORY = "256MB"
 
 
 @dataclass(frozen=True)
@@ -178,8 +176,6 @@ def commit_ready(
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
     if not ready:
         return []
-    if len(ready) > 1:
-        connection.execute(sa.select(sa.func.set_config("work_mem", ADDING_UP_MEMORY, True)))
     merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
         _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)

@@ -25,6 +25,8 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+# Partials are staged in the order of their first key if it is one of these: `jobs.staging_sink`, `state_store.adding_up`.
+STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
 
 

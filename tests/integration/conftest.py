@@ -154,28 +154,26 @@ def waiting(as_role: Execute) -> Callable[[], int]:
 
 
 def merge_steps(
-    tally: Tally, commit: Callable[[], object], statement_with: str = "INTO state.per_shop", **settings: object
+    tally: Tally, commit: Callable[[], object], statement_with: str = "INTO state.per_shop"
 ) -> list[dict[str, Any]]:
     """Commit, and return the steps of Postgres' plan for the one statement with this text, from the last to the first.
 
-    The plan is made behind the commit, with these settings of Postgres.
+    The plan is asked for right before the statement; its first step tells which settings are not the server's own then.
     """
-    seen: list[tuple[str, Any]] = []
+    plans: list[dict[str, Any]] = []
 
-    def remember(_connection: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+    def explain(_connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
         if statement_with in statement:
-            seen.append((statement, parameters))
+            cursor.execute(f"EXPLAIN (VERBOSE, SETTINGS, FORMAT json) {statement}", parameters)
+            ((explained,),) = cursor.fetchone()
+            plans.append(explained["Plan"] | {"Settings": explained.get("Settings", {})})
 
-    sa.event.listen(tally.store.engine, "before_cursor_execute", remember)
+    sa.event.listen(tally.store.engine, "before_cursor_execute", explain)
     try:
         commit()
     finally:
-        sa.event.remove(tally.store.engine, "before_cursor_execute", remember)
-    ((statement, parameters),) = seen
-    with tally.store.engine.begin() as connection:
-        for name, value in settings.items():
-            connection.execute(sa.select(sa.func.set_config(name, str(value), True)))
-        plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT json) {statement}", parameters).scalar_one()[0]["Plan"]
+        sa.event.remove(tally.store.engine, "before_cursor_execute", explain)
+    (plan,) = plans
     steps = [plan]
     for step in steps:
         steps += step.get("Plans", ())

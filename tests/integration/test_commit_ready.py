@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import psycopg2
 import pytest
 
-from jobs import Files, Max, Min, Pipeline, State, Sum
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore, adding_up
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
@@ -36,6 +37,16 @@ DAYS = Pipeline(
     name="days",
     source=Files("days", glob="*.csv", format="csv", schema={"day": "date", "shop": "string", "cents": "int"}),
     states={"per_day_and_shop": State(key={"day": "date", "shop": "text"}, aggregates={"cents": Sum("cents")}, null_keys=True)},
+)
+
+
+VISITS = Pipeline(
+    name="visits",
+    source=Files("visits", glob="*.csv", format="csv", schema={"visitor": "int", "shop": "string"}),
+    states={
+        "per_visitor": State(key={"visitor": "bigint"}, aggregates={"visits": Count()}, null_keys=True),
+        "per_shop": State(key={"shop": "text"}, aggregates={"visits": Count()}),
+    },
 )
 
 
@@ -151,6 +162,56 @@ def test_every_key_is_in_one_part(
     assert len([step for step in steps if step["Node Type"] == "Aggregate"]) == processes
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("are_in_order", [True, False])
+def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
+    settings: Settings,
+    register: Callable[..., None],
+    as_role: Execute,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    are_in_order: bool,
+) -> None:
+    """Whether or not the rows were staged in their order, which only makes it quicker."""
+    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
+    register(VISITS)
+    draw = random.Random(processes)
+    made: dict[object, list[int]] = {}  # of each visitor and shop: how many visits, and the last txid
+    with StateStore.connect(settings) as store:
+        visits = Tally(store, VISITS.spec)
+        visits.plan(3)
+        for txid in (1, 2, 3):
+            visitors = [*sorted(draw.sample(range(-500, 500), 600)), None]
+            shops = [f"shop {number}" for number in draw.sample(range(100), 60)]
+            if not are_in_order:
+                draw.shuffle(visitors)
+            attempt = visits.start(txid)
+            staged = [
+                visits.stage(attempt, "per_visitor", [(visitor, txid) for visitor in visitors]),
+                visits.stage(attempt, "per_shop", [(shop, txid) for shop in shops]),
+            ]
+            store.seal(attempt, staged, Tracked(0))
+            for key in (*visitors, *shops):
+                made[key] = [made.get(key, [0])[0] + txid, txid]
+
+        merged: list[dict[str, Any]] = []
+
+        def commit() -> None:
+            merged.extend(merge_steps(visits, lambda: store.commit_ready(VISITS.spec, "test"), "staging.per_visitor_1_0 AS"))
+
+        hashed = merge_steps(visits, commit, "staging.per_shop_1_0 AS")
+
+        assert {key: row for state in ("per_visitor", "per_shop") for key, *row in visits.state(state)} == made
+    sorts = [step["Node Type"] for step in merged if step["Node Type"] in ("Merge Append", "Sort")]
+    assert sorts == ["Merge Append"] * processes + ["Sort"] * 3 * processes
+    assert {step["Strategy"] for step in merged if step["Node Type"] == "Aggregate"} == {"Sorted"}
+    assert merged[0]["Settings"].items() >= {"enable_hashagg": "off", "work_mem": f"{1024 * 1024 // 3 // processes}kB"}.items()
+    assert not any(step["Node Type"] == "Merge Append" for step in hashed)
+    assert "enable_hashagg" not in hashed[0]["Settings"]
+    assert hashed[0]["Settings"]["work_mem"] == "256MB"
+
+
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each adds up all of its keys, whatever the aggregate; the table that they write into is gone with the commit."""
     shops = 200_000
@@ -159,8 +220,7 @@ def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Exec
     tally.process(1, [(f"shop {number:06d}", 2, 30, 10, 20) for number in range(shops)])
     tally.process(2, [(f"shop {number:06d}", 1, 5, 5, 5) for number in range(shops)])
 
-    made = "CREATE TABLE staging.per_shop"
-    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"), made, max_parallel_workers_per_gather=2)
+    steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"), "CREATE TABLE staging.per_shop")
 
     (shared,) = (step for step in steps if step["Node Type"] == "Append" and step["Parallel Aware"])
     assert [(step["Node Type"], step["Partial Mode"]) for step in shared["Plans"]] == [("Aggregate", "Simple")] * 2

@@ -40,13 +40,14 @@ def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: 
     assert [keys[event] for event in ordered["events"].to_pylist()] == sorted(keys)
 
 
-def test_null_keys_are_rows_like_others() -> None:
-    """Each is there once, with its value."""
-    keys = [3, None, 1, None]
+def test_null_keys_come_last_as_postgres_sorts_them() -> None:
+    """Each row is there once, with its value."""
+    keys = [3, None, -1, None]
     rows = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
 
-    assert sorted(row["events"] for row in rows) == [0, 1, 2, 3]
-    assert all(row["key"] == keys[row["events"]] for row in rows)
+    assert [row["key"] for row in rows] == [-1, 3, None, None]
+    assert [row["events"] for row in rows[:2]] == [2, 0]
+    assert sorted(row["events"] for row in rows[2:]) == [1, 3]
 
 
 def test_no_more_is_gathered_than_was_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
