@@ -285,7 +285,7 @@ def _cut_anew(store: StateStore, pipeline: Pipeline, txid: int, wanted: CutWante
 
 
 def _stage(store: StateStore, pipeline: Pipeline, attempt: Attempt) -> None:
-    with spark_session(store.settings, pipeline.name) as spark:
+    with spark_session(store.settings, pipeline.name, rows_are_short=pipeline.stages_short_rows) as spark:
         stage_batch(store, pipeline, attempt, spark)
 
 

@@ -46,12 +46,18 @@ QUICK = {
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
+# Spark works out how many bytes an Arrow batch has before each row that it adds for Python, unless there is no limit: then only
+# the number of rows is limited, to 10,000. The limit is Spark's own.
+BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
 @contextmanager
-def spark_session(settings: Settings, pipeline: str) -> Iterator[SparkSession]:
+def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = False) -> Iterator[SparkSession]:
     """Join the pipeline's session, with the pinned settings; leave it on the server for the next batch.
+
+    `rows_are_short` promises that no row is long which Python gets to see, so that only their number has to be limited.
 
     Spark starts Python workers per session and keeps them until the server ends: a session per batch costs 2 s of start-up
     each (0.2 s in a used one) and leaks a process. So all batches of a pipeline share one session.
@@ -59,10 +65,10 @@ def spark_session(settings: Settings, pipeline: str) -> Iterator[SparkSession]:
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is no address.
     """
     if LOCAL.fullmatch(settings.spark_remote):
-        yield _configured(_local(settings), settings)
+        yield _configured(_local(settings), settings, rows_are_short)
         return
     _check_reachable(settings.spark_remote)
-    session = _join(settings, pipeline)
+    session = _join(settings, pipeline, rows_are_short)
     try:
         yield session
     finally:
@@ -147,7 +153,7 @@ def interruptible(
         spark.removeTag(tag)
 
 
-def _join(settings: Settings, name: str) -> SparkSession:
+def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
     """Return the session of this name, created by the first who asks; the next of its line if the server has closed it."""
     for generation in range(MAX_CLOSED_SESSIONS):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
@@ -155,7 +161,7 @@ def _join(settings: Settings, name: str) -> SparkSession:
         session = SparkSession.builder.remote(address).create()
         session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
         try:
-            return _configured(session, settings)
+            return _configured(session, settings, rows_are_short)
         except PySparkException as error:
             if "INVALID_HANDLE" not in str(error):
                 raise
@@ -170,9 +176,14 @@ def _local(settings: Settings) -> SparkSession:
     return builder.config("spark.ui.enabled", "false").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
 
 
-def _configured(session: SparkSession, settings: Settings) -> SparkSession:
-    # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
-    wanted = {**PINNED, **QUICK, "spark.sql.shuffle.partitions": str(settings.staging_connections)}
+def _configured(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
+    wanted = {
+        **PINNED,
+        **QUICK,
+        BYTES_PER_ARROW_BATCH: UNLIMITED if rows_are_short else LIMITED,
+        # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
+        "spark.sql.shuffle.partitions": str(settings.staging_connections),
+    }
     found = session.conf.getAll  # one round trip; a session that is joined has been configured by whoever came first
     for name, value in wanted.items():
         if found.get(name) != value:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process, staging
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process, spark, staging
 from jobs.sources import OneFile
 from jobs.sources.file_reader import FileReader
 from jobs.spark import spark_session
@@ -144,13 +144,13 @@ def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
     tables.put(table(rows[:50]), table(rows[50:100]), table(rows[100:]))
-    with spark_session(tables.settings, "inbox") as spark:
+    with spark_session(tables.settings, "inbox") as session:
         # Adaptive execution would make one partition of the few rows of either.
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
+        session.conf.set("spark.sql.adaptive.enabled", "false")
         try:
             assert tables.run(pipeline) == [1, 2]
         finally:
-            spark.conf.unset("spark.sql.adaptive.enabled")
+            session.conf.unset("spark.sql.adaptive.enabled")
 
     assert tables.rows(pipeline) == clean(rows)
     with StateStore.connect(tables.settings) as store:
@@ -301,10 +301,31 @@ def test_a_worker_keeps_what_it_has_imported_out_of_its_garbage_collections(tabl
     tables.put(table([("a", 1, None)]))
     tables.run(pipeline)
 
-    with spark_session(tables.settings, "inbox") as spark:
-        (answer,) = spark.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
+    with spark_session(tables.settings, "inbox") as session:
+        (answer,) = session.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
 
     assert answer.frozen > 10_000
+
+
+def test_rows_reach_python_in_limited_pieces_whoever_joined_the_session_before(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limited in bytes, and where rows are short in their number only; a pipeline's next version may have longer ones."""
+    monkeypatch.setattr(spark, "LIMITED", "64b")
+
+    def pieces(*, are_short: bool) -> int:
+        with spark_session(tables.settings, "inbox", rows_are_short=are_short) as session:
+            return len(session.range(1_000, numPartitions=1).mapInArrow(sizes, "rows long").collect())
+
+    assert pieces(are_short=True) == 1
+    assert pieces(are_short=False) > 10
+    assert pieces(are_short=True) == 1
+
+
+def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Tell how many rows each Arrow batch has."""
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
 
 def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -140,6 +140,25 @@ def test_a_column_type_knows_its_precision(name: str, expected: tuple[int, int] 
     assert ColumnType(name).precision_and_scale == expected
 
 
+NUMBERS = State(key={"amount": "integer"}, aggregates={"lines": Count(), "price": Max("price", "numeric(10,2)")})
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_short"),
+    [
+        ({"states": {"numbers": NUMBERS}}, True),
+        ({"states": {"numbers": NUMBERS, "per_name": STATE}}, False),
+        ({"states": {"numbers": replace(NUMBERS, aggregates={"first": Min("name", "text")})}}, False),
+        ({"states": {"numbers": NUMBERS}, "transform": lambda rows: rows}, False),
+        ({"states": {"numbers": NUMBERS}, "on_poison": "quarantine"}, False),
+    ],
+    ids=["numbers", "a text key beside them", "a text value", "an author's code", "bad records"],
+)
+def test_rows_for_python_are_short_if_nothing_in_them_can_be_long(changes: dict[str, Any], are_short: bool) -> None:
+    """One text anywhere is enough: its length has no limit before Python has looked at it."""
+    assert declare(**changes).stages_short_rows == are_short
+
+
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
     """Also after its parts were written again, and whatever is only for people or for speed."""
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
