@@ -246,7 +246,8 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
     def execute(self, context: Any) -> None:
         """Process the batch and commit what is ready, then go on with batches of the run that nobody has begun.
 
-        A batch that another attempt has taken over is left to it. The author's time limit is meant for one batch.
+        A batch that another attempt has taken over is left to it. If only commits are missing then, it stays for a while. The
+        author's time limit is meant for one batch.
         """
         from jobs import phases  # noqa: PLC0415 - brings pyspark
 
@@ -263,7 +264,10 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
                 logger.warning("%s", fenced)
             if self.execution_timeout is None:
                 phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
-            if store.turn(name, txid).done:
+                has_committed = phases.await_commit(settings, name, txid, owner=str(here))
+            else:
+                has_committed = store.turn(name, txid).done
+            if has_committed:
                 return
         self.defer(
             trigger=TurnTrigger(name, here.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__

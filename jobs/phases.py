@@ -26,6 +26,7 @@ from state_store.errors import (
     PermanentError,
     SourceUnavailable,
     StagingLost,
+    StoreUnavailable,
     TidegateError,
     UsageError,
 )
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 MAX_BATCHES_PER_RUN = 1000
 RESTAGE_TRIES = 3
 SECONDS_BETWEEN_LOOKS = 0.1
+# How long a task stays for the commit of what it has processed, and how often it looks: a merge of many keys takes seconds.
+LONGEST_STAY_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,33 @@ def await_thief(settings: Settings, pipeline: Pipeline | str, txid: int) -> None
         ends_at = time.monotonic() + (pipeline.message_timeout_seconds or settings.attempt_timeout_seconds)
         while store.is_stolen(pipeline.name, txid) and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def await_commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> bool:
+    """Stay while nothing but commits lies before a batch's own, for LONGEST_STAY_SECONDS at most; tell whether it is through.
+
+    Most often somebody is at it. A worker that left meanwhile would make place for the next task, which finds its work done: a
+    few of these take as much CPU as the merge, at the same time. Whoever stays commits what is ready if nobody else does,
+    because they died; and leaves if that fails, for the batch's own commit to tell why.
+
+    Raises: StoreUnavailable.
+    """
+    pipeline = find_pipeline(pipeline)
+    ends_at = time.monotonic() + LONGEST_STAY_SECONDS
+    with StateStore.connect(settings) as store:
+        while not store.turn(pipeline.name, txid).done:
+            if time.monotonic() >= ends_at or not store.only_commits_before(pipeline.name, txid):
+                return False
+            try:
+                if _opens(store, pipeline, store.committed(pipeline.name) + 1):
+                    _commit_together(store, pipeline, owner, wait=False)
+            except StoreUnavailable as busy:
+                logger.debug("%s %s stays: %s", pipeline.name, txid, busy)
+            except TidegateError as error:
+                logger.info("%s: the next batches are not committed together: %s", pipeline.name, error)
+                return False
+            time.sleep(SECONDS_BETWEEN_TURNS)
+    return True
 
 
 def commit_batch(
@@ -386,10 +416,14 @@ def _commit_ready(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bo
     be committed one by one.
     """
     try:
-        done = store.commit_ready(pipeline.spec, owner, wait=wait)
+        return _commit_together(store, pipeline, owner, wait=wait)
     except TidegateError as error:
         logger.info("%s: the next batches are not committed together: %s", pipeline.name, error)
         return []
+
+
+def _commit_together(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bool) -> list[Commit]:
+    done = store.commit_ready(pipeline.spec, owner, wait=wait)
     for commit in done:
         logger.info("%s", commit)
         _ack(store, pipeline, commit)

@@ -150,13 +150,20 @@ def newest_number(connection: Connection, pipeline: str, txid: int) -> int | Non
 
 def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed or has failed."""
-    its_newest = tables.attempt.alias("its_newest").c
-    return (
-        sa.exists()
-        .where(its_newest.pipeline == batch.c.pipeline, its_newest.txid == batch.c.txid, its_newest.attempt == batch.c.attempt)
-        .where(sa.or_(its_newest.sealed_at.is_not(None), its_newest.failed_at.is_not(None)))
-        .correlate(batch)
-    )
+    its_newest, found = _its_newest(batch)
+    return found.where(sa.or_(its_newest.c.sealed_at.is_not(None), its_newest.c.failed_at.is_not(None)))
+
+
+def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed."""
+    its_newest, found = _its_newest(batch)
+    return found.where(its_newest.c.sealed_at.is_not(None))
+
+
+def _its_newest(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
+    newest = tables.attempt.alias("its_newest")
+    its = newest.c.pipeline == batch.c.pipeline, newest.c.txid == batch.c.txid, newest.c.attempt == batch.c.attempt
+    return newest, sa.exists().where(*its).correlate(batch)
 
 
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:

@@ -247,6 +247,14 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
 _TURNS = _turns()
 
 
+def only_commits_before(connection: Connection, pipeline: str, txid: int) -> bool:
+    """Tell whether this batch and all before it that have not committed are sealed or given up, and none waits for a person."""
+    b, c = tables.batch.c, tables.cursor.c
+    is_ready = sa.and_(b.halted_at.is_(None), sa.or_(b.skip_reason.is_not(None), attempts.newest_is_sealed(tables.batch)))
+    behind_cursor = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid > c.txid, b.txid <= txid)
+    return not connection.scalar(sa.select(sa.exists().where(*behind_cursor, ~is_ready)))
+
+
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
     q = tables.quarantine.c

@@ -444,6 +444,11 @@ class StateStore:
         """Tell whether one txid may commit now, as far as one can know without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), queries.UNREGISTERED)
 
+    def only_commits_before(self, pipeline: str, txid: int) -> bool:
+        """Tell whether this batch, and all before it that have not committed, wait for nothing but their commits. A hint."""
+        with self._transaction("reading what a batch waits for") as connection:
+            return queries.only_commits_before(connection, pipeline, txid)
+
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""
         with self._transaction("reading the lag") as connection:

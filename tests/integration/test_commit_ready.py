@@ -486,3 +486,26 @@ def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable
         as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
         assert store.turn("tally", 2).opens
+
+
+def test_only_commits_lie_before_what_is_sealed_or_given_up(tally: Tally) -> None:
+    """Not before what is at work, has failed, or waits for a person; what has committed does not count any more."""
+
+    def only_commits_before() -> list[bool]:
+        return [tally.store.only_commits_before("tally", txid) for txid in (1, 2, 3, 4)]
+
+    tally.plan(4)
+    assert only_commits_before() == [False] * 4
+    tally.process(1)
+    failed = tally.start(2)
+    assert only_commits_before() == [True, False, False, False]
+    tally.store.fail_attempt(failed, "MALFORMED_RECORD: line 1", is_poison=True)
+    assert only_commits_before() == [True, False, False, False]
+    tally.store.give_up("tally", 2, "ann", "its file is lost")
+    tally.process(3)
+    tally.process(4)
+    assert only_commits_before() == [True] * 4
+    tally.store.halt_batch("tally", 3, "a person has to look")
+    assert only_commits_before() == [True, True, False, False]
+    tally.commit(1)
+    assert only_commits_before() == [True, True, False, False]

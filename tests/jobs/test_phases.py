@@ -1,6 +1,8 @@
 """Plan, process, commit: each may be repeated, interrupted or come late, and the state is that of a clean run."""
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -266,6 +268,52 @@ def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Setting
 
     assert phase_of(settings, 1) == "processed"
     assert not commit(settings, 1).already_committed
+
+
+def test_who_has_processed_stays_while_somebody_commits_and_commits_if_they_die(settings: Settings, sales: Pipeline) -> None:
+    """While another holds the cursor nothing is done but to look; what that one has left undone is done then."""
+    phases.plan_batches(settings, SALES, run_id="first")
+    process(settings, 1)
+    process(settings, 2)
+    with ThreadPoolExecutor() as pool, StateStore.connect(settings) as other:
+        with other.engine.connect() as connection:
+            connection.execute(sa.select(tables.cursor).with_for_update())
+            staying = pool.submit(phases.await_commit, settings, SALES, 2, owner="test")
+            with pytest.raises(TimeoutError):
+                staying.result(3 * phases.SECONDS_BETWEEN_TURNS)
+            connection.rollback()
+        assert staying.result()
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+    assert stored_state(settings) == clean_state(settings.home)
+    assert phases.await_commit(settings, SALES, 1, owner="test")
+
+
+def test_nobody_stays_for_ever(settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever commits may take longer than a worker should be kept."""
+    monkeypatch.setattr(phases, "LONGEST_STAY_SECONDS", phases.SECONDS_BETWEEN_TURNS)
+    phases.plan_batches(settings, SALES, run_id="first")
+    process(settings, 1)
+    with StateStore.connect(settings) as other, other.engine.begin() as connection:
+        connection.execute(sa.select(tables.cursor).with_for_update())
+        assert not phases.await_commit(settings, SALES, 1, owner="test")
+
+    assert phase_of(settings, 1) == "processed"
+
+
+def test_nobody_stays_for_what_a_commit_alone_cannot_end(
+    settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch before it that is still to be processed, or staging that is damaged: the batch's own commit tells of that."""
+    monkeypatch.setattr(phases, "SECONDS_BETWEEN_TURNS", math.inf)  # to sleep so long is an error
+    phases.plan_batches(settings, SALES, run_id="first")
+    process(settings, 2)
+    assert not phases.await_commit(settings, SALES, 2, owner="test")
+
+    process(settings, 1)
+    meddle(settings, one_row_less(staging(1, 1)))
+    assert not phases.await_commit(settings, SALES, 2, owner="test")
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["processed", "processed"]
 
 
 # ----------------------------------------------------------------------------------------------------------- commit
