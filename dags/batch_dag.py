@@ -6,10 +6,11 @@ plan freezes the batches of this run and hands on their txids, nothing else. A b
 processes, side by side with as many others as the window allows; whoever finishes what the next commit waits for commits
 it at once, with all that is ready behind it. Then it goes on with batches of the run that nobody has begun: to start a
 process for each costs Airflow more than most batches take. A task that comes later finds its batch committed. If it is not,
-the task waits for its turn in the triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a
-worker commits it, in one Postgres transaction. If one txid fails, the others are processed all the same, and those before it
-commit; those after it fail, saying why. The next run starts with whatever is left over. A txid that was given up stops
-nobody: in its turn, a commit without its rows takes its place.
+the task stays for a while as long as only commits are missing (`phases.await_commit`); then it waits for its turn in the
+triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a worker commits it, in one Postgres
+transaction. If one txid fails, the others are processed all the same, and those before it commit; those after it fail, saying
+why. The next run starts with whatever is left over. A txid that was given up stops nobody: in its turn, a commit without its
+rows takes its place.
 
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
@@ -111,7 +112,8 @@ tells of a batch, `tidegate inspect {name} --txid TXID` says.
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 BATCH_DOC = (
     "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; then those of other batches "
-    "that nobody has begun, whose own tasks find the work done. Deferred: it waits, without a worker, for its turn: until "
+    "that nobody has begun, whose own tasks find the work done; then it stays for up to half a minute while only commits are "
+    "missing. Deferred: it waits, without a worker, for its turn: until "
     "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. "
     "Repeating any of it changes nothing."
 )

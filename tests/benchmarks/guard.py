@@ -1,8 +1,9 @@
 """What exactly-once costs at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
 
-Both sides are given the same rows as CSV, take them over new connections, and run one after the other on one connection
-at a time. Ours stages into a logged table, twice digests what it has staged, and checks; theirs stages into a temporary
-table, as a job does that does not care to find its work again.
+Both sides are given the same rows in Arrow batches, as Spark hands them over, write them as CSV over new connections, and run
+one after the other on one connection at a time. Ours checks them and puts numbers in order (`jobs.staging_sink`), stages into
+a logged table, twice digests what it has staged, and checks again; theirs stages into a temporary table, as a job does that
+does not care to find its work again.
 """
 
 import contextlib
@@ -10,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from jobs import Pipeline
+from jobs.staging_sink import PartialsReader
 from state_store import StateStore
 from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import encode_metadata
@@ -34,6 +35,7 @@ from tests.benchmarks.project import Project, stack_without_airflow
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"
 TASK_ATTEMPT = 1
+ROWS_PER_ARROW_BATCH = 10_000  # Spark's default
 # What a statement is for, by what only it contains; the rest are small statements of the ledger.
 PARTS = {"COPY ": "copy", "bit_xor": "digest", "ON CONFLICT": "merge"}
 
@@ -124,8 +126,6 @@ class _Trial:
         self._pipeline = pipeline
         self._key = key
         self._rows = rows
-        self._bare_csv = as_csv(rows)
-        self._staged_csv = as_csv(rows.append_column("task_attempt", pa.repeat(pa.scalar(TASK_ATTEMPT), len(rows))))
         self._ours: list[_Clock] = []
         self._theirs: list[_Clock] = []
 
@@ -199,13 +199,14 @@ class _Trial:
         table = staging_table_of(state, attempt.txid, attempt.number).name
         columns = [*(column.name for column in state.columns), "task_attempt"]
         digest = digest_statement(state, attempt.txid, attempt.number)
-        rows, checksum = copy_partition(conninfo, table, columns, BytesIO(self._staged_csv), TASK_ATTEMPT, digest)
+        reader = PartialsReader(iter(self._rows.to_batches(max_chunksize=ROWS_PER_ARROW_BATCH)), state, TASK_ATTEMPT)
+        rows, checksum = copy_partition(conninfo, table, columns, reader, TASK_ATTEMPT, digest)
         return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, checksum)
 
     def _bare(self, clock: _Clock) -> None:
         """Copy and upsert the rows, in one transaction that nothing guards."""
         conninfo = self._project.settings.conninfo(user="postgres") | {"cursor_factory": clock.cursor_factory("bare")}
-        copy_and_upsert(conninfo, f"bare_{self._pipeline.name}", self._key, self._bare_csv)
+        copy_and_upsert(conninfo, f"bare_{self._pipeline.name}", self._key, as_csv(self._rows))
 
     def _check(self, times: int) -> None:
         """Compare both tables with the rows, taken so many times."""
