@@ -179,7 +179,9 @@ def await_commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, own
                 return False
             try:
                 if _opens(store, pipeline, store.committed(pipeline.name) + 1):
-                    _commit_together(store, pipeline, owner, wait=False)
+                    if _commit_together(store, pipeline, owner, wait=False):
+                        continue
+                    return store.turn(pipeline.name, txid).done  # somebody was quicker, or the next one is to be skipped
             except StoreUnavailable as busy:
                 logger.debug("%s %s stays: %s", pipeline.name, txid, busy)
             except TidegateError as error:

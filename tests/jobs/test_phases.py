@@ -11,6 +11,7 @@ from sqlalchemy.schema import DropTable
 
 from jobs import Pipeline, phases
 from state_store import Settings, StateStore, tables
+from state_store.attempts import Attempt
 from state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -304,7 +305,7 @@ def test_nobody_stays_for_ever(settings: Settings, sales: Pipeline, monkeypatch:
 def test_nobody_stays_for_what_a_commit_alone_cannot_end(
     settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch before it that is still to be processed, or staging that is damaged: the batch's own commit tells of that."""
+    """What is still to be processed before it, or is damaged, or was given up: the commits of those batches see to that."""
     monkeypatch.setattr(phases, "SECONDS_BETWEEN_TURNS", math.inf)  # to sleep so long is an error
     phases.plan_batches(settings, SALES, run_id="first")
     process(settings, 2)
@@ -314,6 +315,13 @@ def test_nobody_stays_for_what_a_commit_alone_cannot_end(
     meddle(settings, one_row_less(staging(1, 1)))
     assert not phases.await_commit(settings, SALES, 2, owner="test")
     assert [phase_of(settings, txid) for txid in (1, 2)] == ["processed", "processed"]
+
+    with StateStore.connect(settings) as store:
+        anew = store.start_attempt(SALES.spec, 1, "test", restage=True)
+        assert isinstance(anew, Attempt)
+        store.fail_attempt(anew, "MALFORMED_RECORD: line 1", is_poison=True)
+        assert store.give_up("sales", 1, "test", "no use")
+    assert not phases.await_commit(settings, SALES, 2, owner="test")
 
 
 # ----------------------------------------------------------------------------------------------------------- commit
