@@ -45,7 +45,7 @@ lock: setup ## Pin anew what requirements.in and requirements-dev.in ask for
 	@echo "Installing into .venv, which takes a minute or two ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements-dev.txt)
-	@$(BIN)/uv pip install --quiet --compile-bytecode -r requirements.txt -r requirements-dev.txt
-	@$(BIN)/uv pip install --quiet --no-deps --config-settings editable_mode=compat --editable .
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --compile-bytecode -r requirements.txt -r requirements-dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --config-settings editable_mode=compat --editable .
 	@$(BIN)/python -m tidegate.stack.class_archive
 	@touch $@
