@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.acker import HASH, ROWS
-from state_store.declaration import STAGED_IN_ORDER, Staged
+from state_store.declaration import Staged, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 from state_store.partition_copy import copy_partition
@@ -108,7 +108,8 @@ def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[
     bigints are added up in 2.9 instead of 3.5 s, behind the cursor's lock; here, beside other tasks, each takes 0.04 s.
     To sort texts takes longer than it saves.
     """
-    if not staged.keys or staged.keys[0].type.name not in STAGED_IN_ORDER:
+    key = staged_in_order_of(staged)
+    if key is None:
         yield from batches
         return
     gathered: list[pa.RecordBatch] = []
@@ -117,10 +118,10 @@ def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[
         gathered.append(batch)
         size += batch.nbytes
         if size >= SORTED_BYTES:
-            yield from _sorted(gathered, staged.keys[0].name)
+            yield from _sorted(gathered, key)
             gathered, size = [], 0
     if gathered:
-        yield from _sorted(gathered, staged.keys[0].name)
+        yield from _sorted(gathered, key)
 
 
 def _sorted(batches: list[pa.RecordBatch], key: str) -> list[pa.RecordBatch]:

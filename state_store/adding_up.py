@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.schema import DropTable
 
 from state_store import tables
-from state_store.declaration import STAGED_IN_ORDER, StateSpec
+from state_store.declaration import StateSpec, staged_in_order_of
 
 # From so many rows of several batches on, more than one process adds them up.
 SHARED_ROWS = 1_000_000
@@ -50,14 +50,14 @@ def added_up(connection: Connection, state: StateSpec, brought: Sequence[Brought
     if sum(batch.rows for batch in brought) < SHARED_ROWS:
         yield _sums(state, _rows(brought))
         return
-    in_order = [key.type.name in STAGED_IN_ORDER for key in state.keys] == [True]
-    rows = _rows(brought, in_order_of=state.keys[0].name if in_order else None)
+    only_key = staged_in_order_of(state) if len(state.keys) == 1 else None
+    rows = _rows(brought, in_order_of=only_key)
     parts = _parts(connection, state, brought, rows)
     sums = [_sums(state, rows).where(part) for part in parts]
     # Only within a FROM does Postgres give each part to a process of its own.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
-    with _planned_for(connection, brought, len(parts), in_order=in_order):
+    with _planned_for(connection, brought, len(parts), in_order=only_key is not None):
         connection.execute(added)
     yield sa.select(added.table)
     connection.execute(DropTable(added.table))

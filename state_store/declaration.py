@@ -25,8 +25,7 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
-# Partials are staged in the order of their first key if it is one of these: `jobs.staging_sink`, `state_store.adding_up`.
-STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz")
+_STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
 
 
@@ -151,6 +150,11 @@ class QuarantineSpec:
 
 # What can be staged: rows with these columns, in a table of this name.
 Staged = StateSpec | QuarantineSpec
+
+
+def staged_in_order_of(staged: Staged) -> str | None:
+    """Return the key in whose order tasks stage rows: the first, if it is a number or a time; None if rows come as they are."""
+    return staged.keys[0].name if staged.keys and staged.keys[0].type.name in _STAGED_IN_ORDER else None
 
 
 @dataclass(frozen=True)

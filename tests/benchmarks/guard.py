@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from jobs import Pipeline
-from jobs.staging_sink import PartialsReader
+from jobs.staging_sink import SORTED_ROWS, PartialsReader
 from state_store import StateStore
 from state_store.attempts import Attempt, StagedPartition, Tracked
 from state_store.batches import encode_metadata
@@ -35,7 +35,6 @@ from tests.benchmarks.project import Project, stack_without_airflow
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"
 TASK_ATTEMPT = 1
-ROWS_PER_ARROW_BATCH = 10_000  # Spark's default
 # What a statement is for, by what only it contains; the rest are small statements of the ledger.
 PARTS = {"COPY ": "copy", "bit_xor": "digest", "ON CONFLICT": "merge"}
 
@@ -199,7 +198,7 @@ class _Trial:
         table = staging_table_of(state, attempt.txid, attempt.number).name
         columns = [*(column.name for column in state.columns), "task_attempt"]
         digest = digest_statement(state, attempt.txid, attempt.number)
-        reader = PartialsReader(iter(self._rows.to_batches(max_chunksize=ROWS_PER_ARROW_BATCH)), state, TASK_ATTEMPT)
+        reader = PartialsReader(iter(self._rows.to_batches(max_chunksize=SORTED_ROWS)), state, TASK_ATTEMPT)
         rows, checksum = copy_partition(conninfo, table, columns, reader, TASK_ATTEMPT, digest)
         return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, checksum)
 
