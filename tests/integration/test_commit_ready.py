@@ -290,6 +290,7 @@ def test_who_does_not_want_to_wait_leaves_the_cursor_to_whoever_holds_it(tally: 
         with pytest.raises(StoreUnavailable):
             tally.store.commit_ready(tally.spec, "test", wait=False)
         assert time.monotonic() - start < settings.lock_timeout_seconds
+        other.rollback()  # closing alone would not wait until the server has let go of the lock
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test", wait=False)] == [1]
 
 
