@@ -36,14 +36,15 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     It is the same one for the same settings, because an Engine remembers the SQL that it has made of its statements: of those
     that a batch needs, some 40 at 1 ms each. Disposed of, it may be used again.
 
-    A pool of one warm connection and room for more: a task or a command runs its statements one after another, and only
-    `tidegate run` processes several batches in one process.
+    The pool keeps as many connections as were ever wanted at once: one for a task or a command, which run their statements one
+    after another, a few for `tidegate run`. The one that was given back last is used first: its session has the tables mapped.
     """
     return sa.create_engine(
         "postgresql+psycopg2://",
         isolation_level="READ COMMITTED",  # a statement after the lock must see what the lock waited for
-        pool_size=1,
-        max_overflow=31,
+        pool_size=32,
+        max_overflow=0,
+        pool_use_lifo=True,
         pool_pre_ping=True,
         use_native_hstore=False,  # a question less for each connection: nothing of ours is one
         connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},

@@ -1,8 +1,10 @@
-"""Stores of one process share an Engine, and leave no connection behind."""
+"""Stores of one process share an Engine and its connections, and leave none behind."""
 
 import gc
+from contextlib import ExitStack
 
 import pytest
+import sqlalchemy as sa
 from psycopg2 import sql
 
 from state_store import Settings, StateStore
@@ -32,6 +34,21 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
         assert wait_until(lambda: not has_connections(server, settings), SECONDS)
     finally:
         gc.enable()
+
+
+def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings: Settings) -> None:
+    """What was open at once is used again, by whichever store, instead of being made anew."""
+
+    def sessions_of_three_at_once(store: StateStore) -> list[int]:
+        with ExitStack() as at_once:  # the first to be opened is the last to be given back
+            connections = [at_once.enter_context(store.engine.connect()) for _ in range(3)]
+            return [connection.scalar(sa.select(sa.func.pg_backend_pid())) for connection in connections]
+
+    with StateStore.connect(settings) as held:
+        first = sessions_of_three_at_once(held)
+        with StateStore.connect(settings) as another:
+            assert sessions_of_three_at_once(another) == first
+    assert len(set(first)) == 3
 
 
 def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
