@@ -1,7 +1,8 @@
 """What must not grow: the cost of a batch with the ledger or the state, and memory with the batch.
 
 Each size has a database of its own on the same server; batches go to all sizes in turn, each the first after a vacuum and a
-checkpoint. The ledgers and the states are filled in bulk, with what so many commits would have left there a week ago.
+checkpoint. The ledgers and the states are filled in bulk, with what so many commits would have left there a week ago. A size
+keeps its session, as a run does for its batches; what a commit in a new session takes is told as well.
 
 Memory is counted where a batch passes: the Spark server with its Python workers (PSS, so that what forked workers share
 counts once), and the process of `tidegate run` (RSS), both sampled all the time. A JVM gives nothing back and takes up to
@@ -191,15 +192,28 @@ def _growing_state(bench: Bench, made: Project) -> Iterator[Figure]:
     for place in places:
         place.check(place.size + ROWS_PER_BATCH * (passes + 1))
     yield from _flatness(bench, "state", "keys in the state", places)
+    small, large = places[0], places[-1]
+    for place in (small, large):
+        place.spent.clear()
+    _in_turn(bench, (small, large), passes, lambda place: place.size, keeps_sessions=False)
+    what = f"{large.size:,} keys in the state, commit in a new session"
+    yield compared("growth", what, large.runs("commit"), f"{small.size:,}", small.runs("commit"), is_speed=False)
+    for place in (small, large):
+        place.check(place.size + 2 * ROWS_PER_BATCH * (passes + 1))
 
 
-def _in_turn(bench: Bench, places: Sequence[Place], passes: int, keys: Callable[[Place], int]) -> None:
+def _in_turn(
+    bench: Bench, places: Sequence[Place], passes: int, keys: Callable[[Place], int], *, keeps_sessions: bool = True
+) -> None:
     """Take batches to all places in turn; the first of each is not counted."""
-    for number in range(passes + 1):
-        for place in places:
-            place.batch(keys(place))
-            if number:
-                bench.tell(f"size {place.size:,}, pass {number}: {place.runs()[-1]:.2f} s")
+    with contextlib.ExitStack() as held:
+        for place in places if keeps_sessions else ():
+            held.enter_context(StateStore.connect(place.settings))
+        for number in range(passes + 1):
+            for place in places:
+                place.batch(keys(place))
+                if number:
+                    bench.tell(f"size {place.size:,}, pass {number}: {place.runs()[-1]:.2f} s")
     for place in places:
         place.spent.pop(0)
 
