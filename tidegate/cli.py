@@ -6,7 +6,7 @@ Exit codes are the error families: 0 done or already done, 1 a person has to loo
 import gc
 import sys
 
-import typer
+import click
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
@@ -15,20 +15,23 @@ from tidegate.commands import demo, inspection, operations, pipelines, quarantin
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
 MAKE_BEFORE_LOOKING = 100_000  # objects that are made before garbage is looked for
 
-app = typer.Typer(
-    help="Exactly-once batch pipelines: Airflow decides when, Spark computes what, Postgres decides whether it counts.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for module in (stack, pipelines, runs, inspection, operations, demo):
+
+class InOrder(click.Group):
+    """A group whose help lists the verbs in the order in which people come to need them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as click asks
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"show_default": True, "max_content_width": 110})
+def app() -> None:
+    """Exactly-once batch pipelines: Airflow decides when, Spark computes what, Postgres decides whether it counts."""
+
+
+for module in (stack, pipelines, runs, inspection, operations, demo, quarantine):
     for command in module.COMMANDS:
-        app.command()(command)
-records = typer.Typer(help="Bad records that were set aside: look at them, take them up again.", no_args_is_help=True)
-for verb, command in quarantine.COMMANDS.items():
-    records.command(verb)(command)
-app.add_typer(records, name="quarantine")
+        app.add_command(command)
 
 
 def main() -> None:
@@ -36,11 +39,14 @@ def main() -> None:
     # What a command makes while it starts, it keeps: to look through it for garbage would take a third of a short one's time.
     gc.set_threshold(MAKE_BEFORE_LOOKING)
     try:
-        app(standalone_mode=True)
+        sys.exit(app(standalone_mode=False))
+    except click.ClickException as wrong:
+        wrong.show()
+        sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:
+    except click.Abort:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")
         sys.exit(INTERRUPTED)
     finally:

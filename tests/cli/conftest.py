@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,18 @@ class CommandLine:
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command; keyword arguments are environment variables."""
+        return subprocess.run(**self._command(arguments, environment), timeout=120, check=False)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start one command."""
+        return subprocess.Popen(**self._command(arguments, {}))
+
+    def _command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
         names = Settings.environment_names()
         values = {names[f.name]: str(value) for f in fields(Settings) if (value := getattr(self.settings, f.name)) is not None}
         environ = {**values, **self.environment, **environment, "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-        return subprocess.run(
-            [COMMAND, *arguments], env=environ, cwd=self.settings.home, capture_output=True, text=True, timeout=120, check=False
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return {"args": [COMMAND, *arguments], "env": environ, "cwd": self.settings.home, **pipes}
 
     def json(self, *arguments: str) -> Any:
         """Run a verb with --json and return what it printed."""

@@ -1,5 +1,7 @@
 """Whatever is wrong: one line that says what and what to do, the family's exit code, and nothing half done."""
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
-USAGE, PERMANENT, TRY_AGAIN = 2, 1, 75
+USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130
 VERBS = {
     "trigger": ("trigger", "{}"),
     "run": ("run", "{}"),
@@ -43,6 +45,40 @@ def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine
     arguments = [argument.format("flight") for argument in VERBS[verb]]
 
     _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("look",), "No such command 'look'"),
+        (("trigger",), "Missing argument 'PIPELINE'"),
+        (("run", "flights", "--from-txid", "0"), "0 is not in the range x>=1"),
+        (("pause", "flights"), "Missing option '--reason'"),
+        (("status", "--jason"), "Did you mean '--json'?"),
+    ],
+)
+def test_what_is_typed_wrong_is_named_with_the_way_to_the_help(
+    tidegate: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
+    """Nothing is done."""
+    done = tidegate(*arguments)
+
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert said in done.stderr
+    assert "--help' for help." in done.stderr
+
+
+def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
+    """In one line, with the exit code that shells expect of it."""
+    keys = tidegate.settings.home / "keys"
+    os.mkfifo(keys)
+    started = tidegate.start("get", "flights", "daily", "--keys-from", str(keys))
+    with keys.open("w"):  # open as soon as it is read, which it is until this ends
+        started.send_signal(signal.SIGINT)
+        _, said = started.communicate(timeout=60)
+
+    assert started.returncode == INTERRUPTED
+    assert said.strip() == "tidegate: interrupted; what was committed stays, the rest is picked up by the next run."
 
 
 @pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])

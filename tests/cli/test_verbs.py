@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from typer.main import get_command
 
 from state_store.declaration import SourceKind, StateKind, exactly_once
 from tests.cli.conftest import CommandLine, write_flights
@@ -37,7 +36,7 @@ def _commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
             yield " ".join((*names, name)), command
 
 
-COMMANDS = dict(_commands(get_command(app)))
+COMMANDS = dict(_commands(app))
 VERBS = sorted(COMMANDS)
 
 

@@ -2,6 +2,8 @@
 
 import shutil
 
+import click
+
 from jobs.registry import all_pipelines
 from state_store.settings import Settings
 from tidegate import output, sample_data
@@ -17,17 +19,19 @@ Airflow shows the same runs at {url} (user {user}, password in {password_file}).
 End it: make down"""
 
 
-def demo() -> None:
+@click.command()
+@click.pass_context
+def demo(context: click.Context) -> None:
     """Cut the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
     settings = Settings.load()
     for folder, count in sample_data.prepare(settings.home).items():
         output.say(f"{settings.home / folder}: {count} files")
-    stack.up()
+    context.invoke(stack.up)
     for declared in all_pipelines():
-        runs.trigger(declared.name, wait=True)
+        context.invoke(runs.trigger, pipeline=declared.name, wait=True)
     for pipeline, state in (("word_count", "word_count"), ("flights", "daily")):
-        inspection.inspect(pipeline, state=state, limit=10)
-    inspection.inspect("flights", limit=10)
+        context.invoke(inspection.inspect, pipeline=pipeline, state=state, limit=10)
+    context.invoke(inspection.inspect, pipeline="flights", limit=10)
     settings = Settings.load()
     output.say(
         NEXT_STEPS.format(

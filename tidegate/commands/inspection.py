@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
@@ -17,7 +17,7 @@ from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
 from tidegate import batch_report, output
-from tidegate.commands import AsJson, PipelineName
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -27,15 +27,13 @@ ROWS_FOR_PEOPLE = 20
 NOT_FOUND = 1
 
 
-def inspect(
-    pipeline: PipelineName,
-    txid: Annotated[int | None, typer.Option(help="Show all of one batch.")] = None,
-    state: Annotated[str | None, typer.Option(help="Show the rows of this state, in the order of their keys.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help=f"At most so many rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.option("--txid", metavar="TXID", type=int, help="Show all of one batch.")
+@click.option("--state", metavar="NAME", help="Show the rows of this state, in the order of their keys.")
+@click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most so many rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
+@as_json
+def inspect(pipeline: str, txid: int | None, state: str | None, limit: int | None, as_json: bool) -> None:
     """Show the ledger (one row per txid, newest last), one batch, or a state."""
     if txid is not None and state is not None:
         raise UsageError("Give --txid or --state, not both.")
@@ -55,23 +53,20 @@ def inspect(
                 _print_ledger(pipeline, statuses)
 
 
-def get(
-    pipeline: PipelineName,
-    state: Annotated[str, typer.Argument(help="The state's name.")],
-    key: Annotated[
-        list[str] | None, typer.Argument(help="The key's values in their order; several keys one after another.")
-    ] = None,
-    keys_from: Annotated[str | None, typer.Option(help="CSV file with one key a line; - reads standard input.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.argument("state", help="The state's name.")
+@click.argument("key", nargs=-1, help="The key's values in their order; several keys one after another.")
+@click.option("--keys-from", metavar="FILE", help="CSV file with one key a line; - reads standard input.")
+@as_json
+def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
     width = len(spec.keys)
-    values = key or []
-    if len(values) % width or (not values and not keys_from):
+    if len(key) % width or (not key and not keys_from):
         names = " ".join(column.name.upper() for column in spec.keys)
         raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}")
-    keys = [tuple(values[start : start + width]) for start in range(0, len(values), width)]
+    keys = [key[start : start + width] for start in range(0, len(key), width)]
     keys += list(_keys_of_file(keys_from, width)) if keys_from else []
     rows = lookup.get(Settings.load(), spec, keys)
     if as_json:
@@ -82,7 +77,7 @@ def get(
     for absent in missing[:ROWS_FOR_PEOPLE]:
         output.say(f"State {state} has no row for {' '.join(absent)}.")
     if missing:
-        raise typer.Exit(NOT_FOUND)
+        raise click.exceptions.Exit(NOT_FOUND)
 
 
 def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int | None, as_json: bool) -> None:

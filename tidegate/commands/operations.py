@@ -4,35 +4,38 @@ import getpass
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from jobs.registry import find_pipeline
 from state_store.errors import RangeRefused, UsageError
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson, PipelineName, runs
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 
 if TYPE_CHECKING:
     from state_store import StateStore
     from state_store.queries import BatchStatus
 
-Reason = Annotated[str, typer.Option(help="Why, for those who look at the ledger later.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this, only tell what would be done.")]
 NO_REASON = "no reason given"
 OVER = ("committed", "skipped")
+WHY = "Why, for those who look at the ledger later."
+
+reason = click.option("--reason", required=True, help=WHY)
+reason_if_any = click.option("--reason", default=NO_REASON, help=WHY)
+yes = click.option("--yes", is_flag=True, help="Do it; without this, only tell what would be done.")
 
 
-def retry(
-    pipeline: PipelineName,
-    txid: Annotated[int | None, typer.Argument(min=1, help="Only this txid [default: all that wait for a person].")] = None,
-    reason: Reason = NO_REASON,
-    wait: runs.Wait = False,
-    wait_seconds: runs.WaitSeconds = 3600,
-    here: runs.Here = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.argument("txid", type=AT_LEAST_ONE, required=False, help="Only this txid [default: all that wait for a person].")
+@reason_if_any
+@runs.wait
+@runs.wait_seconds
+@runs.here
+@as_json
+def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Let batches that were halted or given up be tried anew, and start a run that takes up what was left over."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
@@ -55,13 +58,13 @@ def retry(
     runs.take_up(pipeline, prepared, newest.txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
 
 
-def skip(
-    pipeline: PipelineName,
-    txid: Annotated[int, typer.Argument(min=1, help="The txid that has failed; not only the next one.")],
-    reason: Reason,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.argument("txid", type=AT_LEAST_ONE, help="The txid that has failed; not only the next one.")
+@reason
+@yes
+@as_json
+def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> None:
     """Give up a batch that cannot be processed: order goes on without its rows, and the ledger says who and why."""
     from state_store import StateStore  # noqa: PLC0415
 
@@ -89,14 +92,14 @@ def skip(
     _tell(f"{told}. Go on: tidegate trigger {pipeline} --wait", facts, as_json)
 
 
-def redo(
-    pipeline: PipelineName,
-    txid: Annotated[int, typer.Argument(min=1, help="The last committed txid.")],
-    reason: Reason,
-    yes: Yes = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the engine logs.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.argument("txid", type=AT_LEAST_ONE, help="The last committed txid.")
+@reason
+@yes
+@verbose
+@as_json
+def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, in the place of what it did; for opaque states only."""
     from state_store import StateStore  # noqa: PLC0415
     from state_store.commits import check_redoable  # noqa: PLC0415
@@ -118,7 +121,11 @@ def redo(
     _tell(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 
-def pause(pipeline: PipelineName, reason: Reason, as_json: AsJson = False) -> None:
+@click.command()
+@pipeline_name
+@reason
+@as_json
+def pause(pipeline: str, reason: str, as_json: bool) -> None:
     """Start no new runs of a pipeline, wherever they would come from; what has been planned goes on."""
     from state_store import StateStore  # noqa: PLC0415
 
@@ -135,7 +142,11 @@ def pause(pipeline: PipelineName, reason: Reason, as_json: AsJson = False) -> No
     _tell(told, {"pipeline": pipeline, **facts, "paused_by": now.paused_by, "paused_reason": now.paused_reason}, as_json)
 
 
-def resume(pipeline: PipelineName, reason: Reason = NO_REASON, as_json: AsJson = False) -> None:
+@click.command()
+@pipeline_name
+@reason_if_any
+@as_json
+def resume(pipeline: str, reason: str, as_json: bool) -> None:
     """Let runs of a paused pipeline start again."""
     from state_store import StateStore  # noqa: PLC0415
 

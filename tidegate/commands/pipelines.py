@@ -3,27 +3,25 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import typer
+import click
 
 from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
 from state_store.declaration import SourceKind, StateKind, exactly_once
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson
+from tidegate.commands import as_json
 
 # So that tables fit a terminal of 110 columns.
 VALUES_CHARACTERS, NOTE_CHARACTERS, WHY_CHARACTERS = 36, 90, 70
 
 
-def pipelines(
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Show what every pair of kinds of source and state gives, instead.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@click.option("--matrix", is_flag=True, help="Show what every pair of kinds of source and state gives, instead.")
+@as_json
+def pipelines(matrix: bool, as_json: bool) -> None:
     """List the declared pipelines: source, states, what they guarantee and why, what becomes of bad records."""
     if matrix:
         _show_matrix(as_json)
@@ -143,7 +141,9 @@ def _poison(pipeline: Pipeline) -> str:
     return f"{pipeline.on_poison}, {pipeline.tries} {'try' if pipeline.tries == 1 else 'tries'}"
 
 
-def settings(as_json: AsJson = False) -> None:
+@click.command()
+@as_json
+def settings(as_json: bool) -> None:
     """Show every setting, its value, where it came from, and the environment variable that sets it."""
     values, origins = Settings.sources()
     variables = Settings.environment_names()
@@ -163,15 +163,11 @@ def settings(as_json: AsJson = False) -> None:
         output.print_table("Settings", list(rows[0]), [list(row.values()) for row in rows])
 
 
-def migrate(
-    new: Annotated[
-        str | None, typer.Option(metavar="MESSAGE", help="Write the migration that the declared states need.")
-    ] = None,
-    accept_epoch: Annotated[
-        bool, typer.Option(help="Let pipelines go on after a restore, failover or copy of the database.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@click.option("--new", metavar="MESSAGE", help="Write the migration that the declared states need.")
+@click.option("--accept-epoch", is_flag=True, help="Let pipelines go on after a restore, failover or copy of the database.")
+@as_json
+def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
     """Bring the database to this code's revision and register the pipelines. Safe to repeat."""
     import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
 

@@ -1,30 +1,32 @@
 """Bad records that were set aside: look at them, take them up again."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated
-
-import typer
+import click
 
 from jobs.registry import find_pipeline
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson, PipelineName, runs
-from tidegate.commands.operations import Reason, operator, said
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs
+from tidegate.commands.operations import operator, reason, said
 
 ROWS_FOR_PEOPLE = 20
 PAYLOAD_CHARACTERS = 60
 
-OfTxid = Annotated[int | None, typer.Option(min=1, help="Only what this txid has set aside.")]
+of_txid = click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Only what this txid has set aside.")
 
 
-def list_records(
-    pipeline: PipelineName,
-    txid: OfTxid = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help=f"At most so many records [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@click.group()
+def quarantine() -> None:
+    """Bad records that were set aside: look at them, take them up again."""
+
+
+@quarantine.command("list")
+@pipeline_name
+@of_txid
+@click.option(
+    "--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most so many records [tables: {ROWS_FOR_PEOPLE}; JSON: all]."
+)
+@as_json
+def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bool) -> None:
     """Show the records that wait in quarantine: why, where they stood, and what they are."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
@@ -50,15 +52,15 @@ def list_records(
         output.say("There are more records: --limit N shows more, --json all of them, uncut.")
 
 
-def replay(
-    pipeline: PipelineName,
-    reason: Reason,
-    txid: OfTxid = None,
-    wait: runs.Wait = False,
-    wait_seconds: runs.WaitSeconds = 3600,
-    here: runs.Here = False,
-    as_json: AsJson = False,
-) -> None:
+@quarantine.command()
+@pipeline_name
+@reason
+@of_txid
+@runs.wait
+@runs.wait_seconds
+@runs.here
+@as_json
+def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Take waiting records up again, as a batch of their own, and start a run; what is bad still goes back."""
     from state_store import StateStore  # noqa: PLC0415
 
@@ -88,4 +90,4 @@ def _cut(payload: str) -> str:
     return line if len(line) <= PAYLOAD_CHARACTERS else f"{line[: PAYLOAD_CHARACTERS - 3]}..."
 
 
-COMMANDS: Mapping[str, Callable[..., None]] = {"list": list_records, "replay": replay}
+COMMANDS = (quarantine,)

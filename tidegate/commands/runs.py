@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from jobs.registry import find_pipeline
 from state_store.errors import PermanentError, RetryableError, TidegateError
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson, PipelineName
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -25,12 +25,14 @@ POLL_SECONDS = 0.5
 AWAY_SECONDS = 120  # as long as a server may be away while a run is followed
 FINISHED = ("success", "failed")
 
-FromTxid = Annotated[int | None, typer.Option(min=1, help="First txid of the range.")]
-ToTxid = Annotated[int | None, typer.Option(min=1, help="Last txid of the range.")]
-MaxBatches = Annotated[int | None, typer.Option(min=1, help="At most so many batches, left-over ones first.")]
-Wait = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
-WaitSeconds = Annotated[int, typer.Option(min=1, help="Longest time to follow it.")]
-Here = Annotated[bool, typer.Option("--here", help="Run in this process, without Airflow, as `tidegate run` does.")]
+from_txid = click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, help="First txid of the range.")
+to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Last txid of the range.")
+max_batches = click.option(
+    "--max-batches", metavar="N", type=AT_LEAST_ONE, help="At most so many batches, left-over ones first."
+)
+wait = click.option("--wait/--no-wait", help="Follow the run until it ends.")
+wait_seconds = click.option("--wait-seconds", metavar="N", type=AT_LEAST_ONE, default=3600, help="Longest time to follow it.")
+here = click.option("--here", is_flag=True, help="Run in this process, without Airflow, as `tidegate run` does.")
 
 
 class RunUnfinished(RetryableError):
@@ -73,28 +75,36 @@ class Prepared:
 UNPREPARED = Prepared()
 
 
+@click.command()
+@pipeline_name
+@from_txid
+@to_txid
+@max_batches
+@wait
+@wait_seconds
+@as_json
 def trigger(
-    pipeline: PipelineName,
-    from_txid: FromTxid = None,
-    to_txid: ToTxid = None,
-    max_batches: MaxBatches = None,
-    wait: Wait = False,
-    wait_seconds: WaitSeconds = 3600,
-    as_json: AsJson = False,
+    pipeline: str,
+    from_txid: int | None,
+    to_txid: int | None,
+    max_batches: int | None,
+    wait: bool,
+    wait_seconds: int,
+    as_json: bool,
 ) -> None:
     """Start a Dag run of the pipeline in Airflow; with --wait, show its txids as they process and commit."""
     given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
     through_airflow(pipeline, {k: v for k, v in given.items() if v is not None}, wait_seconds if wait else None, as_json)
 
 
-def backfill(
-    pipeline: PipelineName,
-    from_txid: Annotated[int, typer.Option(min=1, help="First txid of the range.")],
-    to_txid: Annotated[int, typer.Option(min=1, help="Last txid of the range.")],
-    dry_run: Annotated[bool, typer.Option(help="Only tell what would be done.")] = False,
-    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to follow the run.")] = 3600,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@pipeline_name
+@click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, required=True, help="First txid of the range.")
+@click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, required=True, help="Last txid of the range.")
+@click.option("--dry-run/--no-dry-run", help="Only tell what would be done.")
+@wait_seconds
+@as_json
+def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_seconds: int, as_json: bool) -> None:
     """Open, process and commit, through Airflow and in order, what is not yet committed between two txids."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
@@ -130,13 +140,15 @@ def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_jso
         )
 
 
+@click.command()
+@pipeline_name
+@from_txid
+@to_txid
+@max_batches
+@verbose
+@as_json
 def run(
-    pipeline: PipelineName,
-    from_txid: FromTxid = None,
-    to_txid: ToTxid = None,
-    max_batches: MaxBatches = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the engine logs.")] = False,
-    as_json: AsJson = False,
+    pipeline: str, from_txid: int | None, to_txid: int | None, max_batches: int | None, verbose: bool, as_json: bool
 ) -> None:
     """Plan, process and commit in this process, without Airflow; the same steps, the same promise."""
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")

@@ -3,14 +3,14 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from state_store.errors import TidegateError, UsageError
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.commands import AsJson
+from tidegate.commands import AT_LEAST_ONE, as_json
 
 if TYPE_CHECKING:
     from state_store.queries import Lag
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 
 
-def up(
-    without_airflow: Annotated[bool, typer.Option("--without-airflow", help="Start Postgres and Spark only.")] = False,
-    extras: Annotated[
-        list[str] | None, typer.Option("--with", metavar="NAME", help="Start this too, until `down`: kafka.")
-    ] = None,
-    wait_seconds: Annotated[int, typer.Option(min=1, help="Longest time to wait for all components.")] = 300,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@click.option("--without-airflow", is_flag=True, help="Start Postgres and Spark only.")
+@click.option("--with", "extras", metavar="NAME", multiple=True, help="Start this too, until `down`: kafka.")
+@click.option("--wait-seconds", metavar="N", type=AT_LEAST_ONE, default=300, help="Longest time to wait for all components.")
+@as_json
+def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_json: bool) -> None:
     """Start Postgres, Spark and Airflow on this machine, and wait until they are well. Safe to repeat."""
     from tidegate import stack  # noqa: PLC0415 - verbs that do not need it start faster
 
@@ -41,7 +39,7 @@ def up(
     statuses = stack.up(
         settings,
         without_airflow=without_airflow,
-        extras=extras or (),
+        extras=extras,
         wait_seconds=wait_seconds,
         watch=watch,
         tell=output.say,
@@ -59,11 +57,11 @@ def up(
         output.say(f"Kafka: {settings.kafka_bootstrap}, how to log in is in {settings.kafka_properties_file}")
 
 
-def down(
-    delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the stack's ledger, states and logs too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for this to be said twice.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@click.option("--delete-data", is_flag=True, help="Delete the stack's ledger, states and logs too.")
+@click.option("--yes", is_flag=True, help="Do not ask for this to be said twice.")
+@as_json
+def down(delete_data: bool, yes: bool, as_json: bool) -> None:
     """Stop the stack; data stays in .tidegate. Safe to repeat."""
     from tidegate import stack  # noqa: PLC0415
 
@@ -80,7 +78,9 @@ def down(
         output.say(f"Stopped: {ended} processes ended." if ended else "Nothing was running.")
 
 
-def status(as_json: AsJson = False) -> None:
+@click.command()
+@as_json
+def status(as_json: bool) -> None:
     """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused."""
     from tidegate import stack  # noqa: PLC0415
 
