@@ -1,8 +1,9 @@
 """What must not grow: the cost of a batch with the ledger or the state, and memory with the batch.
 
 Each size has a database of its own on the same server; batches go to all sizes in turn, each the first after a vacuum and a
-checkpoint. The ledgers and the states are filled in bulk, with what so many commits would have left there a week ago. A size
-keeps its session, as a run does for its batches; what a commit in a new session takes is told as well.
+checkpoint. All are vacuumed before the first batch of a turn: else the smallest would find its table in the processor's cache,
+where no larger one fits. The ledgers and the states are filled in bulk, with what so many commits would have left there a week
+ago. A size keeps its session, as a run does for its batches; what a commit in a new session takes is told as well.
 
 Memory is counted where a batch passes: the Spark server with its Python workers (PSS, so that what forked workers share
 counts once), and the process of `tidegate run` (RSS), both sampled all the time. A JVM gives nothing back and takes up to
@@ -137,12 +138,16 @@ class Place(Project):
         with StateStore.connect(self.settings) as store:
             return store.committed(USERS.name)
 
-    def batch(self, keys: int) -> None:
-        """Let a file arrive and take it through the steps of a batch, on the clock after everything was settled."""
+    def arrive(self, keys: int) -> None:
+        """Let the file of the next batch arrive, and settle everything before it."""
         txid = self.committed() + 1
         step = keys // ROWS_PER_BATCH
         write_users(self.source / file_name(txid), f"i * {step} + hash(i + {txid}) % {step}", ROWS_PER_BATCH)
         self.settle()
+
+    def batch(self) -> None:
+        """Take the file through the steps of a batch, on the clock."""
+        txid = self.committed() + 1
         steps: dict[str, Callable[[], object]] = {
             "plan": lambda: phases.plan_batches(self.settings, USERS, run_id=f"{OWNER} {txid}"),
             "process": lambda: phases.process_batch(self.settings, USERS, txid, owner=OWNER),
@@ -211,7 +216,9 @@ def _in_turn(
             held.enter_context(StateStore.connect(place.settings))
         for number in range(passes + 1):
             for place in places:
-                place.batch(keys(place))
+                place.arrive(keys(place))
+            for place in places:
+                place.batch()
                 if number:
                     bench.tell(f"size {place.size:,}, pass {number}: {place.runs()[-1]:.2f} s")
     for place in places:
