@@ -137,18 +137,20 @@ class Held:
     def kill_who_waits(self, statement: str) -> int:
         """Kill the process whose statement starts like this and waits for the lock; return its process id."""
 
-        def waiting_port() -> int | None:
+        def ends_of_its_connection() -> tuple[int, int] | None:
             with self.project.as_administrator() as connection, connection.cursor() as cursor:
                 cursor.execute(
-                    "SELECT client_port FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s",
+                    "SELECT client_port, inet_server_port() FROM pg_stat_activity"
+                    " WHERE wait_event_type = 'Lock' AND query LIKE %s",
                     [f"{statement}%"],
                 )
                 row = cursor.fetchone()
             connection.close()
-            return row[0] if row else None
+            return row
 
-        port = wait_for(waiting_port, f"waiting in {statement!r}")
-        clients = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.pid]
+        # One local port may belong to connections to several servers at once: both ends tell whose it is.
+        ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
+        clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
         (pid,) = {c.pid for c in clients}
         psutil.Process(pid).kill()
         return pid
