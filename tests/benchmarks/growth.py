@@ -3,13 +3,14 @@
 Each size has a database of its own on the same server; batches go to all sizes in turn, each the first after a vacuum and a
 checkpoint. All are vacuumed before the first batch of a turn: else the smallest would find its table in the processor's cache,
 where no larger one fits. The ledgers and the states are filled in bulk, with what so many commits would have left there a week
-ago. A size keeps its session, as a run does for its batches; what a commit in a new session takes is told as well.
+ago. A size keeps its session, as a run does for its batches. It is warm when it has met most of the shared memory in which its
+state lies: a process of Postgres takes a page fault for each 64 kB of it. What a batch takes in a new session is told as well.
 
 Memory is counted where a batch passes: the Spark server with its Python workers (PSS, so that what forked workers share
 counts once), and the process of `tidegate run` (RSS), both sampled all the time. A JVM gives nothing back and takes up to
--Xmx, the more the longer it runs. So two fresh servers take as many batches and as many rows in all: one in equal batches,
-the other nearly all of them in its last batch. What differs then is owed to the size of that one. All batches have the same
-keys, because more keys are more partials, which is another matter.
+-Xmx, the more the longer it runs, and no two servers the same. So pairs of fresh servers take as many batches and as many rows
+in all: one in equal batches, the other nearly all of them in its last batch. What their medians differ in is owed to the size
+of that one. All batches have the same keys, because more keys are more partials, which is another matter.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ OWNER = "benchmark"
 FLAT = Bar(at_most=1.2)
 AT_ONCE = Bar(at_most=0.3)
 ROWS_PER_BATCH = 10_000
+WARM_UP_BATCHES = 12  # of 10,000 random keys; 50 million rows and their index lie in 95,000 times 64 kB
 BATCHES_AT_ONCE = 100  # in the one plan that has more to do
 LEDGER_ROWS = 20  # what `tidegate inspect` shows
 MEMORY_KEYS = 50_000
@@ -175,10 +177,9 @@ def _growing_ledger(bench: Bench, made: Project) -> Iterator[Figure]:
     for place in places:
         with bench.timed(f"a ledger of {place.size:,} txids", []):
             place.fill_ledger(place.size)
-    passes = bench.choose(9, 3)
-    _in_turn(bench, places, passes, lambda _place: ROWS_PER_BATCH)
+    batches = _in_turn(bench, places, lambda _place: ROWS_PER_BATCH)
     for place in places:
-        place.check(ROWS_PER_BATCH * (passes + 1))
+        place.check(ROWS_PER_BATCH * batches)
     yield from _flatness(bench, "ledger", "txids in the ledger", places)
     yield from _asked(bench, made, places[-1])
     yield from _planned_from_a_full_folder(bench, places[-1])
@@ -192,37 +193,34 @@ def _growing_state(bench: Bench, made: Project) -> Iterator[Figure]:
         place.fill_ledger(1)
         with bench.timed(f"a state of {place.size:,} keys", []):
             place.fill_state(place.size)
-    passes = bench.choose(9, 3)
-    _in_turn(bench, places, passes, lambda place: place.size)
+    batches = _in_turn(bench, places, lambda place: place.size)
     for place in places:
-        place.check(place.size + ROWS_PER_BATCH * (passes + 1))
+        place.check(place.size + ROWS_PER_BATCH * batches)
     yield from _flatness(bench, "state", "keys in the state", places)
     small, large = places[0], places[-1]
+    batches += _in_turn(bench, (small, large), lambda place: place.size, keeps_sessions=False)
     for place in (small, large):
-        place.spent.clear()
-    _in_turn(bench, (small, large), passes, lambda place: place.size, keeps_sessions=False)
-    what = f"{large.size:,} keys in the state, commit in a new session"
-    yield compared("growth", what, large.runs("commit"), f"{small.size:,}", small.runs("commit"), is_speed=False)
-    for place in (small, large):
-        place.check(place.size + 2 * ROWS_PER_BATCH * (passes + 1))
+        place.check(place.size + ROWS_PER_BATCH * batches)
+    for steps in ((), ("commit",)):
+        what = f"{large.size:,} keys in the state, {' '.join(steps) or 'whole batch'} in a new session"
+        yield compared("growth", what, large.runs(*steps), f"{small.size:,}", small.runs(*steps), is_speed=False)
 
 
-def _in_turn(
-    bench: Bench, places: Sequence[Place], passes: int, keys: Callable[[Place], int], *, keeps_sessions: bool = True
-) -> None:
-    """Take batches to all places in turn; the first of each is not counted."""
+def _in_turn(bench: Bench, places: Sequence[Place], keys: Callable[[Place], int], *, keeps_sessions: bool = True) -> int:
+    """Take batches to all places in turn, keep what those behind the warm-up took, and return how many each place got."""
+    warm_up, passes = bench.choose(WARM_UP_BATCHES if keeps_sessions else 1, 1), bench.choose(9, 3)
     with contextlib.ExitStack() as held:
         for place in places if keeps_sessions else ():
             held.enter_context(StateStore.connect(place.settings))
-        for number in range(passes + 1):
+        for number in range(1, warm_up + passes + 1):
             for place in places:
                 place.arrive(keys(place))
             for place in places:
                 place.batch()
-                if number:
-                    bench.tell(f"size {place.size:,}, pass {number}: {place.runs()[-1]:.2f} s")
+                bench.tell(f"size {place.size:,}, pass {number} behind {warm_up} to warm up: {place.runs()[-1]:.2f} s")
     for place in places:
-        place.spent.pop(0)
+        place.spent = place.spent[-passes:]
+    return warm_up + passes
 
 
 def _flatness(bench: Bench, name: str, what: str, places: Sequence[Place]) -> Iterator[Figure]:
@@ -298,11 +296,14 @@ def _planned_from_a_full_folder(bench: Bench, place: Place) -> Iterator[Figure]:
 def _growing_batch(bench: Bench) -> Iterator[Figure]:
     """Twenty batches of a million rows, beside small ones and then one of twenty million."""
     rows, times = bench.choose(1_000_000, 50_000), bench.choose(20, 4)
-    equal = _peaks(bench, "equal", [rows] * times)
-    large = _peaks(bench, "large", [SMALL_BATCH_ROWS] * (times - 1) + [rows * times])
+    equal, large = [], []
+    for number in range(bench.choose(3, 1)):
+        equal.append(_peaks(bench, f"equal_{number}", [rows] * times))
+        large.append(_peaks(bench, f"large_{number}", [SMALL_BATCH_ROWS] * (times - 1) + [rows * times]))
     for what, bar in (("client", FLAT), ("Spark server", FLAT), ("JVM", None), ("Python workers", None)):
         told = f"batch of {rows * times:,} rows, peak memory of {what}"
-        yield compared("growth", told, [large[what]], f"{rows:,}", [equal[what]], unit="MiB", bar=bar, is_speed=False)
+        ours, theirs = ([peaks[what] for peaks in servers] for servers in (large, equal))
+        yield compared("growth", told, ours, f"{rows:,}", theirs, unit="MiB", bar=bar, is_speed=False)
 
 
 def _peaks(bench: Bench, name: str, batches: Sequence[int]) -> dict[str, float]:
