@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
+import click
 import pytest
 
 from state_store.declaration import SourceKind, StateKind, exactly_once
@@ -27,10 +28,13 @@ UNITED = {
 }
 
 
-def _commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
+def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
     """Yield every verb as it is typed, with its command."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command, f"{name} is listed, and unknown"
+        if isinstance(command, click.Group):
             yield from _commands(command, *names, name)
         else:
             yield " ".join((*names, name)), command

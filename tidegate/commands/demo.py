@@ -43,6 +43,3 @@ def demo(context: click.Context) -> None:
             password_file=settings.airflow_password_file,
         )
     )
-
-
-COMMANDS = (demo,)

@@ -125,6 +125,3 @@ def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
             raise UsageError(f"{name}, line {number}: {len(values)} value(s), the key has {width}.")
         if values:
             yield tuple(values)
-
-
-COMMANDS = (inspect, get)

@@ -203,6 +203,3 @@ def _tell(told: str, facts: Mapping[str, object], as_json: bool) -> None:
         output.print_json(facts)
     else:
         output.say(told)
-
-
-COMMANDS = (retry, skip, redo, pause, resume)

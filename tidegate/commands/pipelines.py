@@ -183,6 +183,3 @@ def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
         output.print_json({"revision": revision, "changed": changed})
     else:
         output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
-
-
-COMMANDS = (pipelines, settings, migrate)

@@ -88,6 +88,3 @@ def _cut(payload: str) -> str:
     """Return a record as one short line."""
     line = " ".join(payload.splitlines())
     return line if len(line) <= PAYLOAD_CHARACTERS else f"{line[: PAYLOAD_CHARACTERS - 3]}..."
-
-
-COMMANDS = (quarantine,)

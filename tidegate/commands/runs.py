@@ -367,6 +367,3 @@ def ranges(txids: Sequence[int]) -> str:
             parts.append([txid])
     written = ", ".join("-".join(map(str, part)) for part in parts)
     return f"txid{'s' if len(txids) > 1 else ''} {written}" if txids else "none"
-
-
-COMMANDS = (trigger, backfill, run)

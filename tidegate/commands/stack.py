@@ -127,6 +127,3 @@ def _print_components(components: list) -> None:  # type: ignore[type-arg]
         for c in components
     ]
     output.print_table("Stack", columns, rows)
-
-
-COMMANDS = (up, down, status)
