@@ -19,6 +19,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -276,21 +277,20 @@ def _asked(bench: Bench, made: Project, place: Place) -> Iterator[Figure]:
 
 
 def _planned_from_a_full_folder(bench: Bench, place: Place) -> Iterator[Figure]:
-    """Time plans of one and of many batches, while the files of all earlier ones lie in the folder too."""
-    last = place.committed()
+    """Time plans of one and of many new batches, while the files of all earlier ones lie in the folder too."""
+    last, times, planned = place.committed(), bench.choose(3, 1), 0
     for txid in range(1, last + 1):
         (place.source / file_name(txid)).touch()
-    for txid in range(last + 1, last + 2 + BATCHES_AT_ONCE):
+    for txid in range(last + 1, last + 1 + times * (1 + BATCHES_AT_ONCE)):
         write_users(place.source / file_name(txid), "i", 1)
     for batches in (1, BATCHES_AT_ONCE):
-        planned = batches + (batches > 1)  # the one that was planned before is still to do
-        seconds = timed(
-            lambda planned=planned: phases.plan_batches(
-                place.settings, USERS, run_id=f"a folder, {planned}", max_batches=planned
-            )
-        )
+        runs = []
+        for _ in range(times):
+            planned += batches  # those that were planned before are still to do
+            plan = partial(phases.plan_batches, place.settings, USERS, run_id=f"a folder, {planned}", max_batches=planned)
+            runs.append(timed(plan))
         what = f"{place.size:,} txids and their files in the folder, a plan of {batches}"
-        yield Figure("growth", what, seconds, "s", seconds)
+        yield Figure("growth", what, median(runs), "s", median(runs), runs=tuple(runs))
 
 
 def _growing_batch(bench: Bench) -> Iterator[Figure]:
