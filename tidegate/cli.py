@@ -15,7 +15,6 @@ from tidegate import output
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
 MAKE_BEFORE_LOOKING = 200_000  # objects that are made before garbage is looked for; `status` makes 80,000
 
-
 # In the order in which people come to need them, each with the module of `tidegate.commands` that it is in.
 VERBS = {
     "up": "stack",
