@@ -4,10 +4,10 @@ The first two are run one phase at a time: process, commit, process, commit. `ru
 of 1: its pool processes the next batch while the caller commits. The third is `run_pipeline`.
 
 What limits the third: commits are one after the other, so of two phases that cost the same it can at best hide one, which is
-2 n / (n + 1) times as fast for n batches, 1.88 for 16. From that go what a batch costs outside its two phases, and
-whatever both phases want of the same machine: so there are two figures. Processing that waits, as for a slow source, leaves
-the cores to the commit. Processing that computes takes one, the commit another, and on two cores nothing is left for
-Spark's driver and compilers, for the second half of a COPY, and for Postgres' own writers.
+2 n / (n + 1) times as fast for n batches, 1.92 for 24. From that go what a batch costs outside its two phases, and
+whatever both phases want of the same machine: so there are two figures. Processing that waits for a slow source leaves the
+cores to the commit. Processing that computes takes one, the commit another, and on two cores nothing is left for Spark's
+driver and compilers, for the second half of a COPY, and for Postgres' own writers.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -25,10 +25,11 @@ import duckdb
 import pyarrow as pa
 from matplotlib.axes import Axes
 from psycopg2 import sql
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum, phases
 from jobs.run import run_pipeline
+from jobs.sources.file_reader import FileReader
 from state_store import Settings, StateStore
 from tests.benchmarks import events
 from tests.benchmarks.harness import Bar, Bench, Figure, compared
@@ -42,7 +43,7 @@ BALANCED = Bar(at_least=0.85, at_most=1.15)
 OWN_SHARE = 0.7  # of the commit's time: the rest of processing is work that is added
 MOST_CALIBRATIONS, CALIBRATION_BATCHES = 5, 3
 UNPIPELINED = "process and commit in turn"
-Work = Callable[[float], None]
+Slowed = Callable[[Pipeline, float], Pipeline]
 Way = Callable[[Settings, Pipeline, str], list[int]]
 Span = tuple[float, float]
 
@@ -53,8 +54,8 @@ def run(bench: Bench) -> Iterator[Figure]:
         single = _Counting(bench, made, "single", 1)
         batched = _Counting(bench, made, "batched", RECORDS_PER_BATCH)
         yield from _operations(single, batched)
-        for kind, plot, work in (("waits", "designs", time.sleep), ("computes", "designs_computing", _computing())):
-            trial = _Balanced(bench, made, kind, work)
+        for kind, plot, slowed in (("waits", "designs", _waiting), ("computes", "designs_computing", _computing)):
+            trial = _Balanced(bench, made, kind, slowed)
             trial.calibrate()
             in_turn, pipelined = trial.passes(bench.passes)
             what = f"{trial.batches} batches of {trial.keys:,} keys, processing {kind} {trial.added_seconds:.2f} s"
@@ -130,17 +131,17 @@ def _operations(single: _Counting, batched: _Counting) -> Iterator[Figure]:
 
 
 class _Balanced:
-    """A pipeline whose processing is made to take as long as its commit, by work that its transform adds."""
+    """A pipeline whose processing is made to take as long as its commit, by seconds that are added to it."""
 
-    def __init__(self, bench: Bench, made: Project, name: str, work: Work) -> None:
+    def __init__(self, bench: Bench, made: Project, name: str, slowed: Slowed) -> None:
         self.keys = bench.choose(100_000, 40_000)
         self._most_keys = bench.choose(400_000, 40_000)
-        self.batches = bench.choose(16, 4)
+        self.batches = bench.choose(24, 4)
         self.in_turn: list[list[_Batch]] = []
         self.pipelined: list[list[_Batch]] = []
         self._bench = bench
         self._project = made
-        self._work = work
+        self._slowed = slowed
         self.added_seconds = 0.0
         self._arrivals = 0
         self._source = made.home / "data" / name
@@ -183,9 +184,10 @@ class _Balanced:
         return process, commit
 
     def passes(self, passes: int) -> tuple[list[float], list[float]]:
-        """Time the batches in turn and pipelined, one way after the other; check what came out."""
+        """Time the batches in turn and pipelined, one way after the other, when both are warm; check what came out."""
         in_turn: list[float] = []
         pipelined: list[float] = []
+        self._run(self.batches, run_pipelined)
         for number in range(1, passes + 1):
             for what, way, times, ledgers in (
                 ("in turn", run_in_turn, in_turn, self.in_turn),
@@ -205,7 +207,7 @@ class _Balanced:
         for _ in range(batches):
             self._arrivals += 1
             events.offer([file], self._source, f"{self._arrivals:06d}")
-        pipeline = replace(self._pipeline, transform=_working(self._work, self.added_seconds))
+        pipeline = self._slowed(self._pipeline, self.added_seconds)
         start = time.perf_counter()
         txids = way(self._settings, pipeline, f"benchmark {self._arrivals}")
         if times is not None:
@@ -230,31 +232,43 @@ def run_pipelined(settings: Settings, pipeline: Pipeline, run_id: str) -> list[i
     return run_pipeline(settings, pipeline, run_id=run_id).txids
 
 
-def _computing() -> Work:
-    """Return what keeps a core busy until its thread has had so much of it: under load it takes longer, as any work does.
+@dataclass(frozen=True)
+class _SlowFiles(Files):
+    """Files that let whoever reads a batch wait."""
 
-    Executors get it by value: as a function of this module they would import the tests' conftest, which takes away their PG*.
+    seconds: float = 0.0
+
+    def emitter(self, spark: SparkSession, settings: Settings) -> FileReader:
+        """Return what reads the files, later."""
+        time.sleep(self.seconds)
+        return super().emitter(spark, settings)
+
+
+def _waiting(pipeline: Pipeline, seconds: float) -> Pipeline:
+    """Return the pipeline with a source that takes so long to answer."""
+    source = pipeline.source
+    assert isinstance(source, Files)
+    declared = {f.name: getattr(source, f.name) for f in fields(source)}
+    return replace(pipeline, source=_SlowFiles(**declared, seconds=seconds))
+
+
+def _computing(pipeline: Pipeline, seconds: float) -> Pipeline:
+    """Return the pipeline with a transform that leaves the rows as they are, after so much work in the executor.
+
+    It keeps a core busy until its thread has had so much of it: under load it takes longer, as any work does. Executors get
+    it by value: as a function of this module it would import the tests' conftest, which takes away their PG*.
     """
-
-    def compute(seconds: float) -> None:
-        until, block = time.thread_time() + seconds, bytes(100_000)
-        while time.thread_time() < until:
-            hashlib.sha256(block).digest()
-
-    return compute
-
-
-def _working(work: Work, seconds: float) -> Callable[[DataFrame], DataFrame]:
-    """Return a transform that leaves the rows as they are, after so much work in the executor."""
 
     def transform(rows: DataFrame) -> DataFrame:
         def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            work(seconds)
+            until, block = time.thread_time() + seconds, bytes(100_000)
+            while time.thread_time() < until:
+                hashlib.sha256(block).digest()
             yield from batches
 
         return rows.mapInArrow(pass_on, rows.schema)
 
-    return transform
+    return replace(pipeline, transform=transform)
 
 
 def _write_keys(folder: Path, keys: int) -> Path:
