@@ -16,7 +16,7 @@ import pytest
 from state_store import Settings
 from tests.conftest import COMMAND
 from tidegate import stack as embedded
-from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, wait_until
+from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, reserve_port, wait_until
 from tidegate.stack.layout import USUAL_PORTS, Layout
 
 
@@ -154,14 +154,18 @@ def running(small: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def occupied() -> Iterator[set[int]]:
-    """The usual ports, each with a listener that is not ours to end: this test's, or whoever was there first."""
+    """The usual ports, each somebody else's: a listener's that is not ours to end, or another test's stack's.
+
+    A stack keeps the port of a component that a test has just killed, so a port that nobody listens on may not be ours to take.
+    """
     with ExitStack() as listeners:
         for port in USUAL_PORTS.values():
-            listener = listeners.enter_context(socket.socket())
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                listener.bind(("127.0.0.1", port))
-                listener.listen()
+            with ExitStack() as claim:
+                if reserve_port(port, claim) == port:
+                    listener = listeners.enter_context(socket.socket())
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    listener.bind(("127.0.0.1", port))
+                    listener.listen()
         yield set(USUAL_PORTS.values())
 
 
