@@ -17,7 +17,7 @@ test: setup ## Run all tests
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
-	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance
+	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
 bench: setup ## Measure every speed beside its peer, add to the history, draw the plots (an hour, on a quiet machine)
 	@$(BIN)/python -m tests.benchmarks
@@ -31,21 +31,41 @@ check: setup ## Lint, types, formatting
 	@$(BIN)/mypy
 
 down: ## Stop the stack; its data stays in .tidegate
-	@if [ -x $(BIN)/tidegate ]; then $(BIN)/tidegate down; else echo "Nothing is installed, so nothing runs."; fi
+	@if [ -x $(BIN)/tidegate ]; then $(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi
 
-lock: setup ## Pin anew what requirements.in and requirements-dev.in ask for
-	@for name in requirements requirements-dev; do \
-	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header $$name.in -o $$name.txt || exit 1; \
+lock: setup ## Pin anew, with hashes, what requirements*.in ask for
+	@for name in requirements-build requirements requirements-dev; do \
+	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
+	        $$name.in -o $$name.txt || exit 1; \
 	done
 
+# Programs in .venv begin with the folder that it was made in: a clone that was renamed installs anew.
+made_in := $(shell cat .venv/folder 2>/dev/null)
+ifneq ($(made_in),)
+ifneq ($(made_in),$(shell cd .venv && pwd -P))
+.PHONY: .venv/installed
+endif
+endif
+
+ifndef INSTALLING
+# One at a time: who comes second finds it done.
+.venv/installed: requirements-build.txt requirements.txt requirements-dev.txt pyproject.toml
+	@PYTHON="$(PYTHON)" sh .ci/prerequisites
+	@$(PYTHON) -c 'import fcntl, subprocess, sys; lock = open(".venv.lock", "a"); fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))' \
+	    $(MAKE) --no-print-directory INSTALLING=1 .venv/installed
+else
 # Files are compiled to bytecode once, here: without it, every one of Airflow's many processes would do so on its own.
 # Likewise Java's classes are archived once: without it, Spark would read and check them at each start.
-.venv/installed: requirements.txt requirements-dev.txt pyproject.toml
-	@PYTHON="$(PYTHON)" sh .ci/prerequisites
+.venv/installed: requirements-build.txt requirements.txt requirements-dev.txt pyproject.toml
 	@echo "Installing into .venv, which takes a minute or two ..."
+	@[ ! -e .venv/folder ] || [ "$$(cat .venv/folder)" = "$$(cd .venv && pwd -P)" ] || rm -rf .venv
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements-dev.txt)
-	@$(BIN)/uv pip install --python $(BIN)/python --quiet --compile-bytecode -r requirements.txt -r requirements-dev.txt
-	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --config-settings editable_mode=compat --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --compile-bytecode --no-build-isolation --require-hashes \
+	    -r requirements.txt -r requirements-dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation \
+	    --config-settings editable_mode=compat --editable .
 	@$(BIN)/python -m tidegate.stack.class_archive
+	@cd .venv && pwd -P > folder
 	@touch $@
+endif

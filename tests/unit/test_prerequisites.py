@@ -62,3 +62,59 @@ def test_no_folder_of_tests_is_forgotten() -> None:
     files = {f"tests/{file.parent.name}/{file.name}" for file in (PROJECT / "tests").glob("*/test_*.py")}
     assert files == {file for file in files if file in listed or file.rpartition("/")[0] in listed}
     assert all((PROJECT / place).exists() for place in listed)
+
+
+# A Python that makes environments whose programs only say that they were called.
+FAKE_PYTHON = f"""#!/bin/sh
+[ "$1" = -m ] || exec "{sys.executable}" "$@"
+mkdir -p .venv/bin
+for program in python uv tidegate; do
+    printf '#!/bin/sh\\necho "$0 $@" >> calls\\n' > .venv/bin/$program
+    chmod +x .venv/bin/$program
+done
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with a difficult name in which `make setup` works, and installs nothing."""
+    folder = tmp_path / "Zürich à la carte"
+    (folder / ".ci").mkdir(parents=True)
+    (folder / ".ci" / "prerequisites").write_text("")
+    shutil.copy(PROJECT / "Makefile", folder)
+    for file in ("requirements-build.txt", "requirements.txt", "requirements-dev.txt", "pyproject.toml"):
+        (folder / file).write_text("")
+    (folder / "python").write_text(FAKE_PYTHON)
+    (folder / "python").chmod(0o755)
+    return folder
+
+
+def _installs(clone: Path) -> int:
+    """Return how often everything was installed."""
+    return (clone / "calls").read_text().count("class_archive")
+
+
+def _setup(clone: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["make", "setup", "PYTHON=./python"], cwd=clone, stdout=subprocess.DEVNULL)
+
+
+def test_two_set_ups_at_once_are_one(clone: Path) -> None:
+    """Two `make test` in a new clone: the second waits for the first, and finds it done."""
+    both = [_setup(clone) for _ in range(2)]
+
+    assert [make.wait(60) for make in both] == [0, 0]
+    assert _installs(clone) == 1
+
+
+def test_a_renamed_clone_installs_anew(clone: Path) -> None:
+    """The programs in .venv name the folder that they were made for; an unchanged clone is left alone."""
+    for _ in range(2):
+        assert _setup(clone).wait(60) == 0
+    assert _installs(clone) == 1
+    renamed = clone.rename(clone.with_name("renamed"))
+
+    for _ in range(2):
+        assert _setup(renamed).wait(60) == 0
+
+    assert _installs(renamed) == 2
+    assert (renamed / ".venv" / "folder").read_text().strip() == str(renamed.resolve() / ".venv")
