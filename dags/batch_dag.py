@@ -34,7 +34,6 @@ from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry
 from state_store.errors import (
     AttemptFenced,
-    BatchRetried,
     PipelinePaused,
     RetryableError,
     TidegateError,
@@ -62,11 +61,13 @@ TASK_DEFAULTS: dict[str, Any] = {
     ),
 }
 
+LARGEST = 10**15  # beyond any txid; a task that is given a number of more than 64 bits dies before its first word
 PARAMS = {
     "from_txid": Param(
         None,
         type=["integer", "null"],
         minimum=1,
+        maximum=LARGEST,
         title="From txid",
         description="First txid of a backfill. Txids before it must have committed. Empty: start with what is left over.",
     ),
@@ -74,6 +75,7 @@ PARAMS = {
         None,
         type=["integer", "null"],
         minimum=1,
+        maximum=LARGEST,
         title="To txid",
         description="Last txid of a backfill. Empty: as far as the source goes.",
     ),
@@ -81,6 +83,7 @@ PARAMS = {
         None,
         type=["integer", "null"],
         minimum=1,
+        maximum=LARGEST,
         title="Most batches",
         description="At most this many batches in this run. Empty: all there are, up to 1000.",
     ),
@@ -217,9 +220,6 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"its task was killed in try {ti.try_number}."
     with StateStore.connect(settings) as store:
         txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-        if _is_no_try(error):
-            store.halt_batch(ti.dag_id, txid, reason)
-            return
         phases.report_exhausted(settings, ti.dag_id, txid, reason)
         if store.turn(ti.dag_id, txid).given_up:
             try:
@@ -249,40 +249,47 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         """Process the batch and commit what is ready, then go on with batches of the run that nobody has begun.
 
         A batch that another attempt has taken over is left to it. If only commits are missing then, it stays for a while. The
-        author's time limit is meant for one batch.
+        author's time limit is meant for one batch. A server that is away is waited for here: Airflow's next try would begin by
+        the clock, long after the server is back.
         """
+        from jobs.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+
+        here, settings = _try(context["ti"]), Settings.load()
+        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
+        if with_servers(settings, lambda: self._process(settings, here)):
+            return
+        trigger = TurnTrigger(self.pipeline_name, here.run_id, self.txid)
+        self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=self.execute_complete.__name__)
+
+    def _process(self, settings: Settings, here: AirflowTry) -> bool:
+        """Do all that has to be done before the batch's turn; tell whether it has committed. What is done already stays."""
         from jobs import phases  # noqa: PLC0415 - brings pyspark
 
-        name, txid, here, settings = self.pipeline_name, self.txid, _try(context["ti"]), Settings.load()
-        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", name, txid, txid)
+        name, txid = self.pipeline_name, self.txid
         with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
             if store.turn(name, txid).done:
                 logger.info("%s %d has committed; whose log tells of it: tidegate inspect %s --txid %d", name, txid, name, txid)
-                return
+                return True
             phases.await_thief(settings, name, txid)
             try:
                 logger.info("%s", phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True))
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
-            if self.execution_timeout is None:
-                phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
-                has_committed = phases.await_commit(settings, name, txid, owner=str(here))
-            else:
-                has_committed = store.turn(name, txid).done
-            if has_committed:
-                return
-        self.defer(
-            trigger=TurnTrigger(name, here.run_id, txid), timeout=self.turn_timeout, method_name=self.execute_complete.__name__
-        )
+            if self.execution_timeout is not None:
+                return store.turn(name, txid).done
+            phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
+            return phases.await_commit(settings, name, txid, owner=str(here))
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""
         from jobs import phases  # noqa: PLC0415 - brings pyspark
+        from jobs.recovery import with_servers  # noqa: PLC0415
 
         if event:
             raise WaitedInVain(event)
-        here = _try(context["ti"])
-        done = phases.commit_batch(Settings.load(), self.pipeline_name, self.txid, owner=str(here), airflow=here)
+        here, settings = _try(context["ti"]), Settings.load()
+        name, txid = self.pipeline_name, self.txid
+        done = with_servers(settings, lambda: phases.commit_batch(settings, name, txid, owner=str(here), airflow=here))
         logger.info("%s", done)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
@@ -304,11 +311,6 @@ def _check_exists(pipeline_name: str) -> None:
             f"group tidegate.pipelines. Pipelines: {', '.join(pipeline_names()) or 'none'}.",
             pipeline=pipeline_name,
         )
-
-
-def _is_no_try(error: BaseException | None) -> bool:
-    """Tell whether a failure is not the batch's own: it cannot be what makes a pipeline give the batch up."""
-    return isinstance(error, TidegateError) and not error.is_poison and not isinstance(error, BatchRetried)
 
 
 def _try(ti: Any) -> AirflowTry:

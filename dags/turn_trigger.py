@@ -32,7 +32,7 @@ from state_store.queries import UNREGISTERED, Turn
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
-LONGEST_PAUSE_SECONDS = 30.0  # while Postgres is away
+LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
 # A task that ends in the triggerer makes the Dag processor parse its file, 0.2 core seconds; several that end together once.
 # Until then it holds no worker and no slot of the window.
 SECONDS_BETWEEN_ENDS = 10.0

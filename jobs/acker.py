@@ -1,15 +1,22 @@
 """The acker: every record of a batch was fully processed, checked and not assumed.
 
 Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in whatever
-order the acks arrive (SEMANTICS (b), Acker). Here a row's id is its hash, and the sums are taken by Spark, in passing:
+order the acks arrive (SEMANTICS (b), Acker). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows
+have equal ids, which an XOR cannot count; so ids are added up, modulo 2^64, by Spark, in passing:
 
-    source       count and XOR of the rows that the source emitted; a replay must reproduce them (CONTRACT I11)
-    transformed  count and XOR of the rows that the transform returned
-    staged       count and XOR of the same rows, summed up again from the partials that COPY wrote
+    source       count and sum of the rows that the source emitted; a replay must reproduce them (CONTRACT I11)
+    transformed  count and sum of the rows that the transform returned
+    staged       count and sum of the same rows, added up again from the partials that COPY wrote
 
-From the transform on, every row is followed one to one: transformed XOR staged is zero, and the counts are equal, or the
-attempt fails. Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
-Two equal rows cancel each other out in an XOR; that is what the count is for.
+From the transform on, every row is followed one to one: transformed and staged are equal in both, or the attempt fails.
+Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
+
+If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With hashes that are drawn
+evenly this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of
+two others. An XOR misses every change of which all d(x) are even, such as a, a, a, a for a, a, b, b.
+
+Spark's sum of a bigint fails where it leaves 64 bits. So it adds up the two halves of the ids, of 32 bits each, for which up
+to 2^31 rows may come to one place; put together they are the sum modulo 2^64.
 
 What Spark sums up in passing it interprets, row by row, and to hash the rows takes time as well. Where one task reads a whole
 file that a digest vouches for, groups its rows and hands over the partials, the rows do not move in between: then the file
@@ -28,14 +35,16 @@ from jobs.pipeline import Pipeline
 from state_store.attempts import Attempt
 from state_store.errors import DeclarationInvalid, RowsLost
 
-# A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the XOR of the
+# A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the sum of the
 # ids, or an id of their own. All are taken off before COPY.
 ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
+HALF_BITS = 32
+LOW_HALF = 2**HALF_BITS - 1
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How many rows passed a place, the XOR of their hashes, None if untracked, and how many of the rows were flagged."""
+    """How many rows passed a place, the sum of their hashes, None if untracked, and how many of the rows were flagged."""
 
     rows: int
     hash: int | None = None
@@ -62,15 +71,15 @@ class Observed:
         if columns is not None:
             self._is_tracked = True
             rows = rows.select("*", row_id(schema, columns).alias(ID))
-            sums.append(F.bit_xor(ID).alias("hash"))
+            sums += _named(halves(ID))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
         return self._observe(rows, sums)
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
-        """Return anchored partials, observed: how many rows they were made of, and the XOR of what is in HASH."""
+        """Return anchored partials, observed: how many rows they were made of, and the sum of what is in HASH."""
         self._is_tracked = True
-        return self._observe(partials, [F.sum(counter).alias("rows"), F.bit_xor(HASH).alias("hash")])
+        return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
 
     def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
         # Batches are never streams; the server would analyse the whole query once more to say so.
@@ -88,7 +97,28 @@ class Observed:
                 "The transform returns other rows than what it made of its own. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
             )
-        return Sums(found["rows"] or 0, (found["hash"] or 0) if self._is_tracked else None, found.get("flagged", 0))
+        hashes = signed(((found["high"] or 0) << HALF_BITS) + (found["low"] or 0)) if self._is_tracked else None
+        return Sums(found["rows"] or 0, hashes, found.get("flagged", 0))
+
+
+def halves(column: str) -> tuple[Column, Column]:
+    """Return the sums of the lower and of the upper 32 bits of a column of hashes, the upper ones signed."""
+    return F.sum(F.col(column).bitwiseAND(F.lit(LOW_HALF))), F.sum(F.shiftright(column, HALF_BITS))
+
+
+def hash_sum(column: str) -> Column:
+    """Return the sum of a column of hashes modulo 2^64, as a signed number; NULL of no rows."""
+    low, high = halves(column)
+    return F.shiftleft(high + F.shiftright(low, HALF_BITS), HALF_BITS).bitwiseOR(low.bitwiseAND(F.lit(LOW_HALF)))
+
+
+def signed(number: int) -> int:
+    """Return a number modulo 2^64 as Spark and Postgres have it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _named(sums: tuple[Column, Column]) -> list[Column]:
+    return [column.alias(name) for column, name in zip(sums, ("low", "high"), strict=True)]
 
 
 def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
@@ -119,11 +149,11 @@ def check_complete(attempt: Attempt, place: str, before: Sums, after: Sums) -> N
 
     Raises: RowsLost.
     """
-    difference = ((before.hash or 0) ^ (after.hash or 0)) % 2**64
+    difference = ((before.hash or 0) - (after.hash or 0)) % 2**64
     if difference or before.rows != after.rows:
         raise RowsLost(
-            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (XOR of their hashes {difference:#x}, which "
-            "should be 0). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
+            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (the sums of their hashes differ by "
+            f"{difference:#x}). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
             pipeline=attempt.pipeline,
             txid=attempt.txid,
             attempt=attempt.number,

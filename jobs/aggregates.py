@@ -42,7 +42,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Sum:
-    """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale)."""
+    """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale).
+
+    A transform that makes decimals of doubles decides what becomes of NaN and infinities: Spark casts them to NULL, in ANSI
+    mode too, and NULL adds nothing. To refuse them, declare a `check` such as ``{"a number": "abs(v) < double('inf')"}``.
+    """
 
     column: str
     type: str = "bigint"

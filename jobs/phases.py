@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from jobs.history import LedgerHistory
 from jobs.pipeline import Pipeline
+from jobs.poison import Outcome, fault_of, outcome_of
 from jobs.process import stage_batch
-from jobs.ranges import check_range
+from jobs.ranges import MAX_BATCHES_PER_RUN, check_range
 from jobs.registry import find_pipeline
 from jobs.spark import spark_session
 from state_store import StateStore
@@ -23,6 +24,7 @@ from state_store.declaration import SourceMetadata
 from state_store.errors import (
     AttemptFenced,
     BatchRetried,
+    Fault,
     PermanentError,
     SourceUnavailable,
     StagingLost,
@@ -34,10 +36,10 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Airflow maps at most 1,024 tasks by default; a run that leaves work behind is followed by another.
-MAX_BATCHES_PER_RUN = 1000
 RESTAGE_TRIES = 3
+POLICY = "the pipeline's policy"  # who gives a batch up, in the ledger
 SECONDS_BETWEEN_LOOKS = 0.1
+LONGEST_WAIT_FOR_THIEF_SECONDS = 10.0  # to begin, from when it says that it is at a batch
 # How long a task stays for the commit of what it has processed, and how often it looks: a merge of many keys takes seconds.
 LONGEST_STAY_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
 
@@ -69,7 +71,7 @@ def plan_batches(
 
     Without a range: everything that is uncommitted, then as many new batches as the source has, up to `max_batches`. With
     a range: what of it is uncommitted; batches up to `to_txid` are opened if the source has them. The same `run_id` always
-    gets the same answer, so a repeated plan changes nothing.
+    gets the same answer, so a repeated plan changes nothing. Acks that earlier runs owe the source are made up for.
 
     Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors;
     UnknownPipeline.
@@ -79,6 +81,7 @@ def plan_batches(
         if not store.run_txids(pipeline.name, run_id):  # a run that has planned goes on
             store.check_not_paused(pipeline.name)
         check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
+        _make_up_for_acks(store, pipeline)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
             logger.info("%s: another run planned at the same moment; looking again", pipeline.name)
@@ -153,12 +156,13 @@ def steal_batches(settings: Settings, pipeline: Pipeline | str, airflow: Airflow
 def await_thief(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:
     """Wait while another task, which has stolen this batch, is at it; no longer than an attempt may take.
 
-    To go on too early costs work, and nothing else: the newer attempt fences the thief's.
+    A thief begins at once. To go on too early costs work, and nothing else: the newer attempt fences the thief's.
     """
     pipeline = find_pipeline(pipeline)
     with StateStore.connect(settings) as store:
+        begins_by = time.monotonic() + LONGEST_WAIT_FOR_THIEF_SECONDS
         ends_at = time.monotonic() + (pipeline.message_timeout_seconds or settings.attempt_timeout_seconds)
-        while store.is_stolen(pipeline.name, txid) and time.monotonic() < ends_at:
+        while store.is_stolen(pipeline.name, txid, only_begun=time.monotonic() >= begins_by) and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
@@ -184,8 +188,8 @@ def await_commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, own
                     return store.turn(pipeline.name, txid).done  # somebody was quicker, or the next one is to be skipped
             except StoreUnavailable as busy:
                 logger.debug("%s %s stays: %s", pipeline.name, txid, busy)
-            except TidegateError as error:
-                logger.info("%s: the next batches are not committed together: %s", pipeline.name, error)
+            except Exception as error:  # noqa: BLE001 - the batch's own commit tells
+                _tell_why_not_together(pipeline, error)
                 return False
             time.sleep(SECONDS_BETWEEN_TURNS)
     return True
@@ -232,13 +236,14 @@ def redo_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner
     Raises: RangeRefused; what `process_batch` raises; AccessRefused without the password of the tables' owner.
     """
     pipeline = find_pipeline(pipeline)
+    StateStore.connect(settings, user=settings.pg_owner).close()  # to be refused in the end would waste the processing
     with StateStore.connect(settings) as store:
         attempt = _start_attempt(store, pipeline, txid, owner, redo=True)
         assert isinstance(attempt, Attempt), "a redo always gets its attempt, or an error"
         try:
             _stage(store, pipeline, attempt)
         except Exception as error:
-            store.fail_attempt(attempt, _told(error), is_poison=_is_poison(error))
+            store.fail_attempt(attempt, _told(error), is_poison=fault_of(error) is Fault.CONTENT)
             raise
     with StateStore.connect(settings, user=settings.pg_owner) as store:
         done = store.redo_batch(pipeline.spec, txid, owner, reason)
@@ -249,12 +254,16 @@ def redo_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner
 def report_exhausted(settings: Settings, pipeline: str, txid: int, reason: str) -> None:
     """Write into the ledger that nobody retries this batch by itself any more; a later run lifts it again.
 
-    A pipeline that skips poison gives it up instead, if the batch has ever failed by itself.
+    A pipeline that skips poison gives it up instead, if the batch has failed by its content as often as it may, and in its
+    newest attempt: whatever ended the task says nothing about the batch.
     """
     with StateStore.connect(settings) as store:
-        skips = store.poison_tries(pipeline, txid) and find_pipeline(pipeline).on_poison == "skip"
-        if not (skips and store.give_up(pipeline, txid, "the pipeline's policy", reason)):
-            store.halt_batch(pipeline, txid, reason)
+        if tries := store.poison_tries(pipeline, txid):
+            declared = find_pipeline(pipeline)
+            told = f"it failed in try {tries} of {declared.tries}; at last its task ended: {reason}"
+            if declared.on_poison == "skip" and store.give_up(pipeline, txid, POLICY, told, tries=declared.tries):
+                return
+        store.halt_batch(pipeline, txid, reason)
 
 
 def _plan_once(
@@ -270,6 +279,7 @@ def _plan_once(
     metadata: list[bytes] = []
     if len(pending) < limit and last < last_wanted:
         coordinator = pipeline.source.coordinator(store.settings)
+        coordinator.look_back(LedgerHistory(store, pipeline.name))
         coordinator.success(store.committed(pipeline.name))
         for txid in range(last + 1, min(last_wanted, last + limit - len(pending)) + 1):
             if not coordinator.is_ready(txid):
@@ -308,7 +318,9 @@ def _cut_anew(store: StateStore, pipeline: Pipeline, txid: int, wanted: CutWante
     before = position_of(wanted.previous)
     if QUARANTINED in wanted.current:  # the records stay; only the position that they carry along may have moved
         return {**wanted.current, "source": before}
-    metadata = pipeline.source.coordinator(store.settings).initialize_transaction(txid, before, wanted.current)
+    coordinator = pipeline.source.coordinator(store.settings)
+    coordinator.look_back(LedgerHistory(store, pipeline.name))
+    metadata = coordinator.initialize_transaction(txid, before, wanted.current)
     if metadata is None:
         raise SourceUnavailable(
             f"{pipeline.name} {txid}: the source has nothing to put in the place of what it planned.", pipeline=pipeline.name
@@ -328,49 +340,67 @@ def _give_up(store: StateStore, pipeline: Pipeline, attempt: Attempt, error: Exc
 
     Raises: BatchRetried if the policy wants another try; AttemptFenced.
     """
-    told, is_poison = _told(error), _is_poison(error)
-    tries = store.fail_attempt(attempt, told, is_poison=is_poison)
+    told = _told(error)
+    tries = store.fail_attempt(attempt, told, is_poison=fault_of(error) is Fault.CONTENT)
     _call_back(f"{attempt}: fail", lambda: pipeline.source.fail(attempt, error, store.settings))
-    if pipeline.on_poison != "skip" or not is_poison:
+    if outcome_of(error, pipeline) is not Outcome.SKIP:
         return False
-    identity: dict[str, Any] = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
-    if tries < pipeline.tries:
-        raise BatchRetried(
-            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {told}", **identity
-        ) from error
-    logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, told)
-    return store.give_up(
-        pipeline.name, attempt.txid, "the pipeline's policy", f"it failed in try {tries} of {pipeline.tries}, with {told}"
-    )
+    reason = f"it failed in try {tries} of {pipeline.tries}, with {told}"
+    if store.give_up(pipeline.name, attempt.txid, POLICY, reason, tries=pipeline.tries):
+        logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, told)
+        return True
+    raise BatchRetried(
+        f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {told}",
+        pipeline=attempt.pipeline,
+        txid=attempt.txid,
+        attempt=attempt.number,
+    ) from error
 
 
-def _ack(store: StateStore, pipeline: Pipeline, done: Commit) -> None:
-    """Tell the source that the batch counts, or never will; then note that, so it happens at least once for each txid."""
+def _ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
+    """Tell the source that the batch counts, or never will; then note that, so it happens at least once for each txid.
+
+    False if the source raises: that is logged, the batch counts all the same, and the next plan tells the source again.
+    """
     if not pipeline.source.wants_acks:
-        return
+        return True
     metadata = store.source_metadata(pipeline.name, done.txid)
     if QUARANTINED not in metadata:
         attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
-        _call_back(f"{attempt}: ack", lambda: pipeline.source.ack(attempt, store.settings))
+        if not _call_back(
+            f"{attempt}: ack failed; the next run tries again", lambda: pipeline.source.ack(attempt, store.settings)
+        ):
+            return False
     store.note_ack(pipeline.name, done.txid)
+    return True
 
 
-def _call_back(what: str, call: Callable[[], None]) -> None:
-    """Call the source back; what it raises is for people to read, and changes nothing."""
+def _make_up_for_acks(store: StateStore, pipeline: Pipeline) -> None:
+    """Tell the source of commits of which it was not told: the process died before it could, or the source raised.
+
+    It ends at the first that fails: the next would most often fail for the same reason, and take its time.
+    """
+    if not pipeline.source.wants_acks:
+        return
+    for done in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
+        if not _ack(store, pipeline, done):
+            return
+        logger.info("%s %s: its ack was made up for", pipeline.name, done.txid)
+
+
+def _call_back(what: str, call: Callable[[], None]) -> bool:
+    """Call the source back; what it raises is for people to read, and changes nothing. False if it raises."""
     try:
         call()
     except Exception:
         logger.exception("%s", what)
+        return False
+    return True
 
 
 def _told(error: Exception) -> str:
     code = error.code if isinstance(error, TidegateError) else type(error).__name__
     return f"{code}: {error}"
-
-
-def _is_poison(error: Exception) -> bool:
-    """Tell whether a failure is the batch's own; so is whatever an author's code raises."""
-    return error.is_poison if isinstance(error, TidegateError) else True
 
 
 def _opens(store: StateStore, pipeline: Pipeline, txid: int) -> bool:
@@ -415,13 +445,19 @@ def _commit_ready(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bo
     """Commit the next batches in one transaction if they are ready.
 
     If somebody else is committing, or anything is wrong with one of them, they are left: to whoever holds the cursor, and to
-    be committed one by one.
+    be committed one by one. That is so for any error at all: what one of them does by itself is found out there.
     """
     try:
         return _commit_together(store, pipeline, owner, wait=wait)
-    except TidegateError as error:
-        logger.info("%s: the next batches are not committed together: %s", pipeline.name, error)
+    except Exception as error:  # noqa: BLE001 - each batch's own commit tells
+        _tell_why_not_together(pipeline, error)
         return []
+
+
+def _tell_why_not_together(pipeline: Pipeline, error: Exception) -> None:
+    unexpected = None if isinstance(error, TidegateError) else error
+    level = logging.WARNING if unexpected else logging.INFO
+    logger.log(level, "%s: the next batches are not committed together: %s", pipeline.name, error, exc_info=unexpected)
 
 
 def _commit_together(store: StateStore, pipeline: Pipeline, owner: str, *, wait: bool) -> list[Commit]:

@@ -70,16 +70,19 @@ class Pipeline:
 
     `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
 
-    `on_poison` is what becomes of a batch that fails by itself, not because a server is away:
+    `on_poison` is what becomes of a batch whose content is bad (``docs/poison.md`` has the whole table):
 
-        block       it is tried `tries` times with growing pauses, then waits for a person; later txids are processed
-                    up to the window
+        block       it waits for a person; later txids are processed up to the window
         quarantine  records that cannot be read, or fail a check, are set aside in ``tidegate.quarantine`` in the commit of
                     their batch, and the others count; a batch that fails otherwise blocks
         skip        after `tries` tries a commit without its rows takes its place, with the reason, and order goes on
 
-    `message_timeout_seconds` ends an attempt that takes longer, and it is tried again. `tracking="off"` does without the
-    acker's sums: a replay is then not compared with the first attempt, and lost rows go unnoticed.
+    Only content can be bad. Whatever the policy, a server that is away is waited for, a computation that failed is tried
+    `tries` times in a run, with growing pauses from `retry_delay_seconds` on, and a source that changed waits for a person.
+
+    `message_timeout_seconds` ends an attempt that takes longer, and it is tried again; by default, the setting
+    `attempt_timeout_seconds` does. `tracking="off"` does without the acker's sums: a replay is then not compared with the
+    first attempt, and lost rows go unnoticed.
     """
 
     name: str
@@ -123,7 +126,10 @@ class Pipeline:
         """Return the store's view of this pipeline."""
         states = tuple(state.spec(name) for name, state in self.states.items())
         quarantines = self.on_poison == "quarantine"
-        return PipelineSpec(self.name, self.source.kind, self.source.identity, states, self.version, quarantines)
+        source = self.source
+        return PipelineSpec(
+            self.name, source.kind, source.identity, states, self.version, quarantines, keeps_files=source.keeps_files
+        )
 
     @property
     def is_exactly_once(self) -> bool:
@@ -145,7 +151,7 @@ class Pipeline:
     def stages_short_rows(self) -> bool:
         """Tell whether Spark's Python workers get only numbers and times: no text is staged, no author's code runs there."""
         columns = (column for staged in self.spec.staged for column in staged.columns)
-        return self.transform is None and not any(column.type.name == "text" for column in columns)
+        return self.transform is None and not any(column.type.name in ("text", "bytea") for column in columns)
 
     def _no_exactly_once(self) -> str:
         kind, state = self.source.kind, next(n for n, s in self.states.items() if not exactly_once(self.source.kind, s.kind))

@@ -8,50 +8,31 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import grpc
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs import quarantine, staging
-from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, used_columns
-from jobs.pipeline import Pipeline, State
+from jobs import quarantine, staging, state_columns
+from jobs.acker import HASH, ID, ROWS, Observed, Sums, check_complete, hash_sum, used_columns
+from jobs.pipeline import Pipeline, State, Transform
+from jobs.purity import check_pure
 from jobs.sources import ORIGIN, REFUSAL, Emitter
-from jobs.spark import application_of, expect_brief, failure_of, first_line, interruptible
+from jobs.spark import application_of, expect_brief, interruptible
+from jobs.spark_errors import meaning_of
 from jobs.staging import LeftToTasks, StagedRows
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
-from state_store.declaration import ColumnType, QuarantineSpec, StateSpec
+from state_store.declaration import QuarantineSpec, StateSpec
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Which Spark types a Postgres column takes without loss.
-_INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_ACCEPTED: dict[str, tuple[type[T.DataType], ...]] = {
-    "text": (T.StringType,),
-    "boolean": (T.BooleanType,),
-    "integer": _INTEGRAL,
-    "bigint": _INTEGRAL,
-    "date": (T.DateType,),
-    "timestamptz": (T.TimestampType,),
-}
-_SPARK_TYPES: dict[str, T.DataType] = {
-    "text": T.StringType(),
-    "boolean": T.BooleanType(),
-    "integer": T.IntegerType(),
-    "bigint": T.LongType(),
-    "date": T.DateType(),
-    "timestamptz": T.TimestampType(),
-}
 # The batch of one file is grouped by the task that reads it. Up to the first size Spark reads a file by one task anyway
 # (spark.sql.files.openCostInBytes). Up to the second it would share it among tasks, which takes more work in all than it saves
 # while other batches keep the other cores busy; not so if a transform may be what takes the time.
 UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
-_OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
-# Errors in the data or the code: Spark finds them again however often it tries.
-_PERMANENT_SQLSTATES = ("22", "42", "P0", "0A")
 
 
 def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: SparkSession) -> None:
@@ -60,13 +41,14 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
     If the process dies on the way, nothing was sealed and nothing counts. Rows are checked against the frozen metadata
     before they are read and again before the seal, and the acker's sums have to meet (`jobs.acker`).
 
-    Raises: the source's errors, DeclarationInvalid, MalformedRecord, BadKey, Overflow (all permanent); RowsLost,
-    AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
+    Raises: the source's errors, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey, Overflow (all permanent);
+    RowsLost, AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
     """
     emitter = pipeline.source.emitter(spark, store.settings)
+    timeout = pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds
     with (
         _spark_errors(emitter, attempt),
-        interruptible(spark, attempt, pipeline.message_timeout_seconds, lambda: store.is_fenced(attempt)) as tag,
+        interruptible(spark, attempt, timeout, lambda: not store.keep_alive(attempt)) as tag,
     ):
         store.note_spark(attempt, application_of(spark), tag)
         records, rows_told = _records(store.settings, pipeline, attempt, emitter, spark)
@@ -76,14 +58,16 @@ def stage_batch(store: StateStore, pipeline: Pipeline, attempt: Attempt, spark: 
         except LeftToTasks as why:
             logger.info("%s is left to Spark's tasks: %s", attempt, why)
             done = _compute(store, pipeline, attempt, emitter, records, rows_told, frozenset())
-        if QUARANTINED not in attempt.source_metadata:
+        if QUARANTINED in attempt.source_metadata:
+            quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], done.emitted.rows)
+        else:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
         source_rows=done.emitted.rows,
-        source_hash=done.emitted.hash,
+        source_hash_sum=done.emitted.hash,
         quarantined_rows=done.emitted.flagged,
         transformed_rows=done.returned.rows,
-        transformed_hash=done.returned.hash,
+        transformed_hash_sum=done.returned.hash,
         staged_bytes=sum(staged.bytes for staged in done.staged),
         staged_at=done.staged_at,
     )
@@ -133,7 +117,7 @@ def _compute(
         if is_flagged:
             rows = quarantine.good(records) if pipeline.spec.quarantines else quarantine.good_or_refuse(records)
         if pipeline.transform:
-            rows = pipeline.transform(rows)
+            rows = _transformed(pipeline.transform, rows, schema.names)
         schema = rows.schema
         rows = transformed.attach(rows, schema, used)
     staged: list[StagedRows] = []
@@ -142,6 +126,7 @@ def _compute(
         partials = aggregate(rows, schema, state, spec, follow=None if used is None or state.unanchored else "rows")
         staged.append(_stage(store, attempt, state, spec, partials, few))
     emitted = source.sums()
+    _check_expected(attempt, emitter, emitted.rows)
     returned = Sums(emitted.rows, emitted.hash if used is not None else None) if is_untouched else transformed.sums()
     if pipeline.transform is None:
         good = emitted.rows - emitted.flagged
@@ -154,6 +139,43 @@ def _compute(
         check_complete(attempt, "the quarantine", Sums(emitted.flagged), Sums(bad.rows))
         staged.append(bad)
     return _Computed(emitted, returned, staged, datetime.now(UTC))
+
+
+def _check_expected(attempt: Attempt, emitter: Emitter, rows: int) -> None:
+    """Refuse an attempt for which Spark read more or fewer rows than the source itself counts.
+
+    Raises: RowsLost; what `Emitter.verify_batch` raises if the source has changed since it was planned.
+    """
+    if QUARANTINED in attempt.source_metadata:
+        return
+    expected = emitter.expected_rows(attempt.source_metadata)
+    if expected not in (None, rows):
+        emitter.verify_batch(attempt, attempt.source_metadata)
+        raise errors.RowsLost(
+            f"{attempt}: the source has {expected} rows, {rows} arrived in Spark. Either Spark lost or repeated some, or the "
+            "transform does not read all rows, as with limit(): it has to."
+        )
+
+
+def _transformed(transform: Transform, rows: DataFrame, columns: list[str]) -> DataFrame:
+    """Return what the transform makes of the rows: a plan, mostly, of which no row is read yet.
+
+    Raises: DeclarationInvalid if the code is at fault. What it may raise because something is away is passed on.
+    """
+    try:
+        returned = transform(rows)
+    except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.DeclarationInvalid(f"The transform failed: {type(error).__name__}: {error}") from error
+    if returned is None:
+        raise errors.DeclarationInvalid(
+            "The transform returns nothing: end it with return, and the DataFrame that it has made."
+        )
+    if not isinstance(returned, DataFrame):
+        raise errors.DeclarationInvalid(f"The transform returns {type(returned).__name__}; it has to return a DataFrame.")
+    check_pure(rows, returned, columns)
+    return returned
 
 
 def _compute_whole_file(
@@ -195,7 +217,7 @@ def _states_of_few_rows(pipeline: Pipeline, attempt: Attempt, rows_told: int | N
         most = attempt.rows_before.get(spec.name, rows_told) if spec.keys else 1
         if pipeline.transform is None and rows_told is not None and most is not None:
             most = min(most, rows_told)
-        has_texts = any(value.type.name == "text" for value in spec.values)
+        has_texts = any(value.type.name in ("text", "bytea") for value in spec.values)
         return most is not None and most <= staging.FEW_ROWS and not has_texts
 
     return frozenset(name for name, state in pipeline.states.items() if is_few(state.spec(name)))
@@ -214,9 +236,9 @@ def _records(
         records = quarantine.waiting_records(
             spark, emitter, staging.conninfo_of_tasks(settings), pipeline.name, attempt.txid, tasks
         )
-        return quarantine.with_checks(records, pipeline.check), None
+        return quarantine.with_checks(records, pipeline.check, _storable(pipeline)), None
     if pipeline.spec.quarantines or pipeline.check:
-        records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check)
+        records = quarantine.with_checks(emitter.emit_records(attempt, metadata), pipeline.check, _storable(pipeline))
     else:
         records = emitter.emit_batch(attempt, metadata)
     file = emitter.one_file(metadata)
@@ -227,17 +249,22 @@ def _records(
     return records.coalesce(1), file.rows
 
 
+def _storable(pipeline: Pipeline) -> list[State]:
+    """Return the states whose keys and texts are looked at while it is known which record they come from."""
+    return list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
+
+
 def aggregate(
     rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, follow: Literal["rows", "partials"] | None = None
 ) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
 
     `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. To `follow` something, each partial
-    also tells how many rows it was made of, and the XOR of their ids, or an id of its own.
+    also tells how many rows it was made of, and the sum of their ids, or an id of its own.
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
-    keys = [_column(rows, schema, spec, key.name, key.type).alias(key.name) for key in spec.keys]
+    keys = [state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in spec.keys]
     values = []
     for value in spec.values:
         declared = state.aggregates[value.name]
@@ -245,17 +272,17 @@ def aggregate(
             values.append(F.count(F.lit(1)).alias(value.name))
             continue
         exact = declared.function != "count"
-        column = _column(rows, schema, spec, declared.column, value.type if exact else None)
+        column = state_columns.column_of(schema, spec, declared.column, value.type if exact else None)
         result: Column = getattr(F, declared.function)(column)
         if declared.function == "sum":
             result = F.coalesce(result, F.lit(0))
-        values.append(result.cast(_spark_type(value.type)).alias(value.name))
-    types = {column.name: _spark_type(column.type) for column in spec.columns}
+        values.append(result.cast(state_columns.spark_type(value.type)).alias(value.name))
+    types = {column.name: state_columns.spark_type(column.type) for column in spec.columns}
     if follow and _counter(state) == ROWS:
         values.append(F.count(F.lit(1)).alias(ROWS))
         types[ROWS] = T.LongType()
     if follow == "rows":
-        values.append(F.bit_xor(rows[ID]).alias(HASH))
+        values.append(hash_sum(ID).alias(HASH))
     partials = rows.groupBy(*keys).agg(*values)
     if follow == "partials":
         partials = partials.withColumn(HASH, F.xxhash64(*types))
@@ -270,54 +297,19 @@ def _counter(state: State) -> str:
     return next((name for name, a in state.aggregates.items() if a.function == "count" and a.column is None), ROWS)
 
 
-def _column(rows: DataFrame, schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
-    field = next((field for field in schema if field.name == name), None)
-    if field is None:
-        raise errors.DeclarationInvalid(
-            f"State {state.name} needs column {name}, but the transform returns {', '.join(schema.names)}. Add it there."
-        )
-    if declared is None:
-        return rows[name]
-    found = field.dataType
-    fits = isinstance(found, _ACCEPTED.get(declared.name, ()))
-    if numeric := declared.precision_and_scale:
-        precision, scale = numeric
-        fits = isinstance(found, _INTEGRAL) or (
-            isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale
-        )
-    if not fits:
-        raise errors.DeclarationInvalid(
-            f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {found.simpleString()}. "
-            "Cast it in the transform, where what is lost is your decision."
-        )
-    return rows[name].cast(_spark_type(declared))
-
-
-def _spark_type(declared: ColumnType) -> T.DataType:
-    if numeric := declared.precision_and_scale:
-        return T.DecimalType(*numeric)
-    return _SPARK_TYPES[declared.name]
-
-
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
-    """Turn Spark's errors into ours: the source's if it knows better, permanent if they lie in data or code."""
+    """Turn Spark's errors into ours: the source's if it knows better, else what `meaning_of` finds."""
     identity = _identity(attempt)
     try:
         yield
     except errors.TidegateError as error:
-        raise type(error)(str(error).removeprefix(f"{attempt}: "), **identity) from error
+        told = emitter.explain(error) or error
+        raise type(told)(str(told).removeprefix(f"{attempt}: "), **identity) from error
     except (PySparkException, grpc.RpcError) as error:
-        if explained := quarantine.explain(error) or emitter.explain(error):
+        if explained := quarantine.explain(error) or state_columns.explain(error) or emitter.explain(error):
             raise type(explained)(str(explained), **identity) from error
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        state = (error.getSqlState() or "") if isinstance(error, PySparkException) else ""
-        message = first_line(error)
-        if condition and condition.startswith(_OVERFLOWS):
-            raise errors.Overflow(f"A value is out of range: {message}", **identity) from error
-        if isinstance(error, AnalysisException) or state.startswith(_PERMANENT_SQLSTATES):
-            raise errors.DeclarationInvalid(f"Spark refused the batch: {message}", **identity) from error
-        raise failure_of(error, **identity) from error
+        raise meaning_of(error, **identity) from error
 
 
 def _identity(attempt: Attempt) -> dict[str, Any]:

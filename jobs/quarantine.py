@@ -6,7 +6,7 @@ batch, so that each record of a batch either counts or waits there.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,24 @@ import psycopg2
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
 
+from jobs.pipeline import State
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
-from state_store.errors import MalformedRecord
+from jobs.sources.file_reader import quoted
+from jobs.staging_sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from state_store.attempts import Attempt
+from state_store.errors import MalformedRecord, SourceChanged
 
 HIDDEN = (ORIGIN, REFUSAL, PAYLOAD)
 MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
 ROWS_PER_BLOCK = 10_000
+# Spark's own form of times in JSON has three digits.
+JSON_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string()), ("is_raw", pa.bool_())])
 _WAITING_OF = (
     "SELECT origin, payload, is_raw FROM tidegate.quarantine "
@@ -30,11 +40,27 @@ _WAITING_OF = (
 )
 
 
-def with_checks(records: DataFrame, checks: Mapping[str, str]) -> DataFrame:
-    """Flag the records that fail one of the author's checks, with the first one's name as the reason."""
+def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[State] = ()) -> DataFrame:
+    """Flag the records that fail one of the author's checks, with the first one's name as the reason.
+
+    Likewise those of which one of the `storable` states cannot keep a key or a text: these are computed from the records' own
+    columns, so that it is known which record is at fault.
+    """
     refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
     for name, condition in checks.items():
         refusal = refusal.when(~F.coalesce(F.expr(condition), F.lit(False)), F.lit(f"fails the check {name!r}"))
+    columns = {field.name: field.dataType for field in records.schema} if storable else {}
+    all_texts = {name for name, kind in columns.items() if isinstance(kind, T.StringType)}
+    for state in storable:
+        texts = state.key.keys() & all_texts
+        values = {a.column for a in state.aggregates.values() if a.column and a.function != "count"} & all_texts
+        for name in sorted(state.key.keys() & columns.keys()) if not state.null_keys else ():
+            refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"key column {name} is NULL"))
+        for name, limit in (dict.fromkeys(values, MAX_VALUE_BYTES) | dict.fromkeys(texts, MAX_KEY_BYTES)).items():
+            text = F.col(quoted(name))
+            refusal = refusal.when(F.contains(text, F.lit("\0")), F.lit(f"column {name} holds a NUL character"))
+            too_long = F.concat(F.lit(f"column {name} takes "), F.octet_length(text), F.lit(f" bytes, the limit is {limit}"))
+            refusal = refusal.when(F.octet_length(text) > limit, too_long)
     return records.withColumn(REFUSAL, refusal)
 
 
@@ -57,7 +83,7 @@ def good_or_refuse(records: DataFrame) -> DataFrame:
 def explain(error: Exception) -> MalformedRecord | None:
     """Return which record failed which check, None if the error is about something else."""
     text = str(error)
-    if (start := text.find(MARK)) < 0:
+    if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
         return None
     found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     place = f"{found['origin']}: " if found.get("origin") else ""
@@ -84,7 +110,7 @@ def waiting_records(
     reader = _WaitingReader(conninfo, pipeline, txid, tasks)
     waiting = spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string, is_raw boolean")
     columns = emitter.row_schema()
-    row = F.from_json(F.col(PAYLOAD), columns)
+    row = F.from_json(F.col(PAYLOAD), columns, JSON_TIMES)
     nothing = F.lit(None).cast("string")
     rows = (
         waiting.where(~F.col("is_raw"))
@@ -94,9 +120,22 @@ def waiting_records(
     return rows.unionByName(emitter.parse_payloads(waiting.where("is_raw").select(ORIGIN, PAYLOAD)))
 
 
+def check_all_read(attempt: Attempt, planned: int, found: int) -> None:
+    """Refuse a replay that read more or fewer records than were taken out of quarantine for it.
+
+    Raises: SourceChanged.
+    """
+    if planned != found:
+        raise SourceChanged(
+            f"{attempt}: {planned} records were taken out of quarantine for this batch, but {found} are there. Put back the "
+            f"rows of tidegate.quarantine with replayed_txid {attempt.txid}; or give the batch up: "
+            f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "...", and those that are left wait in quarantine again.'
+        )
+
+
 def _payload(records: DataFrame) -> Column:
-    columns = [F.col(f"`{name.replace('`', '``')}`") for name in records.columns if name not in HIDDEN]
-    return F.coalesce(F.col(PAYLOAD), F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}))
+    columns = [F.col(quoted(name)) for name in records.columns if name not in HIDDEN]
+    return F.coalesce(F.col(PAYLOAD), F.to_json(F.struct(*columns), {"ignoreNullFields": "false", **JSON_TIMES}))
 
 
 @dataclass(frozen=True)

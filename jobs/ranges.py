@@ -2,6 +2,9 @@
 
 from state_store.errors import RangeRefused
 
+# Airflow maps at most 1,024 tasks by default; a run that leaves work behind is followed by another.
+MAX_BATCHES_PER_RUN = 1000
+
 
 def check_range(
     pipeline: str, committed: int, from_txid: int | None, to_txid: int | None, max_batches: int | None = None

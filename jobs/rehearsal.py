@@ -9,7 +9,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
-from jobs.spark import failure_of, spark_session
+from jobs.spark import spark_session
+from jobs.spark_errors import meaning_of
 from state_store.settings import Settings
 
 SCHEMA = "key string, value bigint"
@@ -28,7 +29,7 @@ def rehearse(settings: Settings, folder: Path) -> None:
                 by_key = observed.groupBy("key").agg(F.sum("value").alias("total"), F.bit_xor("hash").alias("hash"))
                 by_key.mapInArrow(_as_they_are, "key string, total bigint, hash bigint").collect()
     except (PySparkException, grpc.RpcError) as error:
-        raise failure_of(error) from error
+        raise meaning_of(error) from error
 
 
 def _files(session: SparkSession, folder: Path) -> Iterator[DataFrame]:

@@ -5,22 +5,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 from jobs import phases
 from jobs.pipeline import Pipeline
+from jobs.recovery import with_retries, with_servers
 from jobs.registry import find_pipeline
+from jobs.spark import check_reachable
 from state_store.commits import Commit
-from state_store.errors import AttemptFenced, AttemptNotSealed, BatchRetried, RetryableError
+from state_store.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
 from state_store.settings import Settings
 from state_store.store import StateStore
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.5
-LONGEST_RETRY_DELAY_SECONDS = 120
 Progress = Callable[[int, str], None]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,32 @@ def run_pipeline(
     Batches that are ready wait for others that could be merged with them, for a while (`state_store.queries.PATIENCE`).
 
     `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If it dies,
-    the next run picks up what was planned; what was committed stays. A batch that fails by itself, for a reason that may
-    pass, is tried again as often as the pipeline says, with growing pauses. Any other error ends the run: later batches that
-    are already processed keep their work.
+    the next run picks up what was planned; what was committed stays. A batch that fails for a reason that may pass is tried
+    again as often as the pipeline says, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
+    away later, the run goes on as soon as it is back, within minutes (`jobs.recovery`). Any other error ends the run: later
+    batches that are already processed keep their work.
 
     Raises: what `plan_batches`, `process_batch` and `commit_batch` raise.
     """
     pipeline = find_pipeline(pipeline)
-    txids = phases.plan_batches(
-        settings, pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
-    )
-    for txid in txids:
-        progress(txid, "planned")
+    plan = partial(phases.plan_batches, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches)
+    with StateStore.connect(settings) as store:
+        txids = with_servers(settings, lambda: plan(settings, pipeline, run_id=run_id))
+        for txid in txids:
+            progress(txid, "planned")
+        if txids:
+            check_reachable(settings)
+        return RunResult(txids, _process_and_commit(settings, store, pipeline, txids, run_id, progress))
+
+
+def _process_and_commit(
+    settings: Settings, store: StateStore, pipeline: Pipeline, txids: list[int], run_id: str, progress: Progress
+) -> list[Commit]:
+    """Process the batches up to the window at once, while this thread commits in order; return the commits."""
 
     def process(txid: int) -> None:
         try:
-            _with_retries(pipeline, lambda: phases.process_batch(settings, pipeline, txid, owner=run_id))
+            with_retries(settings, pipeline, lambda: phases.process_batch(settings, pipeline, txid, owner=run_id))
         except AttemptFenced as fenced:
             logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
         progress(txid, "processed")
@@ -74,13 +84,15 @@ def run_pipeline(
             progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
 
     def commit_due(number: int) -> None:
-        if len(commits) < number and store.turn(pipeline.name, txids[len(commits)]).opens:
+        try:
+            is_due = len(commits) < number and store.turn(pipeline.name, txids[len(commits)]).opens
+        except StoreUnavailable as away:
+            logger.info("%s", away)
+            return
+        if is_due:
             commit_first(number)
 
-    with (
-        StateStore.connect(settings) as store,
-        ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool,
-    ):
+    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool:
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for number, processed in enumerate(processing, start=1):
@@ -96,28 +108,14 @@ def run_pipeline(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return RunResult(txids, commits)
+    return commits
 
 
 def _commit(settings: Settings, pipeline: Pipeline, txid: int, owner: str) -> Commit:
     """Commit a batch; if another run has taken it over, wait for that one. An attempt that never ends becomes overdue."""
     while True:
         try:
-            return _with_retries(pipeline, lambda: phases.commit_batch(settings, pipeline, txid, owner=owner))
+            return with_retries(settings, pipeline, lambda: phases.commit_batch(settings, pipeline, txid, owner=owner))
         except AttemptNotSealed as elsewhere:
             logger.info("%s", elsewhere)
             time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def _with_retries(pipeline: Pipeline, step: Callable[[], Result]) -> Result:
-    """Repeat a step while the batch fails by itself for a reason that may pass; servers that are away end the run."""
-    for failed in range(1, pipeline.tries + 1):
-        try:
-            return step()
-        except RetryableError as error:
-            if failed == pipeline.tries or not (error.is_poison or isinstance(error, BatchRetried)):
-                raise
-            delay = min(pipeline.retry_delay_seconds * 2 ** (failed - 1), LONGEST_RETRY_DELAY_SECONDS)
-            logger.warning("%s Next try in %d s.", error, delay)
-            time.sleep(delay)
-    raise AssertionError("the last try returns or raises")

@@ -1,15 +1,13 @@
 """Stage partials: by Spark's tasks, each from where it runs, or from here if they are few."""
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import xor
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs import staging_sink
-from jobs.acker import ROWS, Sums
+from jobs.acker import ROWS, Sums, signed
 from jobs.spark import LOCAL
 from state_store import StateStore, errors
 from state_store.attempts import NO_TASK, Attempt, StagedPartition
@@ -55,8 +53,8 @@ def stage_by_tasks(settings: Settings, attempt: Attempt, spec: Staged, rows: Dat
         if answer.refusal:
             raise getattr(errors, answer.refusal)(answer.reason)
     partitions = [StagedPartition(spec.name, a.partition, a.task_attempt, a.rows, a.digest) for a in answers]
-    acked_hash = reduce(xor, (answer.acked_hash for answer in answers), 0)
-    return StagedRows(partitions, Sums(sum(a.acked_rows for a in answers), acked_hash), sum(a.bytes for a in answers))
+    acked = Sums(sum(a.acked_rows for a in answers), signed(sum(a.acked_hash for a in answers)))
+    return StagedRows(partitions, acked, sum(a.bytes for a in answers))
 
 
 def stage_from_here(store: StateStore, attempt: Attempt, spec: StateSpec, partials: DataFrame, counter: str) -> StagedRows:
@@ -66,7 +64,7 @@ def stage_from_here(store: StateStore, attempt: Attempt, spec: StateSpec, partia
 
     Raises: LeftToTasks if there are more, or one of them is refused: the tasks tell why.
     """
-    texts = [key.name for key in spec.keys if key.type.name == "text"]
+    texts = [key.name for key in spec.keys if key.type.name in ("text", "bytea")]
     if texts:  # a longer one is not fetched as a whole; Postgres counts bytes, of which no character has less than one
         cut = {name: F.substring(name, 1, staging_sink.MAX_KEY_BYTES + 1) for name in texts}
         partials = partials.withColumns(cut).to(partials.schema)

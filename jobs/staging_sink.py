@@ -20,7 +20,7 @@ from pyarrow import csv
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.acker import HASH, ROWS
+from jobs.acker import HASH, ROWS, signed
 from state_store.declaration import Staged, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
@@ -28,6 +28,12 @@ from state_store.partition_copy import copy_partition
 
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
+# All columns of a key together, of which Postgres puts at most 32 into an index, each with up to 7 bytes of its own.
+MAX_KEYS_BYTES = 2400
+SHOWN_KEY_CHARACTERS = 40
+# What Postgres, Spark and Python all know: years 1 to 9999. In days, and in microseconds.
+DAYS = (-719_162, 2_932_896)
+TICKS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 MAX_VALUE_BYTES = 64 * 1024 * 1024
 # So much is put in order at a time: a million keys of two sums, and their hashes.
 SORTED_BYTES = 32 * 1024 * 1024
@@ -175,7 +181,7 @@ class PartialsReader:
         self.rows += batch.num_rows
         task_attempts = pa.repeat(pa.scalar(self._task_attempt, pa.int64()), batch.num_rows)
         block = io.BytesIO()
-        csv.write_csv(batch.append_column("task_attempt", task_attempts), block, _CSV)
+        csv.write_csv(_printable(batch).append_column("task_attempt", task_attempts), block, _CSV)
         self.bytes += block.tell()
         block.seek(0)
         return block
@@ -186,7 +192,7 @@ class PartialsReader:
             self.acked_rows += pc.sum(batch.column(self._counter)).as_py()
         if HASH in batch.schema.names:
             hashes = pc.fill_null(batch.column(HASH), 0).to_numpy()  # NULL: a global state of no rows
-            self.acked_hash ^= int(np.bitwise_xor.reduce(hashes))
+            self.acked_hash = signed(self.acked_hash + int(np.add.reduce(hashes)))  # numpy's sum is one modulo 2^64, too
         return batch.drop_columns([name for name in (ROWS, HASH) if name in batch.schema.names])
 
     def _check(self, batch: pa.RecordBatch) -> None:
@@ -197,15 +203,79 @@ class PartialsReader:
                     f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
                     "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
                 )
-        texts = [c for c in self._staged.columns if pa.types.is_string(batch.schema.field(c.name).type)]
-        for column in texts:
+        long = [c for c in self._staged.columns if c.type.name in ("text", "bytea")]
+        key_bytes = 0
+        for column in long:
             values = batch.column(column.name)
-            if pc.any(pc.match_substring(values, "\0")).as_py():
+            if column.type.name == "text" and pc.any(pc.match_substring(values, "\0")).as_py():
                 raise BadKey(f"State {self._staged.name}: a text in column {column.name} holds a NUL character. Remove it.")
             longest = pc.max(pc.binary_length(values)).as_py() or 0
             limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._staged.keys else (MAX_VALUE_BYTES, Overflow)
             if longest > limit:
                 raise kind(
-                    f"State {self._staged.name}: a text in column {column.name} takes {longest} bytes, "
+                    f"State {self._staged.name}: a value in column {column.name} takes {longest} bytes, "
                     f"the limit is {limit}. Shorten it."
                 )
+            key_bytes += longest if column in self._staged.keys else 0
+        if key_bytes and len(self._staged.keys) > 1:
+            self._check_key_bytes(batch)
+        for column in self._staged.columns:
+            self._check_years(batch, column.name)
+
+    def _check_key_bytes(self, batch: pa.RecordBatch) -> None:
+        """Refuse a key of several columns that together are too long for an index, however well it compresses."""
+        sizes: Any = 0
+        for key in self._staged.keys:
+            values = batch.column(key.name)
+            if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+                sizes = pc.add(sizes, pc.fill_null(pc.binary_length(values), 0))
+            else:
+                sizes = pc.add(sizes, values.type.bit_width // 8 or 1)
+        if (size := pc.max(sizes).as_py()) > MAX_KEYS_BYTES:
+            longest = self._key_of(batch, pc.index(sizes, size).as_py())
+            raise BadKey(
+                f"State {self._staged.name}: the key {longest} takes {size} bytes in all, the limit is {MAX_KEYS_BYTES}. "
+                "Shorten a column of it."
+            )
+
+    def _check_years(self, batch: pa.RecordBatch, name: str) -> None:
+        """Refuse a date or time that Postgres may take and others cannot read."""
+        values = batch.column(name)
+        if pa.types.is_date32(values.type):
+            ticks, (first, last) = values.view(pa.int32()), DAYS
+        elif pa.types.is_timestamp(values.type):
+            ticks, (first, last) = values.view(pa.int64()), TICKS
+        else:
+            return
+        bounds = pc.min_max(ticks).as_py()
+        if bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last):
+            return
+        number = pc.index(ticks, bounds["max"] if bounds["max"] > last else bounds["min"]).as_py()
+        is_key = any(key.name == name for key in self._staged.keys)
+        where = "" if is_key else f" of the key {self._key_of(batch, number)}"
+        raise (BadKey if is_key else Overflow)(
+            f"State {self._staged.name}: column {name}{where} is {_shown(values[number])}. Years are kept from 1 to 9999. "
+            "Leave such rows out in the transform, or give them another date there."
+        )
+
+    def _key_of(self, batch: pa.RecordBatch, number: int) -> str:
+        shown = (f"{key.name}={_shown(batch.column(key.name)[number])}" for key in self._staged.keys)
+        return f"({', '.join(shown)})"
+
+
+def _shown(value: pa.Scalar) -> str:
+    """Return a value for people; as text, because Python has no date after the year 9999."""
+    if not value.is_valid:
+        return "NULL"
+    is_text = pa.types.is_string(value.type) or pa.types.is_binary(value.type)
+    text = repr(value.as_py()) if is_text else value.cast(pa.string()).as_py()
+    return text if len(text) <= SHOWN_KEY_CHARACTERS else f"{text[:SHOWN_KEY_CHARACTERS]}..."
+
+
+def _printable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with bytes as Postgres reads them from a text."""
+    for number, field in enumerate(batch.schema):
+        if pa.types.is_binary(field.type):
+            texts = [None if value is None else f"\\x{value.hex()}" for value in batch.column(number).to_pylist()]
+            batch = batch.set_column(number, field.name, pa.array(texts, pa.string()))
+    return batch

@@ -9,7 +9,7 @@ The suite drives a source as the engine would, from its metadata alone, without 
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jobs.pipeline import Pipeline
 from jobs.process import aggregate
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import TidegateError
 from state_store.settings import Settings
+from state_store.source_files import TakenFile
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]
@@ -62,10 +63,12 @@ class Bench:
         self.feed = feed
         self.spark = spark
         self.settings = settings
+        self._cuts: dict[int, SourceMetadata] = {}
+        self._acked = 0
 
     def plan(self, previous: SourceMetadata | None = None, first_txid: int = 1) -> list[SourceMetadata]:
         """Return the metadata of all batches behind the previous one, as one plan cuts them."""
-        coordinator = self.feed.source.coordinator(self.settings)
+        coordinator = self._coordinator()
         planned: list[SourceMetadata] = []
         for txid in range(first_txid, first_txid + MAX_BATCHES):
             if not coordinator.is_ready(txid):
@@ -73,14 +76,46 @@ class Bench:
             found = coordinator.initialize_transaction(txid, previous, None)
             if found is None:
                 return planned
-            previous = _saved(found)
+            previous = self._cuts[txid] = _saved(found)
             planned.append(previous)
         raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and still there was one more.")
 
     def cut_again(self, txid: int, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return what the source makes of a batch that is tried again."""
-        found = self.feed.source.coordinator(self.settings).initialize_transaction(txid, previous, current)
-        return None if found is None else _saved(found)
+        found = self._coordinator().initialize_transaction(txid, previous, current)
+        if found is None:
+            return None
+        self._cuts[txid] = _saved(found)
+        return self._cuts[txid]
+
+    def ack(self, txid: int, metadata: SourceMetadata) -> None:
+        """Tell the source that a batch has committed."""
+        self._acked = max(self._acked, txid)
+        self.feed.source.ack(Attempt("conformance", txid, 1, metadata), self.settings)
+
+    def committed(self) -> int:
+        """Return the last txid of which the source was told."""
+        return self._acked
+
+    def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
+        """Yield each name with its files in batches before a txid, as the ledger would."""
+        taken = [
+            TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done)
+            for txid, cut in self._cuts.items()
+            if txid < before_txid
+            for file in cut["files"]
+            for is_done in [txid <= self._acked]
+        ]
+        for name in names:
+            yield name, [file for file in taken if file.name == name]
+
+    def note_times(self, files: Sequence[TakenFile]) -> None:
+        """Forget when files were touched: they are read again."""
+
+    def _coordinator(self) -> Coordinator:
+        coordinator = self.feed.source.coordinator(self.settings)
+        coordinator.look_back(self)
+        return coordinator
 
     def emit(self, txid: int, metadata: SourceMetadata, number: int = 1) -> Rows:
         """Return the rows of one attempt at a batch, verified."""
@@ -222,8 +257,8 @@ def callbacks_may_come_again(bench: Bench) -> None:
     for txid, metadata in [*enumerate(planned, start=1), (1, planned[0])]:
         attempt = Attempt("conformance", txid, 1, metadata)
         source.fail(attempt, RuntimeError("a failed attempt"), bench.settings)
-        source.ack(attempt, bench.settings)
-        source.ack(attempt, bench.settings)
+        bench.ack(txid, attempt.source_metadata)
+        bench.ack(txid, attempt.source_metadata)
     if source.kind == "transactional":
         _same("a batch can be read after its ack", first[0], bench.emit(1, planned[0], number=2))
     put = Counter(bench.feed.put(2))

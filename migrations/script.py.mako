@@ -3,6 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 ${imports if imports else ""}
+# Of states only: code that was started before this migration works on behind it.
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 

@@ -8,12 +8,13 @@ the order of the key, Postgres merges in that order; anything else it finds by h
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 from sqlalchemy.schema import DropTable
 
 from state_store import tables
@@ -40,15 +41,25 @@ class Brought(NamedTuple):
     partials: sa.Select[Any]
 
 
-@contextmanager
-def added_up(connection: Connection, state: StateSpec, brought: Sequence[Brought], txid: int) -> Iterator[sa.Select[Any]]:
-    """Yield what several batches, from `txid` on, bring to each key: a query of the state's columns and of the last txid.
+class AddedUp(NamedTuple):
+    """What several batches bring to a state together: a query of its columns and of the last txid, and how many keys it has."""
 
-    If they are many rows, it is one of a table that this transaction makes and drops, so that nothing is left if it fails.
+    sums: sa.Select[Any]
+    keys: int
+
+
+@contextmanager
+def added_up(connection: Connection, state: StateSpec, brought: Sequence[Brought], txid: int) -> Iterator[AddedUp]:
+    """Yield what several batches, from `txid` on, bring to each key.
+
+    If they are many rows, it is a query of a table that this transaction makes and drops, so that nothing is left if it fails.
+
+    A sum is NULL, which no state takes, unless its batches have come nowhere near the limit of its type on the way.
     """
     _set(connection, {"work_mem": f"{MEMORY_MIB}MB"})
     if sum(batch.rows for batch in brought) < SHARED_ROWS:
-        yield _sums(state, _rows(brought))
+        rows = _rows(brought)
+        yield AddedUp(_sums(state, rows), _count_keys(connection, state, rows))
         return
     only_key = staged_in_order_of(state) if len(state.keys) == 1 else None
     rows = _rows(brought, in_order_of=only_key)
@@ -58,8 +69,8 @@ def added_up(connection: Connection, state: StateSpec, brought: Sequence[Brought
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
     with _planned_for(connection, brought, len(parts), in_order=only_key is not None):
-        connection.execute(added)
-    yield sa.select(added.table)
+        keys: int = connection.execute(added).rowcount
+    yield AddedUp(sa.select(added.table), keys)
     connection.execute(DropTable(added.table))
 
 
@@ -68,6 +79,13 @@ def _rows(brought: Sequence[Brought], *, in_order_of: str | None = None) -> sa.S
     if in_order_of:
         partials = [rows.order_by(rows.selected_columns[in_order_of]) for rows in partials]
     return sa.union_all(*partials).subquery("partials")
+
+
+def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> int:
+    if not state.keys:
+        return 1
+    different = sa.select(*(rows.c[key.name] for key in state.keys)).distinct().subquery()
+    return connection.execute(sa.select(sa.func.count()).select_from(different)).scalar_one()
 
 
 def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
@@ -79,10 +97,33 @@ def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
 
 def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
     """Return what a key's values of several batches come to, in the type of the column."""
-    if isinstance(column.type, sa.BigInteger) and merge == "sum":
-        return sa.func.tidegate.add_up(column, type_=column.type)
+    if merge == "sum":
+        # All sizes together, whatever the signs: then no part of them in any order is larger.
+        sizes = _sum(sa.func.abs(column, type_=column.type))
+        return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
+    if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 finds the least and the greatest of neither
+        in_order = column.desc().nulls_last() if merge == "max" else column
+        found = sa.func.array_agg(aggregate_order_by(column, in_order), type_=ARRAY(column.type))
+        return sa.cast(found[1], column.type)
     name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
     return sa.cast(getattr(sa.func, name)(column), column.type)
+
+
+def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.tidegate.add_up(column, type_=column.type) if isinstance(column.type, sa.BigInteger) else sa.func.sum(column)
+
+
+def half_of(kind: Any) -> sa.ColumnElement[Any]:
+    """Return half of the largest value of a number's type.
+
+    If the sizes of what batches bring to a key are no more than that together, nor is what the key comes to, then one by one
+    they would all have fitted too. So whether a value leaves its column's range does not depend on who merges what together.
+    """
+    if isinstance(kind, sa.Numeric):
+        limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
+    else:
+        limit = Decimal(2 ** (62 if isinstance(kind, sa.BigInteger) else 30) - 1)
+    return sa.literal_column(f"{limit:f}")
 
 
 def _parts(
@@ -102,15 +143,23 @@ def _parts(
     cuts = {}
     for key in state.keys:
         column = sample.c[key.name]
-        found = sa.select(sa.func.count(column.distinct()), sa.func.percentile_disc(at).within_group(column))
-        values, bounds = connection.execute(found).one()
+        # As text, because Postgres knows dates and times that Python does not.
+        cut = sa.cast(sa.func.percentile_disc(at).within_group(column), ARRAY(sa.Text))
+        values, bounds = connection.execute(sa.select(sa.func.count(column.distinct()), cut)).one()
         cuts[key.name] = (values, list(dict.fromkeys(bounds or ())))
     name, (_, bounds) = max(cuts.items(), key=lambda cut: cut[1][0])
     if not bounds:
         return []
     # "Is true" and "is not true", because a NULL key is neither below nor above.
-    below = [sa.false(), *((rows.c[name] < bound).is_(sa.true()) for bound in bounds), sa.true()]
+    column = rows.c[name]
+    below = [sa.false(), *((column < _constant(column, bound)).is_(sa.true()) for bound in bounds), sa.true()]
     return [sa.and_(sa.not_(before), this) for before, this in pairwise(below)]
+
+
+def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
+    """Return a value of a column's type that Postgres has given as text."""
+    constant = sa.literal(value, sa.Text)
+    return constant if isinstance(column.type, sa.Text) else sa.cast(constant, column.type)
 
 
 @contextmanager

@@ -24,6 +24,9 @@ from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 LOCK_NOT_AVAILABLE = "55P03"
 FENCED = AttemptFenced("").code
 BATCHES_LOOKED_BACK = 10
+# An attempt says every few seconds that it is alive. After so long a silence its process is dead or stands still, and is not
+# waited for any longer. If it lives after all, the fence keeps it out.
+LONGEST_SILENCE_SECONDS = 60
 NO_TASK = -1  # what stands in staging for the task attempt if no Spark task wrote the row: theirs begin at 0
 
 
@@ -95,13 +98,13 @@ class StagedPartition:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The acker's sums of one attempt: how many rows passed a place, and the XOR of their 64-bit hashes, None if untracked."""
+    """The acker's sums of one attempt: how many rows passed a place, and the sum of their 64-bit hashes, None if untracked."""
 
     source_rows: int
-    source_hash: int | None = None
+    source_hash_sum: int | None = None
     quarantined_rows: int = 0
     transformed_rows: int | None = None
-    transformed_hash: int | None = None
+    transformed_hash_sum: int | None = None
     staged_bytes: int | None = None
     staged_at: datetime | None = None
 
@@ -133,25 +136,36 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> sa.Row | No
 
 
 def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.Row | None:  # type: ignore[type-arg]
-    """Return the attempt's row with `age_seconds` by the database's clock; None if there is none yet."""
+    """Return the attempt's row with `age_seconds` and `silent_seconds` by the database's clock; None if there is none yet.
+
+    An attempt of older code says nothing while it runs: its `silent_seconds` are None.
+    """
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
+    silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")
     return connection.execute(
-        sa.select(tables.attempt, age).where(a.pipeline == pipeline, a.txid == txid, a.attempt == number)
+        sa.select(tables.attempt, age, silence).where(a.pipeline == pipeline, a.txid == txid, a.attempt == number)
     ).one_or_none()
 
 
-def newest_number(connection: Connection, pipeline: str, txid: int) -> int | None:
-    """Return the number of the batch's newest attempt, without locking anything."""
-    b = tables.batch.c
-    number: int | None = connection.scalar(sa.select(b.attempt).where(b.pipeline == pipeline, b.txid == txid))
-    return number
+def keep_alive(connection: Connection, attempt: Attempt) -> bool:
+    """Write down that the process of an attempt lives; False if the attempt has ended, by itself or by a newer one."""
+    a = tables.attempt.c
+    is_open = *_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
+    seen = sa.update(tables.attempt).where(*is_open).values(seen_at=sa.func.clock_timestamp())
+    return bool(connection.execute(seen).rowcount)
 
 
 def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed or has failed."""
     its_newest, found = _its_newest(batch)
     return found.where(sa.or_(its_newest.c.sealed_at.is_not(None), its_newest.c.failed_at.is_not(None)))
+
+
+def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Tell of the batch at hand, of this table or alias, whether its newest attempt has stopped saying that it is alive."""
+    its_newest, found = _its_newest(batch)
+    return found.where(its_newest.c.seen_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS))
 
 
 def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -220,6 +234,7 @@ def take_fence(
             txid=batch.txid,
             attempt=number,
             owner=owner,
+            seen_at=sa.func.now(),
             airflow_run_id=airflow and airflow.run_id,
             airflow_task_id=airflow and airflow.task_id,
             airflow_try=airflow and airflow.number,
@@ -260,22 +275,22 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
 
     Raises: SourceChanged.
     """
-    if tracked.source_hash is None or attempt.number == 1:
+    if tracked.source_hash_sum is None or attempt.number == 1:
         return
     a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier").c
     found = connection.execute(
-        sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash)
+        sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash_sum)
         .select_from(tables.attempt)
         .where(*_is(attempt), earlier.pipeline == a.pipeline, earlier.txid == a.txid, earlier.attempt < a.attempt)
         .where(earlier.source_digest == a.source_digest, earlier.fingerprint == a.fingerprint)
-        .where(earlier.source_hash.is_not(None), p.pipeline == a.pipeline, p.source_kind == "transactional")
+        .where(earlier.source_hash_sum.is_not(None), p.pipeline == a.pipeline, p.source_kind == "transactional")
         .order_by(earlier.attempt)
         .limit(1)
     ).one_or_none()
-    if found and (found.source_rows, found.source_hash) != (tracked.source_rows, tracked.source_hash):
+    if found and (found.source_rows, found.source_hash_sum) != (tracked.source_rows, tracked.source_hash_sum):
         raise SourceChanged(
-            f"{attempt}: the source emitted {tracked.source_rows} rows with hash {tracked.source_hash}, "
-            f"attempt {found.attempt} at the same batch {found.source_rows} with hash {found.source_hash}. "
+            f"{attempt}: the source emitted {tracked.source_rows} rows, sum of hashes {tracked.source_hash_sum}, "
+            f"attempt {found.attempt} at the same batch {found.source_rows}, sum of hashes {found.source_hash_sum}. "
             "A transactional source replays the identical rows: put them back.",
             pipeline=attempt.pipeline,
             txid=attempt.txid,
@@ -326,6 +341,12 @@ def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
     both = sa.join(tables.attempt, tables.batch, sa.and_(a.pipeline == b.pipeline, a.txid == b.txid))
     of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
     return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
+
+
+def is_poison(connection: Connection, batch: sa.Row) -> bool:  # type: ignore[type-arg]
+    """Tell of a locked batch whether its newest attempt has failed by the content of the batch."""
+    attempt = newest(connection, batch.pipeline, batch.txid, batch.attempt)
+    return attempt is not None and bool(attempt.is_poison)
 
 
 def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:

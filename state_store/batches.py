@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from state_store import tables
 from state_store.declaration import SourceMetadata
-from state_store.errors import MetadataCorrupt, UnknownBatch
+from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
 # Marks the metadata of a batch that takes up records from quarantine; `source` beside it is where the source stands.
@@ -89,6 +89,16 @@ def last_opened(connection: Connection, pipeline: str) -> Cut | None:
     return _checked(pipeline, row) if row else None
 
 
+def uncommitted_cuts(connection: Connection, pipeline: str, before_txid: int) -> list[Cut]:
+    """Return what the batches between the cursor and a txid read, in order.
+
+    Raises: MetadataCorrupt.
+    """
+    b = tables.batch.c
+    statement = _cuts(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
+    return [_checked(pipeline, row) for row in connection.execute(statement)]
+
+
 def existing_cut(connection: Connection, pipeline: str, txid: int) -> Cut:
     """Return what a batch reads.
 
@@ -140,7 +150,16 @@ def insert_batches(
     """Insert the batches that follow `after` (None: the first ones); False if another planner was first with any of them.
 
     The primary key is the referee between planners: no check before the insert could be. The caller rolls back on False.
+
+    Raises: RangeRefused if there is no batch `after`: txids have no gaps.
     """
+    b = tables.batch.c
+    if after and not connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == after.txid))):
+        raise RangeRefused(
+            f"{pipeline} has no txid {after.txid} for others to follow: that would leave a gap.",
+            pipeline=pipeline,
+            txid=after.txid,
+        )
     digests = [after.digest if after else None, *(hashlib.sha256(content).digest() for content in metadata)]
     rows = [
         {
@@ -192,27 +211,31 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
     return list(connection.scalars(statement))
 
 
-def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str, *, unless_sealed: bool = False) -> bool:
-    """Say that the batch will be skipped when its turn comes; False if it has committed or is given up already."""
-    b, a = tables.batch.c, tables.attempt.c
-    sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
+def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
+    """Say that the locked batch will be skipped when its turn comes; False if it has committed or is given up already."""
+    b = tables.batch.c
     given_up = (
         sa.update(tables.batch)
         .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
         .values(skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
     )
-    return bool(connection.execute(given_up.where(~sealed) if unless_sealed else given_up).rowcount)
+    return bool(connection.execute(given_up).rowcount)
 
 
 def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
-    """Let batches that were halted or given up be tried anew, as often as the policy says; return which ones."""
+    """Let batches that were halted or given up be tried anew, as often as the policy says; return which ones.
+
+    Of a batch that commits, or is skipped, at this moment the end is awaited: it cannot be tried again.
+    """
     b = tables.batch.c
     stopped = sa.or_(b.halted_at.is_not(None), b.skip_reason.is_not(None))
+    wanted = stopped if txid is None else b.txid == txid
+    locked = _lock(connection, pipeline, wanted)
     values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
     return sorted(
         connection.scalars(
             sa.update(tables.batch)
-            .where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), stopped if txid is None else b.txid == txid)
+            .where(b.pipeline == pipeline, b.txid.in_(locked), b.txid > _cursor_txid(pipeline), wanted)
             .values(values)
             .returning(b.txid)
         )
@@ -222,6 +245,7 @@ def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     """Say that nobody will retry this batch by itself, unless it has committed or was given up meanwhile."""
     b = tables.batch.c
+    _lock(connection, pipeline, b.txid == txid)
     connection.execute(
         sa.update(tables.batch)
         .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
@@ -229,10 +253,23 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     )
 
 
+def _lock(connection: Connection, pipeline: str, wanted: sa.ColumnElement[bool]) -> list[int]:
+    """Lock uncommitted batches in the order of their txids, as commits do, and return these.
+
+    A statement of its own, before the one that decides: Postgres does not look again at what a statement has read before it
+    had to wait for a lock, unless the locked row itself has changed; and neither a seal nor a commit changes it.
+    """
+    b = tables.batch.c
+    found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), wanted).order_by(b.txid)
+    return list(connection.scalars(found.with_for_update(key_share=True, of=tables.batch)))
+
+
 def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
     """Write down that the source was told that the batch counts."""
     b = tables.batch.c
-    connection.execute(sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False))
+    connection.execute(
+        sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False, acked_at=sa.func.now())
+    )
 
 
 def _cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:

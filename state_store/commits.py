@@ -5,13 +5,13 @@ rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, merges, tables
+from state_store import attempts, merges, source_files, tables
 from state_store.batches import QUARANTINED, Cut, existing_cut, give_up
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
@@ -26,6 +26,7 @@ from state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from state_store.witness import Mark, Witness
 
 # How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
@@ -52,25 +53,36 @@ class Commit:
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
 
 
-def set_limits(connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int) -> None:
-    """Bound every wait of this transaction and make its COMMIT durable; local, so that it works behind a pooler."""
+def set_limits(
+    connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int, idle_timeout_seconds: int
+) -> None:
+    """Bound every wait of this transaction and make its COMMIT durable; local, so that it works behind a pooler.
+
+    A statement may take long; between two of them lies next to nothing, unless the process stands still (CONTRACT I20).
+    """
     limits = {
         "lock_timeout": f"{lock_timeout_seconds}s",
         "statement_timeout": f"{statement_timeout_seconds}s",
-        "idle_in_transaction_session_timeout": f"{statement_timeout_seconds}s",
+        "idle_in_transaction_session_timeout": f"{idle_timeout_seconds}s",
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
-        "synchronous_commit": "on",
+        "synchronous_commit": _durable(),
     }
     connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
 
 
-def lock_cursor(connection: Connection, pipeline: str, *, wait: bool = True) -> sa.Row:  # type: ignore[type-arg]
+def _durable() -> sa.ColumnElement[str]:
+    """Return the setting that waits for the disk, here and on the standbys; a server that waits for more keeps it."""
+    found = sa.func.current_setting("synchronous_commit")
+    return sa.case((found == "remote_apply", found), else_="on")
+
+
+def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> sa.Row:  # type: ignore[type-arg]
     """Lock and return the pipeline's cursor, on the primary and in the incarnation of the database it was made for.
 
     Without `wait`, a cursor that somebody else has locked is an error at once.
 
     Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), StoreUnavailable on
-    a standby, HoleDetected in a restored, promoted or copied database.
+    a standby, HoleDetected in a restored, promoted or copied database, or in one that is older than its witness.
     """
     c = tables.cursor.c
     cursor = connection.execute(
@@ -80,11 +92,11 @@ def lock_cursor(connection: Connection, pipeline: str, *, wait: bool = True) -> 
         raise _unregistered(pipeline)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
-    _check_epoch(connection, cursor)
+    _check_history(connection, cursor, witness)
     return cursor
 
 
-def check_epoch(connection: Connection, pipeline: str) -> None:
+def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
     """Refuse to plan or process where the commit would be refused: in a restored, promoted or copied database.
 
     Raises: HoleDetected, SchemaOutOfDate if the pipeline is not registered.
@@ -92,27 +104,90 @@ def check_epoch(connection: Connection, pipeline: str) -> None:
     cursor = connection.execute(sa.select(tables.cursor).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
     if cursor is None:
         raise _unregistered(pipeline)
-    _check_epoch(connection, cursor)
+    _check_history(connection, cursor, witness)
 
 
-def _check_epoch(connection: Connection, cursor: sa.Row) -> None:  # type: ignore[type-arg]
+def _check_history(connection: Connection, cursor: sa.Row, witness: Witness) -> None:  # type: ignore[type-arg]
+    identity = {"pipeline": cursor.pipeline, "txid": cursor.txid}
+    if lost := what_is_lost(connection, cursor, witness):
+        raise HoleDetected(
+            f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
+            "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
+            "folder, then run: tidegate migrate --accept-epoch",
+            **identity,
+        )
     if cursor.epoch != (epoch := current_epoch(connection)):
         raise HoleDetected(
             f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
             f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
             "tidegate migrate --accept-epoch",
-            pipeline=cursor.pipeline,
-            txid=cursor.txid,
+            **identity,
         )
 
 
+def what_is_lost(connection: Connection, cursor: sa.Row, witness: Witness) -> str | None:  # type: ignore[type-arg]
+    """Return what the witness knows to have committed that this database does not know; None if it knows all of it."""
+    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
+    if mark is None:
+        return None
+    c = tables.commit.c
+    found = connection.execute(
+        sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
+    ).one_or_none()
+    file = witness.file_of(mark.pipeline, mark.history)
+    if found is None and cursor.txid >= mark.txid:
+        return None  # the ledger contradicts itself, of which `_check_no_hole` tells
+    if found is None:
+        return (
+            f"it stands at txid {cursor.txid}, but {file} says that txid {mark.txid} committed at {mark.committed_at}, so "
+            f"{_span(cursor.txid + 1, mark.txid)} lost"
+        )
+    if (committed_at := _as_text(found.committed_at)) != mark.committed_at:
+        return (
+            f"its txid {mark.txid} committed at {committed_at}, but {file} says that txid {mark.txid} "
+            f"committed at {mark.committed_at}, so that commit, and those after it, are lost"
+        )
+    if found.attempt < mark.attempt:
+        return (
+            f"its txid {mark.txid} is that of attempt {found.attempt}, but {file} says that a redo has put attempt "
+            f"{mark.attempt} in its place, so the redo is lost"
+        )
+    return None
+
+
+def _span(first: int, last: int) -> str:
+    return f"txid {first} is" if first == last else f"txids {first} to {last} are"
+
+
+def _as_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat()
+
+
+def mark(connection: Connection, pipeline: str) -> Mark | None:
+    """Return what a witness has to know of a pipeline's last commit, this transaction's own included; None before the first."""
+    c, k = tables.cursor.c, tables.commit.c
+    row = connection.execute(
+        sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
+        .join(tables.commit, sa.and_(k.pipeline == c.pipeline, k.txid == c.txid))
+        .where(c.pipeline == pipeline)
+    ).one_or_none()
+    return Mark(pipeline, str(row.history), row.epoch, row.txid, row.attempt, _as_text(row.committed_at)) if row else None
+
+
 def current_epoch(connection: Connection) -> str:
-    """Return which incarnation of the database answers: system identifier and timeline change by restore and promotion."""
+    """Return which incarnation of the database answers.
+
+    The system identifier and the timeline change by restore and promotion, the number of the database by a copy within its
+    server.
+    """
     system: sa.Select[tuple[int]] = sa.select(sa.column("system_identifier")).select_from(
         sa.func.pg_control_system().table_valued("system_identifier")
     )
     timeline = sa.func.left(sa.func.pg_walfile_name(sa.func.pg_current_wal_insert_lsn()), 8)
-    return "{}/{}".format(*connection.execute(sa.select(system.scalar_subquery(), timeline)).one())
+    d = sa.table("pg_database", sa.column("oid"), sa.column("datname"))
+    number: sa.Select[tuple[int]] = sa.select(d.c.oid).where(d.c.datname == sa.func.current_database())
+    found = sa.select(system.scalar_subquery(), timeline, number.scalar_subquery())
+    return "{}/{}/{}".format(*connection.execute(found).one())
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
@@ -127,14 +202,14 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 
 
 def merge_and_advance(
-    connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int
+    connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int, witness: Witness
 ) -> Commit:
     """Make the batch count: I3 order, I4 fence, I7 seal, I14 guard and I16 declaration are checked under the cursor's lock.
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), DeclarationChanged, GuardMismatch,
     HoleDetected, MetadataCorrupt, UnknownBatch. Whatever is raised, nothing of the batch is visible.
     """
-    cursor = lock_cursor(connection, spec.name)
+    cursor = lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
         return _already(connection, spec.name, txid, cursor.txid)
     _check_no_hole(connection, spec.name, cursor.txid)
@@ -149,16 +224,25 @@ def merge_and_advance(
     cut = existing_cut(connection, spec.name, txid)
     if batch.skip_reason is not None:
         _check_continues(spec, cut, cursor)  # a skip consumes its rows too, so it must leave out none before them
+        source_files.write(connection, spec, [cut])
         return _record(connection, spec, batch, cut, batch.skip_owner, skipped_reason=batch.skip_reason)
     _check_sealed(connection, spec, batch, attempt_timeout_seconds)
     _check_continues(spec, cut, cursor)
     check_declaration(connection, spec)
+    source_files.write(connection, spec, [cut])
     ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
     return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
 
 
 def commit_ready(
-    connection: Connection, spec: PipelineSpec, owner: str, *, max_batches: int, max_rows: int, wait: bool
+    connection: Connection,
+    spec: PipelineSpec,
+    owner: str,
+    witness: Witness,
+    *,
+    max_batches: int,
+    max_rows: int,
+    wait: bool,
 ) -> list[Commit]:
     """Let all batches count that directly follow and are ready, in order, as if each had been committed by itself.
 
@@ -168,7 +252,7 @@ def commit_ready(
 
     Raises: what `merge_and_advance` raises; merged one by one, it is found which batch is at fault.
     """
-    cursor = lock_cursor(connection, spec.name, wait=wait)
+    cursor = lock_cursor(connection, spec.name, witness, wait=wait)
     _check_no_hole(connection, spec.name, cursor.txid)
     check_declaration(connection, spec)
     if any(state.kind == "opaque" for state in spec.states):
@@ -176,6 +260,7 @@ def commit_ready(
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
     if not ready:
         return []
+    source_files.write(connection, spec, [cut for _, cut in ready])
     merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
         _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
@@ -216,7 +301,7 @@ def _ready(
     return ready
 
 
-def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
     """Replace what the last committed txid did to the states by what its newest attempt has sealed (CONTRACT I13).
 
     Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
@@ -225,7 +310,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Raises: RangeRefused if txid is not the last committed one, a state cannot go back, or a later batch has taken up records
     that it set aside; what `merge_and_advance` raises.
     """
-    cursor = lock_cursor(connection, spec.name)
+    cursor = lock_cursor(connection, spec.name, witness)
     _check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
@@ -250,6 +335,8 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         .values(**counted, owner=owner, key_count=keys, quarantined_rows=bad, skipped_reason=None)
     )
     connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
+    source_files.take_back(connection, spec.name, txid)
+    source_files.write(connection, spec, [existing_cut(connection, spec.name, txid)])
     write_action(connection, spec.name, txid, "redo", owner, reason)
     done = find(connection, spec.name, txid)
     assert done is not None
@@ -294,13 +381,13 @@ def write_action(connection: Connection, pipeline: str, txid: int | None, action
     connection.execute(insert(tables.operator_action).values(row))
 
 
-def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
+def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
     """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
 
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to cut it anew, so that it is not known
     yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
     """
-    cursor = lock_cursor(connection, spec.name)
+    cursor = lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
         return _already(connection, spec.name, txid, cursor.txid)
     _check_no_hole(connection, spec.name, cursor.txid)
@@ -318,6 +405,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         return None
     cut = existing_cut(connection, spec.name, txid)
     _check_continues(spec, cut, cursor)
+    source_files.write(connection, spec, [cut])
     return _record(connection, spec, batch, cut, owner, skipped_reason=reason)
 
 
@@ -421,9 +509,20 @@ def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, att
         raise StagingLost(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
     if attempt.failed_at is not None:
         raise StagingLost(f"{name} failed: {attempt.error} It is processed again.", **identity)
-    if attempt.sealed_at is None and attempt.age_seconds < attempt_timeout_seconds:
+    silence = attempt.silent_seconds or 0
+    if (
+        attempt.sealed_at is None
+        and attempt.age_seconds < attempt_timeout_seconds
+        and silence < attempts.LONGEST_SILENCE_SECONDS
+    ):
         raise AttemptNotSealed(
             f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.",
+            **identity,
+        )
+    if attempt.sealed_at is None and silence >= attempts.LONGEST_SILENCE_SECONDS:
+        raise StagingLost(
+            f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or stands still. It is "
+            "processed again.",
             **identity,
         )
     if attempt.sealed_at is None:

@@ -25,15 +25,17 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
-_STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz")
-_SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz")
+_STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
+_SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """A column's Postgres type: one of text, boolean, integer, bigint, date, timestamptz, numeric(precision,scale).
+    """A column's Postgres type: text, boolean, integer, bigint, date, timestamptz, timestamp, uuid, bytea, numeric(20,4).
 
-    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality (CONTRACT 3.7).
+    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality (CONTRACT 3.7). A timestamp
+    is without zone. Not among them: double, because its sums depend on the order of the rows (a column of doubles is kept
+    as numeric), and jsonb, which no aggregate merges (the text of a document is kept as text).
     """
 
     name: str
@@ -167,6 +169,8 @@ class PipelineSpec:
     states: tuple[StateSpec, ...]
     version: int = 1
     quarantines: bool = False
+    # Whether the ledger keeps the files of committed batches (`state_store.source_files`).
+    keeps_files: bool = False
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
@@ -176,7 +180,7 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        meaning = {name: value for name, value in asdict(self).items() if name != "quarantines"}
+        meaning = {name: value for name, value in asdict(self).items() if name not in ("quarantines", "keeps_files")}
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property

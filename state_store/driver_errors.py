@@ -33,9 +33,18 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     message = _first_line(error)
     # A connection that is refused carries no SQLSTATE, so libpq's text has to tell why.
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
+    if "authentication method requirement" in message:
+        return errors.AccessRefused(
+            f"The server does not prove that it is the right one, so it was not told the password, while {doing}: {message}. "
+            "If it is the right one, name its way to log in: PGREQUIREAUTH=md5, for example (tidegate settings)."
+        )
     if state in _ACCESS_STATES:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
+        )
+    if state in _MISSING_STATES and 'relation "staging.' in message:
+        return errors.StagingLost(
+            f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")

@@ -1,11 +1,13 @@
 """Settings to Engine."""
 
+import os
 import threading
 from collections import Counter
 from functools import lru_cache
 
 import sqlalchemy as sa
 
+from state_store.far_dates import read_far_dates
 from state_store.settings import Settings
 
 _lock = threading.Lock()
@@ -39,7 +41,7 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     The pool keeps as many connections as were ever wanted at once: one for a task or a command, which run their statements one
     after another, a few for `tidegate run`. The one that was given back last is used first: its session has the tables mapped.
     """
-    return sa.create_engine(
+    engine = sa.create_engine(
         "postgresql+psycopg2://",
         isolation_level="READ COMMITTED",  # a statement after the lock must see what the lock waited for
         pool_size=32,
@@ -49,3 +51,19 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
         use_native_hstore=False,  # a question less for each connection: nothing of ours is one
         connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
     )
+    sa.event.listen(engine, "connect", lambda connection, _record: read_far_dates(connection))
+    return engine
+
+
+def _forget_connections() -> None:
+    """In a forked process, make new connections: two that speak over one would read each other's answers.
+
+    Those of the parent are left open, because they are still its own.
+    """
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
+    _lock = threading.Lock()
+    for engine in _users:
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)

@@ -1,6 +1,6 @@
 """What can go wrong, cut by what the reader can do about it.
 
-    TidegateError                 carries pipeline, txid and attempt as attributes
+    TidegateError                 carries pipeline, txid and attempt as attributes; its class says where the fault lies
       RetryableError              trying again is right; at worst the retry finds the work already done
         CommitOutOfOrder          an earlier txid has not committed yet
         AttemptNotSealed          the newest attempt is still processing, somewhere else
@@ -22,13 +22,15 @@
           RangeRefused            a txid range that is upside down or would leave a gap
         SettingsInvalid           a setting cannot be used
         AccessRefused             Postgres refuses the user, the password or the database
+        ListenerNotTrusted        another account of this machine has the port to which a token or password would be sent
         SchemaOutOfDate           the database is not at the revision this code was written for
-        DeclarationInvalid        what the transform returns does not fit the declared states
+        DeclarationInvalid        what the transform returns does not fit the declared states, or Spark refuses its code
         DeclarationChanged        the pipeline's declaration no longer matches what was registered
-        SourceUnreadable          a file or folder is missing, not readable, or not what it claims to be
+        SourceUnreadable          the source is not as declared, or may not be read: a folder, a topic, a table
         SourceChanged             a transactional source would replay other rows than it planned
         RangeExpired              the source no longer has the rows that the batch would read
-        MalformedRecord           a record that cannot be read as declared
+        MalformedRecord           a record, or a whole file, that cannot be read as declared
+        TransformFailed           a record that the transform cannot compute
         BadKey                    a key that cannot be stored: NULL, NUL character, too long
         Overflow                  a value outside its column's range
         MetadataCorrupt           the saved source metadata does not match its digest
@@ -39,14 +41,27 @@ A class exists where somebody catches it or an operator acts differently on it. 
 permanent: the work goes on, elsewhere.
 """
 
+from enum import Enum
 from typing import Any
+
+
+class Fault(Enum):
+    """Where the reason of a failure lies. What follows from it is the pipeline's policy (`jobs.poison`)."""
+
+    CONTENT = "the content of the batch"
+    PIPELINE = "the pipeline's code or declaration, the settings, or the request"
+    SOURCE = "the source is not what was planned or declared"
+    LEDGER = "the ledger or a state table was changed from outside, lost or restored"
+    SERVER = "a server, a mount or a network is away"
+    COMPUTATION = "the computation failed, by Spark, a worker process or a time limit"
+    ORDER = "no failure: the work goes on later, or elsewhere"
+    UNKNOWN = "unknown"
 
 
 class TidegateError(Exception):
     """The root of all errors that Tidegate raises on purpose."""
 
-    # Whether it lies in the batch itself: only such failures count as tries when a pipeline gives up on a batch.
-    is_poison = False
+    fault = Fault.UNKNOWN
 
     def __init__(
         self, message: str, *, pipeline: str | None = None, txid: int | None = None, attempt: int | None = None
@@ -55,6 +70,11 @@ class TidegateError(Exception):
         self.pipeline = pipeline
         self.txid = txid
         self.attempt = attempt
+
+    @property
+    def is_poison(self) -> bool:
+        """Tell whether the content of the batch is at fault: only such failures count as tries before a batch is given up."""
+        return self.fault is Fault.CONTENT
 
     @property
     def code(self) -> str:
@@ -79,31 +99,43 @@ class RetryableError(TidegateError):
 class CommitOutOfOrder(RetryableError):
     """An earlier txid has not committed yet."""
 
+    fault = Fault.ORDER
+
 
 class AttemptNotSealed(RetryableError):
     """The newest attempt has not sealed its staging."""
+
+    fault = Fault.ORDER
 
 
 class StagingLost(RetryableError):
     """Sealed rows are gone or damaged; the batch has to be processed again."""
 
+    fault = Fault.ORDER
+
 
 class StoreUnavailable(RetryableError):
     """Postgres did not answer, or gave up on a lock or a statement."""
+
+    fault = Fault.SERVER
 
 
 class SparkUnavailable(RetryableError):
     """The Spark server did not answer, or lost the work."""
 
+    fault = Fault.SERVER
+
 
 class SparkFailed(RetryableError):
-    """Spark gave up on the batch, for a reason that may pass."""
+    """Spark gave up on the batch, for a reason that may pass or is unknown."""
 
-    is_poison = True
+    fault = Fault.COMPUTATION
 
 
 class SourceUnavailable(RetryableError):
-    """The source does not answer."""
+    """The source does not answer: its server, its mount, its disk."""
+
+    fault = Fault.SERVER
 
 
 class PartitionUnavailable(SourceUnavailable):
@@ -113,25 +145,31 @@ class PartitionUnavailable(SourceUnavailable):
 class AttemptTimedOut(RetryableError):
     """The attempt exceeded the pipeline's message timeout."""
 
-    is_poison = True
+    fault = Fault.COMPUTATION
 
 
 class RowsLost(RetryableError):
     """The acker's sums do not meet: not every row of the batch was fully processed."""
 
-    is_poison = True
+    fault = Fault.COMPUTATION
 
 
 class BatchRetried(RetryableError):
     """A try at a batch has failed; the pipeline's policy wants another."""
 
+    fault = Fault.ORDER
+
 
 class PipelinePaused(RetryableError):
     """Somebody has paused the pipeline."""
 
+    fault = Fault.ORDER
+
 
 class AttemptFenced(TidegateError):
     """A newer attempt owns the batch; this one stops and its work never counts (CONTRACT I4, I5)."""
+
+    fault = Fault.ORDER
 
 
 class PermanentError(TidegateError):
@@ -140,6 +178,8 @@ class PermanentError(TidegateError):
 
 class UsageError(PermanentError):
     """The request itself is wrong."""
+
+    fault = Fault.PIPELINE
 
 
 class UnknownPipeline(UsageError):
@@ -157,68 +197,94 @@ class RangeRefused(UsageError):
 class SettingsInvalid(PermanentError):
     """A setting cannot be used."""
 
+    fault = Fault.PIPELINE
+
 
 class AccessRefused(PermanentError):
     """Postgres refuses the user, the password or the database."""
+
+    fault = Fault.PIPELINE
+
+
+class ListenerNotTrusted(PermanentError):
+    """Another account of this machine has the port to which a token or a password would be sent."""
+
+    fault = Fault.PIPELINE
 
 
 class SchemaOutOfDate(PermanentError):
     """The database is not at the revision this code was written for."""
 
+    fault = Fault.PIPELINE
+
 
 class DeclarationInvalid(PermanentError):
-    """What the transform returns does not fit the declared states."""
+    """What the transform returns does not fit the declared states, or Spark refuses its code whatever the data."""
 
-    is_poison = True
+    fault = Fault.PIPELINE
 
 
 class DeclarationChanged(PermanentError):
     """The pipeline's declaration no longer matches what was registered (CONTRACT I16)."""
 
+    fault = Fault.PIPELINE
+
 
 class SourceUnreadable(PermanentError):
-    """A file or folder is missing, not readable, or not what it claims to be."""
+    """The source is not as declared, or may not be read. A damaged file is a `MalformedRecord`."""
 
-    is_poison = True
+    fault = Fault.SOURCE
 
 
 class SourceChanged(PermanentError):
     """A transactional source would replay other rows than it planned (CONTRACT I11)."""
 
-    is_poison = True
+    fault = Fault.SOURCE
 
 
 class RangeExpired(PermanentError):
     """The source no longer has the rows that the batch would read."""
 
-    is_poison = True
+    fault = Fault.SOURCE
 
 
 class MalformedRecord(PermanentError):
-    """A record that cannot be read as declared."""
+    """A record, or a whole file, that cannot be read as declared."""
 
-    is_poison = True
+    fault = Fault.CONTENT
+
+
+class TransformFailed(PermanentError):
+    """A record that the transform cannot compute: Spark says that the data is at fault, or the author's code raised for it."""
+
+    fault = Fault.CONTENT
 
 
 class BadKey(PermanentError):
     """A key that cannot be stored."""
 
-    is_poison = True
+    fault = Fault.CONTENT
 
 
 class Overflow(PermanentError):
     """A value outside its column's range."""
 
-    is_poison = True
+    fault = Fault.CONTENT
 
 
 class MetadataCorrupt(PermanentError):
     """The saved source metadata does not match its digest (CONTRACT I6, I19)."""
 
+    fault = Fault.LEDGER
+
 
 class GuardMismatch(PermanentError):
     """A state row is ahead of the ledger (CONTRACT I14)."""
 
+    fault = Fault.LEDGER
+
 
 class HoleDetected(PermanentError):
     """The cursor is behind what the ledger already committed (CONTRACT I9)."""
+
+    fault = Fault.LEDGER

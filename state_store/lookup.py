@@ -11,6 +11,7 @@ from psycopg2.extras import execute_values
 from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
 from state_store.errors import UsageError
+from state_store.far_dates import read_far_dates
 from state_store.settings import Settings
 
 STATE = "state"
@@ -31,6 +32,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
+            read_far_dates(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             for position, row in _rows(connection, state, keys):
                 found[position] = row

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from state_store import staging, tables
-from state_store.adding_up import Brought, added_up
+from state_store.adding_up import Brought, added_up, half_of
 from state_store.attempts import StagedPartition
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
@@ -38,7 +38,10 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     Every sealed row must land (CONTRACT I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
     new, so a row that the guard rejects was written by somebody else, and dropping it silently would lose an update.
 
-    Raises: GuardMismatch; IntegrityError in its place for several batches, where it is not known whose row it was.
+    Several batches are merged together only if nothing that one of them does by itself could be an error. What would be in
+    doubt, because a sum comes near the limit of its type, is left to be merged one by one.
+
+    Raises: GuardMismatch; for several batches IntegrityError, where it is not known whose row it was, or a sum is in doubt.
     """
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
@@ -53,8 +56,15 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
             continue
         txid, attempt = batches[0]
         if len(batches) > 1:
-            with added_up(connection, state, brought, txid) as sums:
-                connection.execute(_upsert(state, sums, first_txid=txid))
+            with added_up(connection, state, brought, txid) as together:
+                written = connection.execute(_upsert(state, together.sums, first_txid=txid)).rowcount
+            if written != together.keys:
+                raise GuardMismatch(
+                    f"{spec.name} {txid} to {batches[-1][0]}: {together.keys - written} of {together.keys} rows were not "
+                    f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed.",
+                    pipeline=spec.name,
+                    txid=txid,
+                )
             continue
         expected = brought[0].rows
         written = connection.execute(_upsert(state, brought[0].partials)).rowcount
@@ -115,8 +125,8 @@ def _brought(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedP
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:
     """Return the upsert of what one batch brings, or several from `first_txid` on, in key order.
 
-    A row that carries a txid which has not committed is left out, so that the count tells; for several batches, where nobody
-    knows how many keys they touch, it is an error of the statement.
+    A row that carries a txid which has not committed is left out, so that the count tells; for several batches it is an error
+    of the statement, and so is a sum beyond half of what its type holds.
     """
     target = tables.state_table_of(state)
     keys = [key.name for key in state.keys]
@@ -130,6 +140,10 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = 
         "max": lambda name: sa.func.greatest(target.c[name], new[name]),
     }
     changes: dict[str, Any] = {v.name: merged[v.merge](v.name) for v in state.values}
+    if first_txid is not None:
+        for name in (v.name for v in state.values if v.merge == "sum"):
+            half = half_of(target.c[name].type)
+            changes[name] = sa.case((changes[name].between(-half, half), changes[name]))  # else NULL, which the column refuses
     if state.kind == "opaque":
         changes |= {previous_name(v.name): target.c[v.name] for v in state.values}
         changes[PREVIOUS_TXID] = target.c.txid

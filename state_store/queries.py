@@ -32,6 +32,8 @@ ACTIONS_SHOWN = 100
 # that is ready waits for company, this many times as long as the last merge took: seconds after a large one, nothing after a
 # small one.
 PATIENCE = 3
+# But never longer than this, whatever the clock of the machine has done since the last merge or the seal.
+LONGEST_PATIENCE_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,13 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4], done=row[5]) for row in found}
 
 
+def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return committed or skipped txids of which the source was not told yet, in order, at most `limit`."""
+    b, c = tables.batch.c, tables.cursor.c
+    behind_cursor = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
+    return list(connection.scalars(sa.select(b.txid).where(*behind_cursor, b.awaits_ack).order_by(b.txid).limit(limit)))
+
+
 def _turns() -> sa.Select[Any]:
     """Return the statement for any number of (pipeline, txid), given as two arrays."""
     b, c, a = tables.batch.c, tables.cursor.c, tables.attempt.c
@@ -240,7 +249,9 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
         .correlate(tables.cursor)
     )
     waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
-    return sa.and_(waited < PATIENCE * sa.func.coalesce(last_merge, 0), merges_together, is_company_coming)
+    patience = sa.func.least(PATIENCE * sa.func.coalesce(last_merge, 0), LONGEST_PATIENCE_SECONDS)
+    # Less than nothing is a clock that was put back: nobody knows how long it has waited, so it waits no longer.
+    return sa.and_(waited >= 0, waited < patience, merges_together, is_company_coming)
 
 
 # Asked several times by each task of Airflow: built once, in the process that they are forked from.

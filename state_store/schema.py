@@ -1,18 +1,21 @@
 """Which migration the code needs, which one the database has, and the registration of pipelines."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import REGCLASS, insert
+from sqlalchemy.schema import SetTableComment
 
 from state_store import commits, tables
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
+from state_store.witness import Witness
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
+LEDGER_COMMENT = "ledger revision "
+OF_STATES_ONLY = "# Of states only:"  # as in migrations/script.py.mako
 VERSION_TABLE = "alembic_version"
 _version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=tables.LEDGER)
 
@@ -20,6 +23,17 @@ _version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=tables.LEDGE
 def head_revision() -> str:
     """Return the newest revision: migrations are numbered and form one line, so the last file name tells it."""
     return max(file.name[:4] for file in VERSIONS.glob("[0-9]*.py"))
+
+
+def ledger_revision() -> str:
+    """Return the newest revision that changes the ledger, not only states."""
+    numbered = sorted(VERSIONS.glob("[0-9]*.py"), reverse=True)
+    return next(file.name[:4] for file in numbered if OF_STATES_ONLY not in file.read_text())
+
+
+# The ledger that this code was written for, as of the moment at which it was imported. A process may run for weeks, and fork
+# others, while a newer version is put in the same place, whose files say nothing about the code that runs.
+KNOWN_LEDGER = ledger_revision()
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -42,6 +56,7 @@ def check_revision(connection: Connection) -> None:
     Raises: SchemaOutOfDate with the command to type.
     """
     found = current_revision(connection)
+    _check_known(connection, found)
     if found == (head := head_revision()):
         return
     _check_not_newer(connection, found)
@@ -49,6 +64,26 @@ def check_revision(connection: Connection) -> None:
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
     raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
+
+
+def note_ledger(connection: Connection, revision: str) -> None:
+    """Write down for which ledger code has to be written that works on this database; part of a migration."""
+    table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
+    connection.execute(SetTableComment(table))
+
+
+def _check_known(connection: Connection, found: str | None) -> None:
+    """Refuse a ledger that was migrated after the code of this process was imported."""
+    if found is None or found <= KNOWN_LEDGER:
+        return
+    version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
+    comment = connection.scalar(sa.select(sa.func.obj_description(version_table, "pg_class"))) or ""
+    ledger = comment.removeprefix(LEDGER_COMMENT)
+    if comment.startswith(LEDGER_COMMENT) and ledger > KNOWN_LEDGER:
+        raise SchemaOutOfDate(
+            f"The ledger was migrated to revision {ledger}, but this process was started with code for {KNOWN_LEDGER}. "
+            "Restart the stack: tidegate down && tidegate up"
+        )
 
 
 def _check_not_newer(connection: Connection, found: str | None) -> None:
@@ -114,11 +149,25 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     return True
 
 
-def accept_epoch(connection: Connection) -> Sequence[str]:
-    """Let all pipelines go on in this incarnation of the database; return those that were halted by it."""
+def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
+    """Let the pipelines go on that are halted in a restored, promoted, copied or older database; return what each gives up.
+
+    The ledger keeps that too. Each begins a new history: witnesses of the old one say nothing about it, wherever they are.
+    """
     epoch = commits.current_epoch(connection)
     c = tables.cursor.c
-    return list(connection.scalars(sa.update(tables.cursor).where(c.epoch != epoch).values(epoch=epoch).returning(c.pipeline)))
+    accepted = {}
+    for cursor in connection.execute(sa.select(tables.cursor).order_by(c.pipeline).with_for_update()).all():
+        lost = commits.what_is_lost(connection, cursor, witness)
+        if lost is None and cursor.epoch == epoch:
+            continue
+        told = f"goes on behind txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
+        connection.execute(
+            sa.update(tables.cursor).where(c.pipeline == cursor.pipeline).values(epoch=epoch, history=sa.func.gen_random_uuid())
+        )
+        commits.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, told)
+        accepted[cursor.pipeline] = told
+    return accepted
 
 
 def _as_json(spec: PipelineSpec) -> dict[str, object]:

@@ -2,33 +2,43 @@
 
 Each setting has one name and is looked for in this order; the first place that has it wins:
 
-1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER`` and
-   ``PGPASSFILE``
+1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER``,
+   ``PGPASSFILE`` and ``PGREQUIREAUTH``
 2. ``tidegate.toml`` in the project folder
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
+
+Unless ``TIDEGATE_HOME`` names it, the project folder is found: the nearest one upwards that has one of these files. Files and
+folders that another account could have put there are passed over, with a warning.
 
 Passwords are no settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
 are named by the file that holds them. So a settings table can be shown to anybody.
 """
 
 import dataclasses
+import grp
 import json
+import logging
 import os
+import pwd
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from state_store.errors import SettingsInvalid
 
+logger = logging.getLogger(__name__)
+
 STACK_FOLDER = ".tidegate"
 CONNECT_TIMEOUT_SECONDS = 10
 
 
-def _setting(default: Any, help_text: str, *, env: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "env": env})
+def _setting(default: Any, help_text: str, *, env: str | None = None, least: int = 1) -> Any:
+    return field(default=default, metadata={"help": help_text, "env": env, "least": least})
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,9 @@ class Settings:
     pg_database: str = _setting("tidegate", "its database", env="PGDATABASE")
     pg_user: str = _setting("tidegate", "role that plans, processes and commits", env="PGUSER")
     pg_passfile: Path | None = _setting(None, "libpq password file", env="PGPASSFILE")
+    pg_require_auth: str = _setting(
+        "scram-sha-256", "how the server may ask for the password: libpq's require_auth, as in md5 or none", env="PGREQUIREAUTH"
+    )
     pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
     spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
@@ -51,28 +64,48 @@ class Settings:
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
     airflow_user: str = _setting("admin", "its user")
     airflow_password_file: Path | None = _setting(None, "file with that user's password")
+    airflow_history_days: int = _setting(30, "how long the stack keeps Airflow's runs and the logs of its tasks")
+    trusted_users: str = _setting("", "accounts whose Spark and Airflow on loopback get token and password (name, ... or *)")
+    witness_folder: Path | None = _setting(
+        None, "where it is marked how far pipelines have committed, outside Postgres [.tidegate/witness]"
+    )
     lock_timeout_seconds: int = _setting(60, "longest wait for the cursor's row lock, so for another commit's merge")
     commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
+    idle_timeout_seconds: int = _setting(30, "longest pause between two statements of a commit: then whoever paused is cut off")
     attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")
+    min_file_age_seconds: int = _setting(
+        5, "a source file that changed more recently may still be written: it is not planned yet", least=0
+    )
     staging_connections: int = _setting(8, "most partitions, so most connections, that stage one batch at once")
     staging_retention_hours: int = _setting(24, "how long staged rows of a committed batch are kept")
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] = os.environ) -> "Settings":
+    def load(cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False) -> "Settings":
         """Read the settings; see `sources` for where each came from.
 
         Raises: SettingsInvalid names the setting, the place and the value.
         """
-        return cls.sources(environ)[0]
+        return cls.sources(environ, without_stack=without_stack)[0]
 
     @classmethod
-    def sources(cls, environ: Mapping[str, str] = os.environ) -> tuple["Settings", dict[str, str]]:
-        """Read the settings and tell for each name which place it came from."""
-        home = Path(environ.get("TIDEGATE_HOME") or _project_folder()).resolve()
+    def sources(
+        cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False
+    ) -> tuple["Settings", dict[str, str]]:
+        """Read the settings and tell for each name which place it came from.
+
+        `without_stack` leaves out what `tidegate up` wrote, for verbs that must work though it is damaged.
+        """
+        named = environ.get("TIDEGATE_HOME")
+        home = Path(named or _project_folder()).resolve()
         toml_file, stack_file = home / "tidegate.toml", home / STACK_FOLDER / "stack.json"
+        # A folder that is named is the person's own choice; one that was found is not.
+        believed = {file: bool(named) or _is_believed(file) for file in (toml_file, stack_file)}
         places: list[tuple[str, dict[str, Any]]] = [
-            (str(toml_file), _read(toml_file, tomllib.loads)),
-            (str(stack_file), _read(stack_file, json.loads).get("settings", {})),
+            (str(toml_file), _read(toml_file, tomllib.loads) if believed[toml_file] else {}),
+            (
+                str(stack_file),
+                _read(stack_file, json.loads).get("settings", {}) if believed[stack_file] and not without_stack else {},
+            ),
         ]
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(places[0][1]) - known):
@@ -90,7 +123,7 @@ class Settings:
             found += [(place, content[f.name]) for place, content in places if f.name in content]
             if found:
                 origins[f.name], raw = found[0]
-                values[f.name] = _convert(f.name, f.type, raw, origins[f.name], home)
+                values[f.name] = _convert(f, raw, origins[f.name], home)
             else:
                 origins[f.name] = "default"
         return cls(**values), origins
@@ -106,13 +139,17 @@ class Settings:
         return self.home / STACK_FOLDER
 
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
-        """Return libpq's connection parameters, never a password: libpq finds that itself."""
+        """Return libpq's connection parameters, never a password: libpq finds that itself.
+
+        By default libpq tells the password only to a server that proves, by SCRAM, that it knows it already.
+        """
         parameters = {
             "host": self.pg_host,
             "port": self.pg_port,
             "dbname": self.pg_database,
             "user": user or self.pg_user,
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+            "require_auth": self.pg_require_auth,
         }
         return {**parameters, "passfile": str(self.pg_passfile)} if self.pg_passfile else parameters
 
@@ -150,12 +187,66 @@ class Settings:
 
 
 def _project_folder() -> Path:
-    """Return the nearest folder upwards that has a tidegate.toml or a running stack, else the current one."""
+    """Return the nearest folder upwards that has a tidegate.toml or a stack of ours or of root's, else the current one."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "tidegate.toml").is_file() or (folder / STACK_FOLDER).is_dir():
+        found = [folder / "tidegate.toml"] if (folder / "tidegate.toml").is_file() else []
+        found += [folder / STACK_FOLDER] if (folder / STACK_FOLDER).is_dir() else []
+        if any(map(_is_believed, found)):
             return folder
     return here
+
+
+def _is_believed(path: Path) -> bool:
+    """Tell whether no other account can have written a file or folder, or put it here; say so if one can."""
+    places = [path.parent, path] if path.parent.name == STACK_FOLDER else [path]
+    for place in places:
+        try:
+            reason = _distrust(place.lstat()) or _distrust(place.stat())
+        except OSError:
+            return True  # there is none, or reading it will say why not
+        if reason:
+            _warn(
+                f"{str(place)!r} {reason}, so it is ignored. To use it all the same: export TIDEGATE_HOME={str(place.parent)!r}"
+            )
+            return False
+    return True
+
+
+def _distrust(found: os.stat_result) -> str | None:
+    """Return why a file is not believed: it belongs to neither us nor root, or others may write into it."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {account_name(found.st_uid)}"
+    if stat.S_ISLNK(found.st_mode):
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return "can be written by every account"
+    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
+        return f"can be written by group {found.st_gid}"
+    return None
+
+
+def account_name(user: int) -> str:
+    """Return the name of an account of this machine, or its number if it has none."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def _is_private_group(group: int) -> bool:
+    """Tell whether nobody but this account is in a group: many systems give each account one, and let it write."""
+    try:
+        account, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return group == 0
+    return (group == 0 or found.gr_name == account) and set(found.gr_mem) <= {account}
+
+
+@lru_cache
+def _warn(message: str) -> None:
+    """Say something once."""
+    logger.warning("%s", message)
 
 
 def _read(file: Path, parse: Any) -> dict[str, Any]:
@@ -164,10 +255,14 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise SettingsInvalid(f"{file} cannot be read: {error}. Mend or remove it.") from error
+        raise SettingsInvalid(f"{file} cannot be read: {error}. {_remedy(file)}") from error
     if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
-        raise SettingsInvalid(f"{file} must hold a table of settings. Mend or remove it.")
+        raise SettingsInvalid(f"{file} must hold a table of settings. {_remedy(file)}")
     return content
+
+
+def _remedy(file: Path) -> str:
+    return "`tidegate up` writes it anew." if file.parent.name == STACK_FOLDER else "Mend or remove it."
 
 
 def _read_properties(file: Path) -> dict[str, str]:
@@ -189,14 +284,15 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _convert(name: str, kind: Any, raw: Any, origin: str, home: Path) -> Any:
+def _convert(setting: dataclasses.Field[Any], raw: Any, origin: str, home: Path) -> Any:
+    name, kind, least = setting.name, setting.type, setting.metadata["least"]
     if kind is int:
         try:
-            number = int(raw) if isinstance(raw, str) or type(raw) is int else 0  # 1.5 and true are no whole numbers
+            number = int(raw) if isinstance(raw, str) or type(raw) is int else least - 1  # 1.5 and true are no whole numbers
         except (TypeError, ValueError):
-            number = 0
-        if number < 1:
-            raise SettingsInvalid(f"{name} must be a whole number of at least 1, but {origin} says {raw!r}.")
+            number = least - 1
+        if number < least:
+            raise SettingsInvalid(f"{name} must be a whole number of at least {least}, but {origin} says {raw!r}.")
         return number
     if not isinstance(raw, str):
         raise SettingsInvalid(f"{name} must be a text in quotes, but {origin} says {raw!r}.")

@@ -33,11 +33,16 @@ def say_stolen(connection: Connection, pipeline: str, txid: int) -> None:
     connection.execute(sa.select(sa.func.set_config("application_name", _name(pipeline, txid), False)))
 
 
-def is_stolen(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Tell whether somebody who stole the batch lives, and the batch's newest attempt has not ended."""
+def is_stolen(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
+    """Tell whether somebody who stole the batch lives, and the batch's newest attempt has neither ended nor fallen silent.
+
+    With `only_begun`, not if there is no attempt yet.
+    """
     b = tables.batch.c
-    is_open = ~attempts.newest_has_ended(tables.batch)
-    at_work = sa.exists().where(b.pipeline == pipeline, b.txid == txid, _has_thief(b.pipeline, b.txid), is_open)
+    is_open = sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
+    at_work = sa.exists().where(
+        b.pipeline == pipeline, b.txid == txid, _has_thief(b.pipeline, b.txid), is_open, b.attempt >= int(only_begun)
+    )
     return bool(connection.scalar(sa.select(at_work)))
 
 

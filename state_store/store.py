@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import attempts, batches, commits, operations, queries, schema, staging, stealing, tables
+from state_store import attempts, batches, commits, operations, queries, schema, source_files, staging, stealing, tables
 from state_store.attempts import NO_TASK, AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
 from state_store.batches import Cut
 from state_store.commits import Commit
@@ -25,12 +25,15 @@ from state_store.errors import RangeRefused, StoreUnavailable
 from state_store.partition_copy import CsvReader, copy_rows
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
+from state_store.source_files import TakenFile
+from state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
 
 STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
+FILES_AT_ONCE = 10_000  # how many names one statement asks for, so how many files are held at once
 # What one transaction merges of several batches: enough for most of the gain, little enough to lose.
 MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 10_000_000
 
@@ -45,6 +48,7 @@ class StateStore:
     def __init__(self, engine: sa.Engine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
+        self.witness = Witness(settings)
 
     @classmethod
     def connect(cls, settings: Settings, *, user: str | None = None) -> Self:
@@ -54,7 +58,7 @@ class StateStore:
         """
         store = cls(take_engine(settings, user=user), settings)
         try:
-            with store._transaction("connecting") as connection:
+            with store._transaction(f"connecting as {user or settings.pg_user}") as connection:
                 schema.check_revision(connection)
         except BaseException:
             store.close()
@@ -94,6 +98,28 @@ class StateStore:
         with self._transaction("reading the ledger") as connection:
             return batches.uncommitted(connection, pipeline, limit)
 
+    def taken_files(self, pipeline: str, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
+        """Yield each name with the files of this name that earlier batches than a txid read or have read, each content one.
+
+        What has not committed is asked for first: a batch that commits meanwhile is seen twice rather than not at all. Held
+        at once are the files of uncommitted batches, and FILES_AT_ONCE others.
+
+        Raises: MetadataCorrupt.
+        """
+        with self._transaction("reading which files are planned") as connection:
+            planned = source_files.planned(batches.uncommitted_cuts(connection, pipeline, before_txid))
+        for start in range(0, len(names), FILES_AT_ONCE):
+            some = names[start : start + FILES_AT_ONCE]
+            with self._transaction("reading which files have counted") as connection:
+                counted = source_files.counted(connection, pipeline, some, before_txid)
+            for name in some:
+                yield name, [*planned.get(name, ()), *counted.get(name, ())]
+
+    def note_times(self, pipeline: str, files: Sequence[TakenFile]) -> None:
+        """Write down when files that have counted were touched since: their `mtime_ns` is the new one."""
+        with self._transaction("noting when files were touched") as connection:
+            source_files.note_times(connection, pipeline, files)
+
     def run_txids(self, pipeline: str, run_id: str) -> list[int]:
         """Return the txids that a run covers, in order; empty if it has not planned yet."""
         with self._transaction("reading the run") as connection:
@@ -129,11 +155,13 @@ class StateStore:
                     pipeline=spec.name,
                 )
         with self._transaction("opening batches") as connection:
-            commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
+            self._set_limits(connection)
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
             operations.check_not_paused(connection, spec.name)
-            commits.check_epoch(connection, spec.name)
+            commits.check_history(connection, spec.name, self.witness)
+            if (committed := commits.mark(connection, spec.name)) is not None:
+                self.witness.advance(committed)  # others may have committed it, on other machines
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
                 connection.rollback()
                 return None
@@ -146,7 +174,7 @@ class StateStore:
     def drop_old_staging(self, spec: PipelineSpec) -> int:
         """Drop staging that is past the retention, some at a time; return of how many attempts."""
         with self._transaction("dropping old staging") as connection:
-            commits.set_limits(connection, 1, self.settings.commit_timeout_seconds)
+            self._set_limits(connection, lock_timeout_seconds=1)
             return attempts.drop_old_staging(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
 
     # process
@@ -177,14 +205,14 @@ class StateStore:
         that cannot be redone.
         """
         with self._transaction("starting an attempt") as connection:
-            commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
+            self._set_limits(connection)
             batch = attempts.lock_batch(connection, spec.name, txid)
             done = commits.find(connection, spec.name, txid)
             if done and not redo:
                 return done
             if redo:
                 commits.check_redoable(spec, txid, commits.committed(connection, spec.name))
-            commits.check_epoch(connection, spec.name)
+            commits.check_history(connection, spec.name, self.witness)
             commits.check_declaration(connection, spec)
             before, cut = batches.cut_of(connection, spec.name, txid - 1), batches.existing_cut(connection, spec.name, txid)
             position = before.digest if before else None
@@ -227,15 +255,21 @@ class StateStore:
                 yield txid
                 txid = stealing.next_unbegun(connection, pipeline, run_id, behind=txid)
 
-    def is_stolen(self, pipeline: str, txid: int) -> bool:
-        """Tell whether somebody to whom `unbegun` has yielded this batch is at it, and alive as far as Postgres knows."""
-        with self._transaction("looking who is at a batch") as connection:
-            return stealing.is_stolen(connection, pipeline, txid)
+    def is_stolen(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
+        """Tell whether somebody to whom `unbegun` has yielded this batch is at it, and alive as far as Postgres knows.
 
-    def is_fenced(self, attempt: Attempt) -> bool:
-        """Tell whether a newer attempt owns the batch. A hint that saves work: the seal checks again under the lock."""
+        With `only_begun`, only if they have begun: behind a connection pooler, the name of somebody dead may stay.
+        """
+        with self._transaction("looking who is at a batch") as connection:
+            return stealing.is_stolen(connection, pipeline, txid, only_begun=only_begun)
+
+    def keep_alive(self, attempt: Attempt) -> bool:
+        """Say that the process of an attempt lives, so that it is waited for; False if it has ended or is fenced.
+
+        A hint that saves work, both ways: the seal checks the fence under the lock.
+        """
         with self._transaction(f"looking after {attempt}") as connection:
-            return attempts.newest_number(connection, attempt.pipeline, attempt.txid) != attempt.number
+            return attempts.keep_alive(connection, attempt)
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
         """Write down in which Spark application the attempt computes, and the tag of its operations."""
@@ -264,7 +298,7 @@ class StateStore:
         rows than for an earlier attempt.
         """
         with self._transaction(f"sealing {attempt}") as connection:
-            commits.set_limits(connection, SEAL_PATIENCE_SECONDS, self.settings.commit_timeout_seconds)
+            self._set_limits(connection, lock_timeout_seconds=SEAL_PATIENCE_SECONDS)
             batch = attempts.lock_batch(connection, attempt.pipeline, attempt.txid)
             attempts.check_fence(batch, attempt)
             newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
@@ -295,17 +329,23 @@ class StateStore:
         with self._transaction("reading a batch") as connection:
             return batches.existing_cut(connection, pipeline, txid).metadata
 
-    def give_up(self, pipeline: str, txid: int, owner: str, reason: str) -> bool:
-        """Let the batch be skipped when its turn comes: its pipeline's policy says so.
+    def give_up(self, pipeline: str, txid: int, owner: str, reason: str, *, tries: int = 1) -> bool:
+        """Let the batch be skipped when its turn comes: its pipeline's policy says so after `tries` failures by its content.
 
-        False, and nothing happens, if it has committed or its newest attempt is sealed: such work is not thrown away unasked.
+        False, and nothing happens, if it has committed, if it has failed less often, or if its newest attempt has not failed by
+        its content: it may be running, sealed, or have failed because a server was away (decided under the batch's lock).
         """
         with self._transaction("giving up a batch") as connection:
-            return batches.give_up(connection, pipeline, txid, owner, reason, unless_sealed=True)
+            self._set_limits(connection)
+            batch = attempts.lock_batch(connection, pipeline, txid)
+            if not attempts.is_poison(connection, batch) or attempts.poison_tries(connection, pipeline, txid) < tries:
+                return False
+            return batches.give_up(connection, pipeline, txid, owner, reason)
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
         """Say that nobody retries this batch by itself any more, so that later ones stop waiting for it in their run."""
         with self._transaction("halting a batch") as connection:
+            self._set_limits(connection)
             batches.halt(connection, pipeline, txid, reason)
 
     # commit
@@ -314,6 +354,12 @@ class StateStore:
         """Write down that the source was told that the batch counts: nobody has to be started for that any more."""
         with self._transaction("noting an ack") as connection:
             batches.note_ack(connection, pipeline, txid)
+
+    def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
+        """Return commits of which the source was not told yet, in order, at most `limit`."""
+        with self._transaction("looking for acks that are due") as connection:
+            txids = queries.awaiting_acks(connection, pipeline, limit)
+            return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it already counts. In txid order, each exactly once (CONTRACT I1-I4, I8).
@@ -326,10 +372,9 @@ class StateStore:
         errors of `commits.merge_and_advance`.
         """
         try:
-            with self._transaction(f"committing {spec.name} {txid}") as connection:
-                self._set_commit_limits(connection)
+            with self._commit_transaction(spec.name, f"committing {spec.name} {txid}") as connection:
                 timeout = attempt_timeout_seconds or self.settings.attempt_timeout_seconds
-                return commits.merge_and_advance(connection, spec, txid, owner, timeout)
+                return commits.merge_and_advance(connection, spec, txid, owner, timeout, self.witness)
         except StoreUnavailable as unknown:
             answer = unknown.__cause__
             if isinstance(answer, DBAPIError) and not answer.connection_invalidated:
@@ -350,18 +395,18 @@ class StateStore:
 
         Raises: what `commit_batch` raises. Then nothing was committed; committed one by one, it is found which batch it is.
         """
-        with self._transaction(f"committing what is ready of {spec.name}") as connection:
-            self._set_commit_limits(connection)
-            return commits.commit_ready(connection, spec, owner, max_batches=max_batches, max_rows=MAX_ROWS_TOGETHER, wait=wait)
+        with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
+            return commits.commit_ready(
+                connection, spec, owner, self.witness, max_batches=max_batches, max_rows=MAX_ROWS_TOGETHER, wait=wait
+            )
 
     def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
         """Replace what the last committed txid did by what its newest attempt has sealed. As the owner of the tables only.
 
         Raises: RangeRefused, StagingLost, and what `commit_batch` raises.
         """
-        with self._transaction(f"redoing {spec.name} {txid}") as connection:
-            self._set_commit_limits(connection)
-            return commits.redo(connection, spec, txid, owner, reason)
+        with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
+            return commits.redo(connection, spec, txid, owner, reason, self.witness)
 
     # by hand
 
@@ -373,13 +418,13 @@ class StateStore:
 
         Raises: RangeRefused if this batch has not failed; UnknownBatch.
         """
-        with self._transaction(f"skipping {spec.name} {txid}") as connection:
-            self._set_commit_limits(connection)
-            return commits.skip(connection, spec, txid, owner, reason)
+        with self._commit_transaction(spec.name, f"skipping {spec.name} {txid}") as connection:
+            return commits.skip(connection, spec, txid, owner, reason, self.witness)
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
         """Let batches that were halted or given up be tried anew: this one, or all of them; return which."""
         with self._transaction("letting batches be tried again") as connection:
+            self._set_limits(connection)
             return operations.retry(connection, pipeline, txid, owner, reason)
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
@@ -409,8 +454,8 @@ class StateStore:
         """
         while True:
             with self._transaction("replaying quarantined records") as connection:
-                self._set_commit_limits(connection)
-                commits.check_epoch(connection, spec.name)
+                self._set_limits(connection)
+                commits.check_history(connection, spec.name, self.witness)
                 opened = operations.replay_quarantined(connection, spec.name, owner, reason, txid)
                 if opened is not False:
                     return opened
@@ -420,9 +465,8 @@ class StateStore:
         """Find out under the cursor's lock whether txid committed; None if it did not."""
         for tries_left in reversed(range(RESOLVE_TRIES)):
             try:
-                with self._transaction("finding out whether a commit landed") as connection:
-                    self._set_commit_limits(connection)
-                    commits.lock_cursor(connection, pipeline)
+                with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
+                    commits.lock_cursor(connection, pipeline, self.witness)
                     return commits.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:
@@ -430,8 +474,20 @@ class StateStore:
                 time.sleep(1)  # the server may be restarting; the caller would only come back later
         return None
 
-    def _set_commit_limits(self, connection: Connection) -> None:
-        commits.set_limits(connection, self.settings.lock_timeout_seconds, self.settings.commit_timeout_seconds)
+    @contextmanager
+    def _commit_transaction(self, pipeline: str, doing: str) -> Iterator[Connection]:
+        """Run a transaction that may commit batches, and let the witness know how far the pipeline is then."""
+        with self._transaction(doing) as connection:
+            self._set_limits(connection)
+            yield connection
+            committed = commits.mark(connection, pipeline)
+        if committed is not None:
+            self.witness.advance(committed)
+
+    def _set_limits(self, connection: Connection, *, lock_timeout_seconds: int | None = None) -> None:
+        limits = self.settings
+        lock_timeout = lock_timeout_seconds or limits.lock_timeout_seconds
+        commits.set_limits(connection, lock_timeout, limits.commit_timeout_seconds, limits.idle_timeout_seconds)
 
     # queries
 

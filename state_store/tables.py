@@ -22,7 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
 
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
 
@@ -50,7 +50,13 @@ _TYPES: dict[str, Any] = {
     "bigint": sa.BigInteger(),
     "date": sa.Date(),
     "timestamptz": sa.TIMESTAMP(timezone=True),
+    "timestamp": sa.TIMESTAMP(),
+    "uuid": sa.Uuid(),
+    "bytea": BYTEA(),
 }
+HASH_SUM = "sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked"
+# Nothing writes it any more; it goes with a later version, so that code of before can still be running.
+OLD_HASH = "XOR of their 64-bit hashes, of attempts by code from before revision 0014"
 
 ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
 
@@ -94,7 +100,19 @@ cursor = Table(
     Column("txid", BigInteger, nullable=False, comment="last committed txid"),
     Column("attempt", Integer, comment="its attempt; NULL before the first commit"),
     Column("source_digest", BYTEA, comment="SHA-256 of its source metadata"),
-    Column("epoch", Text, nullable=False, comment="which database incarnation: system identifier and timeline"),
+    Column(
+        "epoch",
+        Text,
+        nullable=False,
+        comment="which database incarnation: system identifier and timeline, number of the database",
+    ),
+    Column(
+        "history",
+        UUID,
+        nullable=False,
+        server_default=sa.func.gen_random_uuid(),
+        comment="which history of commits; a new one begins when a loss is accepted",
+    ),
     CheckConstraint("txid >= 0", name="txid"),
     comment="One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.",
 )
@@ -116,9 +134,12 @@ batch = Table(
     Column("skip_reason", Text),
     Column("tries_after", Integer, nullable=False, server_default="0", comment="failures up to this attempt are forgiven"),
     Column("awaits_ack", Boolean, nullable=False, server_default="true", comment="its source was not told yet that it counts"),
+    _when("acked_at", "when its source was told; NULL: not yet, or not wanted"),
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
     CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),
+    # Every plan looks for acks that are due (`queries.awaiting_acks`), however many batches there ever were.
+    Index(None, "pipeline", "txid", postgresql_where=sa.text("awaits_ack")),
     comment="One row per txid with its frozen source metadata.",
 )
 
@@ -139,16 +160,19 @@ attempt = Table(
     Column("source_digest", BYTEA, nullable=False, comment="SHA-256 of the metadata that it reads"),
     Column("previous_digest", BYTEA, comment="SHA-256 of the metadata that this continues; NULL for the first batch"),
     _now("started_at", "when it took the fence"),
+    _when("seen_at", "when the process that runs it last said that it is alive"),
     _when("staged_at", "when Spark had staged the last row"),
     _when("sealed_at", "when its staging was complete"),
     _when("failed_at", "when it gave up"),
     Column("error", Text, comment="why it gave up: code and message"),
-    Column("is_poison", Boolean, comment="whether the failure is the batch's own, not that of a server that was away"),
+    Column("is_poison", Boolean, comment="whether the content of the batch is at fault: only such failures count as tries"),
     Column("source_rows", BigInteger, comment="rows that the source emitted"),
-    Column("source_hash", BigInteger, comment="XOR of their 64-bit hashes; NULL if they are not tracked"),
+    Column("source_hash", BigInteger, comment=OLD_HASH),
+    Column("source_hash_sum", BigInteger, comment=HASH_SUM),
     Column("quarantined_rows", BigInteger, comment="of these, set aside as bad"),
     Column("transformed_rows", BigInteger, comment="rows that the transform returned"),
-    Column("transformed_hash", BigInteger, comment="XOR of their 64-bit hashes; NULL if they are not tracked"),
+    Column("transformed_hash", BigInteger, comment=OLD_HASH),
+    Column("transformed_hash_sum", BigInteger, comment=HASH_SUM),
     Column("staged_bytes", BigInteger, comment="bytes that were copied into staging"),
     _when("dropped_at", "when its staging was dropped"),
     ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
@@ -199,6 +223,21 @@ commit = Table(
     comment="One row per committed txid, written in the commit's own transaction.",
 )
 
+source_file = Table(
+    "source_file",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("name", Text(collation="C"), primary_key=True, comment="below the source's folder"),
+    Column("sha256", BYTEA, primary_key=True, comment="of its content: name and content are the file"),
+    Column("size", BigInteger, nullable=False, comment="bytes"),
+    Column("mtime_ns", BigInteger, nullable=False, comment="when it was last seen to be modified"),
+    Column("txid", BigInteger, nullable=False, comment="the batch in which it counts, or was skipped"),
+    ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    # A redo takes back the files of its batch.
+    Index(None, "pipeline", "txid"),
+    comment="One row per file that has counted, written in the commit of its batch.",
+)
+
 run_batch = Table(
     "run_batch",
     ledger,
@@ -238,7 +277,7 @@ operator_action = Table(
     Column("owner", Text, nullable=False),
     Column("reason", Text, nullable=False),
     _now("acted_at", "when"),
-    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay')", name="action"),
+    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept')", name="action"),
     comment="What people did by hand, and why.",
 )
 

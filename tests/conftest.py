@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
 from state_store.errors import PermanentError
 from state_store.settings import STACK_FOLDER
+from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
 from tidegate import stack as embedded
 from tidegate.stack import kafka, maven
 from tidegate.stack.component import reserve_port
@@ -27,6 +29,12 @@ from tidegate.stack.layout import USUAL_PORTS
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach a database of the person who runs them
+os.environ["TIDEGATE_MIN_FILE_AGE_SECONDS"] = "0"  # a test's files are whole when they are there
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is in the background of a script, and would be in every process that a test starts and interrupts. To handle it
+    # here by doing nothing comes to the same for this process, but is not inherited.
+    signal.signal(signal.SIGINT, lambda *_: None)
+die_with_make()
 
 COMMAND = Path(sys.executable).with_name("tidegate")
 TEMPLATE = "tidegate_template"
@@ -155,6 +163,17 @@ def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
         tables.state_tables(specs).create_all(connection)
         for spec in specs:
             schema.register(connection, spec)
+
+
+@contextmanager
+def copied(server: Server, settings: Settings) -> Iterator[Settings]:
+    """Copy a database and let its pipelines go on in the copy; it is dropped in the end."""
+    copy = replace(settings, pg_database=server.create_database(settings.pg_database))
+    try:
+        migrations.accept_epoch(copy, "a test")
+        yield copy
+    finally:
+        server.drop_database(copy.pg_database)
 
 
 @pytest.fixture

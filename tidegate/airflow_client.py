@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 
+from jobs.loopback import Server, loopback_address, trusted_users
 from state_store.errors import PermanentError, RetryableError, SettingsInvalid, UnknownPipeline
 from state_store.settings import Settings
 
@@ -20,7 +21,13 @@ class AirflowClient:
     """A logged-in connection to Airflow's api-server."""
 
     def __init__(self, settings: Settings) -> None:
-        self._http = httpx.Client(base_url=settings.airflow_url, timeout=TIMEOUT_SECONDS)
+        url = httpx.URL(settings.airflow_url)
+        loopback = loopback_address(url.host) if url.scheme == "http" else None
+        self._server: Server | None = None
+        if loopback:  # no name is looked up, and no proxy is told the password
+            url = url.copy_with(host=loopback)
+            self._server = Server(loopback, url.port or 80, "Airflow's password", trusted_users(settings))
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=loopback is None)
         if settings.airflow_password_file is None:
             raise SettingsInvalid("There is no password for Airflow: set TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up")
         try:
@@ -73,9 +80,14 @@ class AirflowClient:
                     raise
             time.sleep(1)
 
+    def _check_listener(self, event: str, _details: dict[str, Any]) -> None:
+        """Refuse to send anything over a connection that is made, if its other end is a stranger's."""
+        if event == "http11.send_request_headers.started" and self._server:
+            self._server.check()
+
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, path, **arguments)
+            answer = self._http.request(method, path, extensions={"trace": self._check_listener}, **arguments)
         except httpx.TransportError as error:
             raise AirflowUnavailable(
                 f"Airflow does not answer at {self._http.base_url}: {error}. Start it: tidegate up"

@@ -67,8 +67,8 @@ def _show_attempts(history: "BatchHistory") -> None:
         "quarantined_rows",
         "transformed_rows",
         "staged_bytes",
-        "source_hash",
-        "transformed_hash",
+        "source_hash_sum",
+        "transformed_hash_sum",
     ]
     if sums := [[a[name] for name in names] for a in attempts if a["sealed_at"]]:
         _print("What attempts sealed", names, sums)
@@ -183,6 +183,6 @@ def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     )
 
 
-def _wrapped(text: str, width: int) -> str:
+def _wrapped(text: str, width: int) -> list[str]:
     """Return text in lines of this width; paths stay whole, so that they can be copied."""
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)

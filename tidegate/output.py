@@ -1,10 +1,13 @@
 """What people and programs see: tables on a terminal, JSON on request; data on stdout, talk on stderr."""
 
 import json
+import logging
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,59 +15,112 @@ if TYPE_CHECKING:
 
 # What a table may take when it goes into a file or a pipe, where nobody's window is the limit.
 PIPED_WIDTH = 200
+# What a terminal obeys or hides instead of showing it: control characters, marks that change the direction of text, characters
+# without width (but for the joiners, which some scripts need), tags, and halves of characters, which no encoding has.
+UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str, keep: str = "") -> str:
+    """Return a text with every character shown: what a terminal would obey is written as Python writes it, but for `keep`."""
+
+    def escaped(found: re.Match[str]) -> str:
+        character, code = found[0], ord(found[0])
+        if character in keep:
+            return character
+        if character in SHORT:
+            return SHORT[character]
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return UNSEEN.sub(escaped, text)
+
+
+def show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what nobody expected as Python does, but visibly: it may quote data."""
+    import traceback  # noqa: PLC0415 - hardly ever wanted
+
+    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace)), keep="\n"))
 
 
 def out() -> "Console":
     """Return the console for data."""
     from rich.console import Console  # noqa: PLC0415 - JSON and point lookups do without
 
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def talk() -> "Console":
     """Return the console for everything that is not data."""
     from rich.console import Console  # noqa: PLC0415
 
-    return Console(stderr=True, width=None if sys.stderr.isatty() else PIPED_WIDTH, highlight=False)
+    width = None if sys.stderr.isatty() else PIPED_WIDTH
+    return Console(stderr=True, width=width, highlight=False, markup=False, emoji=False)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Writes log messages as everything else is written: they quote data."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message, and the traceback if there is one."""
+        return visible(super().format(record), keep="\n")
+
+
+def show_log(level: int) -> None:
+    """Show what is logged from a level on, on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def say(message: str) -> None:
     """Tell the person something, on stderr."""
-    talk().print(message, markup=False, soft_wrap=True)
+    talk().print(visible(message, keep="\n"), soft_wrap=True)
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows as a table; numbers to the right, times in UTC to the second, NULL as an empty cell."""
+    """Print rows as a table: numbers to the right, times in UTC to the second, NULL as an empty cell, a list as its lines."""
     from rich.table import Table  # noqa: PLC0415
 
     rows = [list(row) for row in rows]
     table = Table(header_style="bold", box=None, pad_edge=False)
     for position, name in enumerate(columns):
         numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     console = out()
     with console.capture() as rendered:
         if title and rows:
-            console.print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it to its own width
-        console.print(table if rows else f"{title or 'Result'}: nothing yet.", markup=False)
+            console.print(visible(title), style="bold", soft_wrap=True)  # a table would fold it to its own width
+        console.print(table if rows else f"{visible(title or 'Result')}: nothing yet.")
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
     sys.stdout.flush()  # keeps the order with what is said on stderr
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    sys.stdout.write(json.dumps(value, default=plain, ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.write(_json(value, indent=2) + "\n")
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a JSON array, one row a line, without holding the rows."""
     separator = "[\n"
     for row in rows:
-        sys.stdout.write(separator + json.dumps(dict(row), default=plain, ensure_ascii=False))
+        sys.stdout.write(separator + _json(dict(row)))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """Return JSON that means the same to a program, and does nothing to a terminal."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1]  # line ends are between values, never in them
+
+    return UNSEEN.sub(escaped, json.dumps(value, default=plain, ensure_ascii=False, indent=indent))
 
 
 def plain(value: Any) -> Any:
@@ -73,6 +129,8 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
+    if isinstance(value, bytes | memoryview):
+        return f"\\x{bytes(value).hex()}"  # as Postgres writes and reads them
     if hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, Mapping):
@@ -85,4 +143,8 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    return str(value)
+    if isinstance(value, list):
+        return "\n".join(map(visible, value))
+    if isinstance(value, bytes | memoryview):
+        return str(plain(value))
+    return visible(str(value))

@@ -12,6 +12,7 @@ A new source is one file: a frozen dataclass that inherits `Source`, its `Coordi
 partitions start from `jobs.sources.partitioned`. `jobs.testing` tells whether the result keeps the promise of its kind.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,11 +24,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from state_store.attempts import Attempt
+    from state_store.source_files import TakenFile
 
-__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "OneFile", "Source"]
+__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "LeftAlone", "OneFile", "Source"]
 
 # What `Emitter.emit_records` adds to each row: where the record stood, why it cannot be read (NULL: it can), its raw text.
 ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
+
+
+class History(Protocol):
+    """What the ledger knows of a pipeline's earlier batches, for sources whose position is more than one batch's metadata."""
+
+    def committed(self) -> int:
+        """Return the last committed txid."""
+
+    def taken_files(self, names: Sequence[str], before_txid: int) -> "Iterator[tuple[str, Sequence[TakenFile]]]":
+        """Yield each name with the files of this name that batches before a txid read or have read, each content one."""
+
+    def note_times(self, files: "Sequence[TakenFile]") -> None:
+        """Write down when files that have counted were touched since: their `mtime_ns` is the new one."""
 
 
 class Coordinator(Protocol):
@@ -37,6 +52,10 @@ class Coordinator(Protocol):
         """Tell whether a new batch may be opened now. Not asked for a txid that has metadata: replays need no readiness."""
         del txid
         return True
+
+    def look_back(self, history: History) -> None:
+        """Take what the ledger knows of earlier batches; called before the first batch is asked for."""
+        del history
 
     def initialize_transaction(
         self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
@@ -53,6 +72,29 @@ class Coordinator(Protocol):
     def success(self, txid: int) -> None:
         """Take note that everything up to txid has committed; called before new batches are planned."""
         del txid
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """What lies at a source and is not read: names by the reason, in words that go on after "it". `read` counts the others."""
+
+    place: str
+    pattern: str
+    read: int
+    names: Mapping[str, Sequence[str]]
+
+    @property
+    def count(self) -> int:
+        """Return how many names are left alone."""
+        return sum(map(len, self.names.values()))
+
+    def sentence(self) -> str | None:
+        """Return the whole in a line, with some of the names; None if there is nothing to tell."""
+        if not self.count:
+            return f"{self.place} is empty." if not self.read else None
+        reasons = [f"{why}: {len(names)}, such as {names[0]}" for why, names in self.names.items()]
+        few = f"{self.pattern} matches nothing there" if not self.read else f"{self.read} match {self.pattern}"
+        return f"In {self.place} {self.count} name(s) are left alone, {few}. It {'; it '.join(reasons)}."
 
 
 @dataclass(frozen=True)
@@ -109,6 +151,14 @@ class Emitter(Protocol):
         del metadata
         return None
 
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return how many rows the batch has by a count that is not Spark's; None if there is none.
+
+        Asked after the rows were computed. An attempt that read another number of rows is not sealed.
+        """
+        del metadata
+        return None
+
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check after the rows were read that they were those of the metadata; the batch is sealed only then.
 
@@ -145,6 +195,19 @@ class Source(Protocol):
     def emitter(self, spark: "SparkSession", settings: Settings) -> Emitter:
         """Return the emitter for one attempt."""
 
+    def left_alone(self, settings: Settings) -> LeftAlone | None:
+        """Return what lies at the source and is not read, for people to see that it is not; None if there can be no such thing.
+
+        Raises: SourceUnavailable, SourceUnreadable.
+        """
+        del settings
+        return None
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether metadata lists files under `files`, which the ledger keeps, so that the content of each counts once."""
+        return False
+
     @property
     def wants_acks(self) -> bool:
         """Whether `ack` does anything: if not, nobody is started to call it."""
@@ -153,7 +216,7 @@ class Source(Protocol):
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Do what is due after the batch has committed, such as telling lag tools. Called at least once, also for old ones.
 
-        What it raises is logged and changes nothing: the batch counts.
+        What it raises is logged, and the batch counts all the same; the source is told again by a later run.
         """
         del attempt, settings
 

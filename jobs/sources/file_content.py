@@ -1,73 +1,166 @@
-"""What is in a file: its digest, its lines, whether it is text. Compressed files are looked into."""
+"""What is in a file: its digest, and its text, decompressed and decoded."""
 
 import bz2
 import codecs
-import csv
 import gzip
 import hashlib
-import io
+import os
+import stat
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from state_store.errors import MalformedRecord, SourceUnreadable
 
 READ_BLOCK_BYTES = 1 << 20
-# By the ending, as Hadoop, and so Spark, knows them.
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+COMPRESSED = (".gz", ".bz2")
+UTF8 = "utf-8"
+MARKED = ("utf-16", "utf-32")  # whose decoders take their marks off
+BYTE_ORDER_MARK = "\ufeff".encode()
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hex."""
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def open_file(path: Path, within: Path | None = None) -> IO[bytes]:
+    """Open a file for reading, if it is one: no pipe, at which one would wait for ever, no folder, no device.
 
+    `within` is the folder that it must lie in, whatever links lead to it. What was opened is asked, not its name: a name may
+    have become another file's between a look at it and its opening.
 
-def check_utf8(path: Path) -> None:
-    """Refuse bytes that are not UTF-8, which Spark would replace silently, and compressed files that are not whole.
-
-    Raises: MalformedRecord with the line, SourceUnreadable.
+    Raises: SourceUnreadable; OSError if it cannot be opened.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines = 1
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        with _opened(path) as content:
-            for block in iter(partial(content.read, READ_BLOCK_BYTES), b""):
-                decoder.decode(block)
-                lines += block.count(b"\n")
-            decoder.decode(b"", final=True)
+        _check_opened(number, path, within)
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def _check_opened(number: int, path: Path, within: Path | None) -> None:
+    if within is not None and not is_below(real := _place_of(number, path), os.path.realpath(within)):
+        raise SourceUnreadable(
+            f"{path} leads out of {within}: it is really {real}. Put the file itself there, or declare follow_links=True "
+            "if everyone who may write into that folder may also choose what else is read."
+        )
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        raise SourceUnreadable(f"{path} is no file. Move it away, or let the glob leave it out (**/* reads folders too).")
+
+
+def _place_of(number: int, path: Path) -> str:
+    """Return where an open file lies; where the system does not tell (it is not Linux), where its name leads now."""
+    try:
+        return str(Path(f"/proc/self/fd/{number}").readlink())
+    except FileNotFoundError:
+        return os.path.realpath(path)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Tell whether a path without links is the folder or lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def digest_of(content: IO[bytes]) -> str:
+    """Return the SHA-256 of an open file's bytes in hex."""
+    return hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def grown_from(path: Path, size: int, sha256: str, *, within: Path | None = None) -> bool:
+    """Tell whether a file begins with content of this size and digest, and goes on behind it."""
+    digest, left = hashlib.sha256(), size
+    try:
+        with open_file(path, within) as content:
+            while left and (block := content.read(min(READ_BLOCK_BYTES, left))):
+                digest.update(block)
+                left -= len(block)
+            return not left and digest.hexdigest() == sha256 and bool(content.read(1))
+    except OSError:
+        return False  # only to say more of a file that is refused anyway
+
+
+def codec_of(encoding: str) -> str:
+    """Return Python's name of an encoding.
+
+    Raises: LookupError if there is none of this name that turns bytes into text.
+    """
+    found = codecs.lookup(encoding)
+    if not found._is_text_encoding:  # as `bytes.decode` asks, for which rot13 and base64 are none
+        raise LookupError(encoding)
+    # The mark at the beginning is taken off anyway; and Python's decoder that does so drops a part of one.
+    return UTF8 if found.name == "utf-8-sig" else found.name
+
+
+def text_of(
+    path: Path, encoding: str = UTF8, start: int = 0, end: int | None = None, *, within: Path | None = None
+) -> Iterator[bytes]:
+    """Yield a file's text in blocks of UTF-8, decompressed by its ending, without the byte order mark.
+
+    With `start` and `end` only these bytes of a file that is neither compressed nor in another encoding. `within` is as for
+    `open_file`.
+
+    Raises: MalformedRecord with the line for bytes that are no text in this encoding; SourceUnreadable for a file that cannot
+    be read, or decompressed, to its end.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)()
+    lines, is_first = 1, start == 0
+    mark = b"" if encoding in MARKED else BYTE_ORDER_MARK
+    try:
+        with open_file(path, within) as content:
+            for block in _blocks(path, content, start, end):
+                decoded = decoder.decode(block)
+                # What comes before the first character, such as a part of the mark, is no text yet.
+                text = block if encoding == UTF8 and not is_first else decoded.encode()
+                if is_first and decoded:
+                    is_first = False
+                    text = text.removeprefix(mark)
+                    if encoding == UTF8:
+                        text += decoder.getstate()[0]  # of a character that the next block ends
+                lines += text.count(b"\n")
+                yield text
+            yield decoder.decode(b"", final=True).encode()
     except UnicodeDecodeError as error:
-        line = lines + error.object[: error.start].count(b"\n")
-        raise MalformedRecord(f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8.") from None
-    except (EOFError, OSError) as error:
+        before = error.object[: error.start]
+        line = lines + (before if encoding == UTF8 else before.decode(encoding, "replace").encode()).count(b"\n")
+        name = "UTF-8" if encoding == UTF8 else encoding
+        raise MalformedRecord(f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not {name}.") from None
+    except UnicodeError as error:
+        raise MalformedRecord(f"{path}, line {lines}: it is not {encoding}: {error}.") from None
+    except (EOFError, OSError, zlib.error) as error:
         raise SourceUnreadable(f"{path} cannot be read to its end: {error}.") from error
 
 
-def csv_header(path: Path, separator: str) -> list[str] | None:
-    """Return the names in a CSV file's first record, None if there is none."""
-    with _opened(path) as content:
-        return next(csv.reader(io.TextIOWrapper(content, "utf-8-sig"), delimiter=separator), None)
+def _blocks(path: Path, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    if path.suffix == ".gz":
+        with gzip.open(content) as unpacked:  # several members follow one another; zeros behind the last one are no data
+            yield from iter(partial(unpacked.read, READ_BLOCK_BYTES), b"")
+    elif path.suffix == ".bz2":
+        yield from _unpacked_bz2(content)
+    else:
+        content.seek(start)
+        left = float("inf") if end is None else end - start
+        while left > 0 and (block := content.read(int(min(READ_BLOCK_BYTES, left)))):
+            left -= len(block)
+            yield block
 
 
-def line_of_value(path: Path, separator: str, position: int, value: str) -> int | None:
-    """Return the line on which a CSV file's first record ends that has this value in this place."""
-    with _opened(path) as content:
-        records = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""), delimiter=separator)
-        return next((records.line_num for record in records if record[position : position + 1] == [value]), None)
-
-
-def line_of_digest(path: Path, digest: str, *, skip: int) -> int | None:
-    """Return the number of the first line with this SHA-256, as Spark splits lines; the first `skip` are not looked at."""
-    return next((number for number, found in _line_digests(path) if number > skip and found == digest), None)
-
-
-def _line_digests(path: Path) -> Iterator[tuple[int, str]]:
-    with _opened(path) as content:
-        for number, line in enumerate(io.TextIOWrapper(content, "utf-8-sig"), start=1):
-            yield number, hashlib.sha256(line.rstrip("\n").encode()).hexdigest()
-
-
-def _opened(path: Path) -> IO[bytes]:
-    opened: IO[bytes] = OPENERS.get(path.suffix, open)(path, "rb")
-    return opened
+def _unpacked_bz2(content: IO[bytes]) -> Iterator[bytes]:
+    """Unpack all streams of a file. Python's own reader takes a damaged second stream for the end of the file."""
+    engine = bz2.BZ2Decompressor()
+    is_started = False
+    while True:
+        packed = b""
+        if engine.eof:
+            packed = engine.unused_data or content.read(READ_BLOCK_BYTES)
+            if not packed:
+                return
+            engine = bz2.BZ2Decompressor()
+        elif engine.needs_input:
+            packed = content.read(READ_BLOCK_BYTES)
+            if not packed:
+                if is_started:
+                    raise EOFError("the file ends within compressed data")
+                return
+        is_started = True
+        if unpacked := engine.decompress(packed, READ_BLOCK_BYTES):
+            yield unpacked

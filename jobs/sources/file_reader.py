@@ -1,36 +1,30 @@
 """Reads the files of one batch with Spark, and makes sure that they are what was planned and say what was declared.
 
 Spark's readers guess: they turn what does not fit into NULL, round decimals, and drop what follows a JSON record. Here the
-first record that does not fit ends the batch, with its file and line.
+first record that does not fit ends the batch, with its place. What is special to a format is in a module of its own.
 """
 
-import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, OneFile, file_content
+from jobs.sources.done_folder import DoneFolder
+from jobs.sources.file_partitions import Partitions, undeclared
 from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from state_store.attempts import Attempt
 
-SHOWN_RECORD_CHARACTERS = 200
-CORRUPT = "_tidegate_corrupt_record"
-MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
-NO_FIT = "the record does not fit the schema"
-# Stands for NULL inside Spark's CSV reader, so that "" in quotes stays the empty text.
-NO_VALUE = "\x01NULL"
-DECIMAL = re.compile(r"(?:decimal|dec|numeric)\b\s*(?:\(\s*\d+\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
-
 
 class FileReader(Emitter):
-    """Reads the named files of a folder."""
+    """Reads the named files of a folder: what all formats share."""
 
     has_digests = True
 
@@ -39,44 +33,45 @@ class FileReader(Emitter):
         spark: "SparkSession",
         folder: Path,
         *,
-        done_folder: Path | None,
+        done: DoneFolder | None,
         is_opaque: bool,
-        format: str,
         schema: Mapping[str, str],
         header: bool,
         separator: str,
         options: Mapping[str, str],
+        missing: str,
+        follow_links: bool,
+        partitions: Partitions,
     ) -> None:
         self._spark = spark
         self._folder = folder
-        self._done_folder = done_folder
+        self._done = done
         self._is_opaque = is_opaque
         # What the batch reads, and where each file lies; known once it is read.
         self._files: list[tuple[dict[str, Any], Path]] = []
         # By their footers, if they are Parquet.
         self._rows_told: int | None = None
-        self._format = format
         self._schema = schema
         self._header = header
         self._options = options
         self._separator = separator
-        # Column and scale; read as text, because Spark rounds what has more digits.
-        self._decimals = {name: int(kind[1] or 0) for name, text in schema.items() if (kind := DECIMAL.fullmatch(text.strip()))}
+        self._missing = missing
+        self._follow_links = follow_links
+        self._partitions = partitions
+        # Of each file: its name in the source, and what the names of its folders say.
+        self._names: dict[Path, str] = {}
+        self._values: dict[Path, dict[str, pa.Array]] = {}
 
     def row_schema(self) -> str:
-        """Return the declared columns; text has the one column value."""
-        return self._columns(self._schema) if self._schema else "value string"
+        """Return the declared columns, those in the names of folders last."""
+        return columns_of({**self._schema, **self._partitions.schema})
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
         paths = self._checked_paths(attempt, metadata)
         if not paths:
             return self._spark.createDataFrame([], self.row_schema())
-        if self._format == "text":
-            return self._spark.read.options(**self._options).text(paths)
-        if self._format == "parquet":
-            return self._read_parquet(paths)
-        return self._refusing_csv(paths) if self._format == "csv" else self._refusing_json(paths)
+        return self._read(paths)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the files with their file as ORIGIN; records that do not fit the schema are flagged.
@@ -87,31 +82,17 @@ class FileReader(Emitter):
 
         if not metadata["files"]:
             return super().emit_records(attempt, metadata)
-        paths = self._checked_paths(attempt, metadata) if self._format in ("csv", "json") else []
-        origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
-        if self._format == "csv":
-            return self._flagged_csv(self._read_csv(paths), origin)
-        if self._format == "json":
-            return self._flagged_json(self._spark.read.text(paths).where(F.trim(F.col("value")) != ""), origin)
-        nothing = F.lit(None).cast("string")
-        return self.emit_batch(attempt, metadata).select(
-            "*", origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD)
-        )
-
-    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
-        """Return quarantined records, parsed by the schema of today."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        if self._format == "json":
-            return self._flagged_json(payloads.withColumnRenamed(PAYLOAD, "value"), F.col(ORIGIN))
-        parsing = {name: str(value) for name, value in self._csv_options().items()}
-        record = F.from_csv(F.col(PAYLOAD), f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
-        return self._flagged_csv(payloads.select(ORIGIN, record.alias("record")).select(ORIGIN, "record.*"), F.col(ORIGIN))
+        paths = self._checked_paths(attempt, metadata)
+        return self._read_flagged(paths, F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1))
 
     def one_file(self, metadata: SourceMetadata) -> OneFile | None:
         """Return its size on disk, and of Parquet how many rows the footer tells; several files may be shared among tasks."""
         files = metadata["files"]
         return OneFile(files[0]["size"], self._rows_told) if len(files) == 1 else None
+
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return how many rows the footers tell, which were read here and not by Spark."""
+        return self._rows_told if metadata["files"] else 0
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again: a file that changed during the read is found before the seal."""
@@ -119,223 +100,94 @@ class FileReader(Emitter):
             self._check_planned(file, path)
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return which file and line a Spark error is about."""
+        """Return what a Spark error means."""
         text = str(error)
-        if (start := text.find(MALFORMED_MARK)) >= 0:
-            finding, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
-            path, shown = self._path_of(finding["file"]), finding["shown"]
-            if "column" in finding:
-                position = list(self._schema).index(finding["column"])
-                line = file_content.line_of_value(path, self._separator, position, shown)
-                shown = f"{finding['column']}={shown}"
-            else:
-                # A header may look like a bad record.
-                skip = 1 if self._format == "csv" and self._header else 0
-                line = file_content.line_of_digest(path, finding["digest"], skip=skip)
-            place = f"{path}, line {line}" if line else str(path)
-            return MalformedRecord(
-                f"{place}: {NO_FIT}: {shown!r}. Correct the schema and raise the pipeline's "
-                "version; a planned file must stay as it is."
-            )
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
+
+    def _read(self, paths: list[str]) -> "DataFrame":
+        """Return the rows of some files, at least one; the first record that does not fit ends the query."""
+        raise NotImplementedError
+
+    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
+        """Return the rows of some files for `emit_records`; a format whose records always fit keeps this."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        nothing = F.lit(None).cast("string")
+        return self._read(paths).select("*", origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
 
     def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:
         """Return where the planned files lie, the planned content in them; after their commit that is the done folder."""
         self._files = []
         for file in metadata["files"]:
             path = self._folder / file["name"]
-            if self._done_folder and not path.exists():
-                done = self._done_folder / str(attempt.txid) / file["name"]
-                path = done if done.exists() else path
+            if self._done and self._done.has(attempt.txid, file["name"]):  # then a file of this name in the folder is a new one
+                path = self._done.path(attempt.txid, file["name"])
             self._check_planned(file, path)
-            if self._format != "parquet":
-                file_content.check_utf8(path)
+            self._values[path] = self._partition_values(file["name"], path)
             self._files.append((file, path))
+            self._names[path] = file["name"]
+            self._check_content(path)
         return [_literal_path(path) for _, path in self._files]
 
-    def _read_parquet(self, paths: list[str]) -> "DataFrame":
-        rows = self._spark.read.options(**self._options).schema(self._columns(self._schema)).parquet(*paths)
-        self._check_footers(rows)
-        return rows
-
-    def _csv_options(self) -> dict[str, Any]:
-        # Spark's own escape is a backslash; everybody else doubles the quote.
-        ours = {"header": self._header, "enforceSchema": True, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        return {"escape": '"', "nullValue": NO_VALUE, **self._options, **ours}
-
-    def _read_csv(self, paths: list[str]) -> "DataFrame":
-        if self._header:
-            self._check_headers()
-        columns = f"{self._columns(self._as_read())}, `{CORRUPT}` string"
-        return self._spark.read.options(**self._csv_options()).schema(columns).csv(paths)
-
-    def _refusing_csv(self, paths: list[str]) -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        rows, corrupt = self._read_csv(paths), F.col(CORRUPT)
-        found = _or_refuse(corrupt.isNull(), shown=corrupt, digest=F.sha2(corrupt, 256), values=self._all_values())
-        rows = rows.where(found)
-        for name in self._decimals:
-            rows = rows.where(
-                _or_refuse(self._fits(F.col(_quoted(name)), name), shown=F.col(_quoted(name)), column=F.lit(name))
-            )
-        return rows.select(*self._typed(F.col))
-
-    def _flagged_csv(self, rows: "DataFrame", origin: "Column") -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        corrupt = F.col(CORRUPT).isNotNull()
-        refusal = F.when(corrupt & (self._all_values() != 0), F.lit(NO_FIT)).when(corrupt, F.lit(NO_FIT))
-        for name in self._decimals:
-            reason = F.lit(f"{name} does not fit {self._schema[name]}")
-            refusal = refusal.when(~self._fits(F.col(_quoted(name)), name), reason)
-        as_read = F.struct(*(F.col(_quoted(name)) for name in self._schema))
-        again = F.to_csv(as_read, {"sep": self._separator, "nullValue": "", "emptyValue": '""', "escape": '"'})
-        payload = F.when(refusal.isNotNull(), F.coalesce(F.col(CORRUPT), again))
-        return rows.select(
-            *self._typed(F.col, lossy=True), origin.alias(ORIGIN), refusal.alias(REFUSAL), payload.alias(PAYLOAD)
-        )
-
-    def _all_values(self) -> "Column":
-        """Return something that needs every column: Spark parses no other, and so would not notice a bad value in one."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        return F.xxhash64(*(F.col(_quoted(name)) for name in self._schema))
-
-    def _parsed_json(self, line: "Column") -> "tuple[Column, Column]":
-        """Return a line's record and whether it is whole: Spark's own reader drops, in silence, what follows the first one."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        parsing = {**self._options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        record = F.from_json(line, f"{self._columns(self._as_read())}, `{CORRUPT}` string", parsing)
-        records = F.from_json(F.concat(F.lit("["), line, F.lit("]")), "array<string>")
-        return record, F.size(records) == 1
-
-    def _whole_json(self, is_one: "Column") -> "Column":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        whole = is_one & F.col("record").isNotNull() & F.col(f"record.{CORRUPT}").isNull()
-        for name in self._decimals:
-            whole &= self._fits(F.col(f"record.{_quoted(name)}"), name)
-        return whole
-
-    def _refusing_json(self, paths: list[str]) -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        line = F.col("value")
-        record, is_one = self._parsed_json(line)
-        rows = self._spark.read.text(paths).where(F.trim(line) != "")
-        rows = rows.select(line, F.col("_metadata.file_path"), record.alias("record"))
-        rows = rows.where(_or_refuse(self._whole_json(is_one), shown=line, digest=F.sha2(line, 256), file=F.col("file_path")))
-        return rows.select(*self._typed(lambda name: F.col(f"record.{name}")))
-
-    def _flagged_json(self, lines: "DataFrame", origin: "Column") -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        record, is_one = self._parsed_json(F.col("value"))
-        rows = lines.select("value", origin.alias(ORIGIN), record.alias("record"))
-        refusal = F.when(self._whole_json(is_one), F.lit(None)).otherwise(F.lit(NO_FIT))
-        return rows.select(
-            *self._typed(lambda name: F.col(f"record.{name}"), lossy=True),
-            F.col(ORIGIN),
-            refusal.alias(REFUSAL),
-            F.when(refusal.isNotNull(), F.col("value")).alias(PAYLOAD),
-        )
-
-    def _as_read(self) -> dict[str, str]:
-        return {name: "string" if name in self._decimals else kind for name, kind in self._schema.items()}
-
-    def _typed(self, column: Any, *, lossy: bool = False) -> Iterator["Column"]:
-        """Yield the columns in their declared types; `lossy` where the records that do not fit are known already."""
-        for name, kind in self._schema.items():
-            found = column(_quoted(name))
-            typed = found.try_cast(kind) if lossy else found.cast(kind)
-            yield (typed if name in self._decimals else found).alias(name)
-
-    def _fits(self, text: "Column", name: str) -> "Column":
-        """Tell whether a text is a decimal of the declared type, without losing a digit."""
-        digits = rf"^[+-]?[0-9]*(\.[0-9]{{0,{self._decimals[name]}}}0*)?$"
-        return text.isNull() | (text.rlike(digits) & text.try_cast(self._schema[name]).isNotNull())
-
-    def _path_of(self, uri: str) -> Path:
-        named = [path for _, path in self._files]
-        return next((path for path in named if unquote(uri).endswith(str(path))), named[0])
+    def _check_content(self, path: Path) -> None:
+        """Refuse a file whose content is not what its format says."""
 
     def _check_planned(self, file: dict[str, Any], path: Path) -> None:
         try:
-            size = path.stat().st_size
-            digest = file_content.digest_of(path) if size == file["size"] else None
+            with file_content.open_file(path, self._within(path)) as content:
+                size = os.fstat(content.fileno()).st_size
+                digest = file_content.digest_of(content) if size == file["size"] else None
         except FileNotFoundError:
             raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if digest != file["sha256"]:
+            what = f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now)."
+            if file_content.grown_from(path, file["size"], file["sha256"], within=self._within(path)):
+                what += f" Its first {file['size']} bytes are what was planned."
             raise self._changed(
-                f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now).",
-                "Put the planned content back.",
+                what,
+                "Put the planned content back, and what was added, as whole records, into a file of another name.",
             )
+
+    def _partition_values(self, name: str, path: Path) -> "dict[str, pa.Array]":
+        try:
+            return self._partitions.values_of(name)
+        except ValueError as error:
+            raise MalformedRecord(f"{path}: {error}.") from None
+
+    def _name_of(self, path: Path) -> str:
+        """Return a file's name in the source, also when it lies in the done folder."""
+        return self._names[path]
+
+    def _partition_advice(self, name: str) -> str:
+        """Return what to do about a missing column that a file's folders name; nothing if they name none."""
+        found = undeclared(name, self._schema)
+        shown = ", ".join(f"{column!r}: {kind!r}" for column, kind in found.items())
+        return (
+            f" The names of its folders have it: declare partitions={{{shown}}} instead of it in the schema." if found else ""
+        )
+
+    def _within(self, path: Path) -> Path | None:
+        """Return the folder that a file must lie in; None if it may be a link to anywhere."""
+        if self._follow_links:
+            return None
+        return self._folder if path.is_relative_to(self._folder) or self._done is None else self._done.done
 
     def _changed(self, what: str, advice: str) -> TidegateError:
         """Return the error for a file that is not as planned; an opaque batch is cut anew, with the file as it is then."""
         return SourceUnavailable(f"{what} The batch is cut anew.") if self._is_opaque else SourceChanged(f"{what} {advice}")
 
-    def _check_headers(self) -> None:
-        expected = list(self._schema)
-        for _, path in self._files:
-            if (header := file_content.csv_header(path, self._separator)) != expected:
-                raise MalformedRecord(
-                    f"{path}, line 1: the header is {','.join(header or []) or 'missing'}, "
-                    f"the schema says {','.join(expected)}."
-                )
 
-    def _check_footers(self, rows: "DataFrame") -> None:
-        """Compare each file's own schema with the declared one, because Spark reads a missing column as NULL; count rows."""
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-        import pyarrow.parquet as pq  # noqa: PLC0415
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
-
-        expected = {column.name: column.dataType for column in rows.schema}
-        self._rows_told = 0
-        for _, path in self._files:
-            try:
-                with pq.ParquetFile(path) as file:
-                    found = file.schema_arrow
-                    self._rows_told += file.metadata.num_rows
-            except (pa.ArrowInvalid, OSError) as error:
-                raise SourceUnreadable(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
-            if set(found.names) != set(expected) or len(found.names) != len(expected):
-                missing, added = sorted(set(expected) - set(found.names)), sorted(set(found.names) - set(expected))
-                raise MalformedRecord(f"{path}: its columns are not those of the schema: missing {missing}, added {added}.")
-            for column in found:
-                try:
-                    kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
-                except PySparkException:
-                    kind = None
-                if kind != expected[column.name] or (pa.types.is_timestamp(column.type) and column.type.unit == "ns"):
-                    raise MalformedRecord(
-                        f"{path}: column {column.name} is {column.type}, "
-                        f"the schema says {expected[column.name].simpleString()}."
-                    )
-
-    @staticmethod
-    def _columns(schema: Mapping[str, str]) -> str:
-        return ", ".join(f"{_quoted(name)} {kind}" for name, kind in schema.items())
+def columns_of(schema: Mapping[str, str]) -> str:
+    """Return columns as Spark writes them."""
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
 
 
-def _or_refuse(fits: "Column", *, shown: "Column", file: "Column | None" = None, **finding: "Column") -> "Column":
-    """Return a condition that is true, or ends the query with what `FileReader.explain` reads."""
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-    told = {"file": F.col("_metadata.file_path") if file is None else file, **finding}
-    told["shown"] = F.substring(shown, 1, SHOWN_RECORD_CHARACTERS)
-    message = F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(F.struct(*(value.alias(name) for name, value in told.items()))))
-    return F.when(fits, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-
-
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a column's name as Spark takes it, whatever is in it."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -4,42 +4,43 @@ Files are ordered by name; a batch is the next few of them. Its metadata names e
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
 saw the planned bytes (CONTRACT I11).
 
-Which files have been taken already? As a rule that is one name: everything up to the last one. Where files may come late,
-or are moved away when they are done with, the metadata lists those that were taken and are still in the folder.
+Which files have been taken already? The ledger keeps each file that has counted, by its name and digest
+(`state_store.source_files`); `jobs.sources.file_batches` compares the folder with it at each plan.
 """
 
-import glob
 import json
-import os
-import re
-import shutil
-import stat
-import time
-from bisect import bisect_right
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from jobs.sources import Coordinator, Source
-from jobs.sources.file_content import digest_of
-from jobs.sources.file_reader import DECIMAL, FileReader
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged, SourceUnreadable
+from jobs.sources import LeftAlone, Source, csv_files, json_files, text_files
+from jobs.sources.csv_files import CsvReader
+from jobs.sources.done_folder import DoneFolder
+from jobs.sources.file_glob import Glob
+from jobs.sources.file_listing import Listing, list_files
+from jobs.sources.file_partitions import Partitions
+from jobs.sources.file_reader import FileReader
+from jobs.sources.json_files import JsonReader
+from jobs.sources.kinds import kind_of
+from jobs.sources.parquet_files import ParquetReader
+from jobs.sources.text_files import TextReader
+from jobs.sources.text_reader import check_options, zone_of
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.sources.file_batches import FilesCoordinator
     from state_store.attempts import Attempt
 
+logger = logging.getLogger(__name__)
+
 Format = Literal["parquet", "csv", "json", "text"]
-# What writers call files that are not finished, and what they leave beside those that are.
-UNFINISHED = re.compile(r"(^|/)[._]|\.(tmp|temp|part|partial|inprogress|crdownload|swp)$", re.IGNORECASE)
-# Compressed in ways that cannot be checked before Spark reads them.
-UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
-# What tells a taken file from a new one of the same name.
-REMEMBERED = ("name", "size", "mtime_ns")
+READERS: dict[str, type[FileReader]] = {"parquet": ParquetReader, "csv": CsvReader, "json": JsonReader, "text": TextReader}
+# What the options of a format's reader may be called; Parquet's go to Spark.
+OPTIONS = {"csv": csv_files.OPTIONS, "json": json_files.OPTIONS, "text": text_files.OPTIONS}
 # Options that would make Spark drop, guess or repair rows instead of failing.
 RESERVED_OPTIONS = (
     *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
@@ -52,22 +53,37 @@ RESERVED_OPTIONS = (
 class Files(Source):
     """A folder of files of one format, each read exactly once, in the order of their names.
 
-    `folder` starts at the project folder if it is relative. A batch is the next `max_files` files, or fewer when they
-    would exceed `max_bytes`. New files must sort behind those that were planned before; one that does not is refused,
-    because it would never be read. Names that start with ``.`` or ``_``, or end like unfinished files, are left alone, and
-    so is a file that changed less than `min_age_seconds` ago or while it was looked at.
+    `folder` starts at the project folder if it is relative. A batch is the next `max_files` files that no batch has taken yet,
+    in the order of their names, or fewer when they would exceed `max_bytes`. A file that comes late is taken too, whatever its
+    name. What has counted is known by name and content: touched, moved away and back, or restored, it does not count again,
+    and one whose content has changed since is refused by its name. Names that start with ``.`` or ``_``, or end like unfinished
+    files, are left alone unless `glob` (see `jobs.sources.file_glob`) says so itself; ``tidegate inspect PIPELINE --source``
+    lists them.
 
-    `schema` maps columns to Spark types. Text has the one column ``value``. `options` go to Spark's reader, such as
-    ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy"}``. A record that does not fit the schema fails the batch
-    with its file and line: it never becomes NULL, and a decimal is never rounded. In JSON, a key that a record lacks is NULL,
-    and one that the schema does not name is left out. Text may be compressed by gzip or bzip2.
+    A file that changed less than `min_age_seconds` ago, or while it was looked at, may still be written: it is left to a later
+    plan, which is said. By default that is the setting `min_file_age_seconds`. Of a few seconds a plan waits for them if there
+    is nothing else to do. Use 0 where files get their names when they are whole, as by `mv` within the file system.
 
-    `kind="opaque"` is for folders whose files may come late or be missing for a while: a late file is taken by the next
-    batch, whatever its name, and a planned file that is gone or changed when it is read is left to a later batch. The
-    states must be opaque too.
+    `schema` maps columns to Spark types; columns of a file that it does not name are left out. Text has the one column
+    ``value``. `options` are named as Spark names those of its readers, such as
+    ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy", "encoding": "latin-1"}``. A record that does not fit the
+    schema fails the batch with its file, line and column: it never becomes NULL, a number keeps its digits, a decimal is
+    never rounded, and a date or time has a full form. A CSV record may span lines inside quotes. In JSON, a key that a record
+    lacks is NULL; one that all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by
+    gzip or bzip2.
 
-    `done_folder` is where the files of a batch go when it has committed, into a folder named by its txid. Without it, an
-    opaque source's metadata grows with the folder. Only one pipeline can read a folder that empties itself.
+    `partitions` are columns that stand in the names of folders, as Hive writes them, and their types: with ``{"dt": "date"}``
+    each row of ``dt=2024-01-05/x.parquet`` has this ``dt``. They are not in the files.
+
+    A link is followed within the folder. One that leads out of it is refused unless `follow_links` says that everyone who may
+    write into the folder may also choose what else is read.
+
+    `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
+    read is left to a later batch. The states must be opaque too.
+
+    `done_folder` is where the files of a batch go when it has committed, into a folder named by its txid. It must be this
+    pipeline's own, and both folders be writable. A file of a name that was moved away is a new one if its content is another.
+    Only one pipeline can read a folder that empties itself.
     """
 
     folder: str
@@ -78,9 +94,12 @@ class Files(Source):
     max_bytes: int | None = None
     header: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
-    min_age_seconds: int = 0
+    missing: Literal["refuse", "null"] = "refuse"
+    min_age_seconds: int | None = None
     kind: Literal["transactional", "opaque"] = "transactional"
     done_folder: str | None = None
+    follow_links: bool = False
+    partitions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
@@ -101,16 +120,38 @@ class Files(Source):
             raise ValueError(f"Files({self.folder!r}) cannot be separated by {self.separator!r}: use one character.")
         if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
             raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
-        nested = [name for name, kind in self.schema.items() if DECIMAL.search(kind) and not DECIMAL.match(kind)]
-        if nested and self.format == "json":
-            raise ValueError(
-                f"Files({self.folder!r}) cannot check decimals inside {nested[0]}: read them as string, and cast in the "
-                "transform."
-            )
+        try:
+            Glob(self.glob)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}.") from None
+        self._check_reading()
+
+    def _check_reading(self) -> None:
+        """Refuse columns and options that nothing can be read by."""
         if refused := [name for name in self.options if name.lower() in RESERVED_OPTIONS]:
             raise ValueError(
                 f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
             )
+        if self.missing not in ("refuse", "null"):
+            raise ValueError(f"Files({self.folder!r}) cannot take missing={self.missing!r}: use 'refuse' or 'null'.")
+        if reserved := [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]:
+            raise ValueError(f"Files({self.folder!r}) cannot have a column {reserved[0]}: names like that are Tidegate's own.")
+        in_files = {name.lower() for name in self.schema or ("value",)}
+        if twice := [name for name in self.partitions if name.lower() in in_files]:
+            raise ValueError(
+                f"Files({self.folder!r}) has the column {twice[0]} in schema and in partitions: say where it stands."
+            )
+        try:
+            Partitions(self.partitions)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
+        if self.format in OPTIONS:
+            try:
+                check_options(self.format, self.options, OPTIONS[self.format])
+                for kind in self.schema.values():
+                    kind_of(kind)
+            except ValueError as error:
+                raise ValueError(f"Files({self.folder!r}): {error}") from None
 
     @property
     def separator(self) -> str:
@@ -121,6 +162,8 @@ class Files(Source):
     def identity(self) -> str:
         """Return what decides which rows are read: place, format, columns and reader options."""
         parts = [self.folder, self.glob, self.format, self.header, list(self.schema.items()), dict(self.options)]
+        if self.partitions:
+            parts.append(list(self.partitions.items()))
         return f"files {json.dumps(parts, sort_keys=True)}"
 
     def coordinator(self, settings: Settings) -> "FilesCoordinator":
@@ -128,27 +171,47 @@ class Files(Source):
 
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
-        folder = settings.home / self.folder
-        if not folder.is_dir():
-            raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or mend the pipeline's Files(...).")
-        if not os.access(folder, os.R_OK | os.X_OK):
-            raise SourceUnreadable(f"The source folder {folder} cannot be listed: permission denied.")
-        names = glob.glob(self.glob, root_dir=folder, recursive=True)  # noqa: PTH207 - pathlib's is five times slower
-        return FilesCoordinator(self, folder, sorted(name for name in names if not UNFINISHED.search(name)))
+        from jobs.sources.file_batches import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+
+        found = self._listing(settings)
+        if told := found.report().sentence():
+            logger.info("%s", told)
+        done = self._done(settings)
+        if done:
+            done.check_writable()
+        min_age = settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
+        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=min_age)
+
+    def _done(self, settings: Settings) -> DoneFolder | None:
+        return DoneFolder(settings.home / self.folder, settings.home / self.done_folder) if self.done_folder else None
+
+    def left_alone(self, settings: Settings) -> LeftAlone:
+        """Return which names in the folder are not read, by their reasons."""
+        return self._listing(settings).report()
+
+    def _listing(self, settings: Settings) -> Listing:
+        return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
         """Return what reads the files that the metadata names."""
-        return FileReader(
+        return READERS[self.format](
             spark,
             settings.home / self.folder,
-            done_folder=settings.home / self.done_folder if self.done_folder else None,
+            done=self._done(settings),
             is_opaque=self.kind == "opaque",
-            format=self.format,
             schema=self.schema,
             header=self.header,
             separator=self.separator,
             options=self.options,
+            missing=self.missing,
+            follow_links=self.follow_links,
+            partitions=Partitions(self.partitions, zone_of(self.options)),
         )
+
+    @property
+    def keeps_files(self) -> bool:
+        """Each file is known by its name and content, for good."""
+        return True
 
     @property
     def wants_acks(self) -> bool:
@@ -157,117 +220,8 @@ class Files(Source):
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Move the batch's files to the done folder, if there is one; those that were moved before are left alone."""
-        if self.done_folder is None:
+        done = self._done(settings)
+        if done is None:
             return
-        done = settings.home / self.done_folder / str(attempt.txid)
         for file in attempt.source_metadata["files"]:
-            path = settings.home / self.folder / file["name"]
-            if _is_still(path, file):
-                (done / file["name"]).parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(path, done / file["name"])
-
-
-class FilesCoordinator(Coordinator):
-    """Cuts one listing of the folder into batches."""
-
-    def __init__(self, source: Files, folder: Path, names: list[str]) -> None:
-        self._source = source
-        self._folder = folder
-        self._names = names
-
-    def initialize_transaction(
-        self,
-        txid: int,  # noqa: ARG002 - files are numbered by their order alone
-        previous_metadata: SourceMetadata | None,
-        current_metadata: SourceMetadata | None,
-    ) -> SourceMetadata | None:
-        """Return the next files behind those of the previous batch, with their digests; None if there are none.
-
-        Raises: SourceUnreadable for a file that cannot be read, SourceChanged for one that sorts before planned ones.
-        """
-        source = self._source
-        if current_metadata is not None and source.kind == "transactional":
-            return current_metadata
-        planned, last, taken = 0, "", []
-        if previous_metadata:
-            before: list[dict[str, Any]] = previous_metadata["files"]
-            planned = previous_metadata["files_before"] + len(before)
-            last = max([previous_metadata.get("last", ""), *(file["name"] for file in before)])
-            taken = [*previous_metadata.get("taken", ()), *before]
-        if self._remembers:
-            taken = [file for file in taken if _is_still(self._folder / file["name"], file)]
-        else:
-            taken = []
-            self._refuse_late_files(planned, last)
-
-        names = {file["name"] for file in taken}
-        files: list[dict[str, Any]] = []
-        size = 0
-        for name in self._names if self._remembers else self._names[bisect_right(self._names, last) :]:
-            if name in names:
-                continue
-            if name <= last and source.kind == "transactional":
-                raise self._late(1, last, [name])
-            if len(files) == source.max_files:
-                break
-            identity = _identify(self._folder, name, source.min_age_seconds)
-            if identity is None:
-                if source.kind == "opaque":
-                    continue
-                break  # a later file must not overtake one that is still being written
-            size += identity["size"]
-            if files and source.max_bytes is not None and size > source.max_bytes:
-                break
-            files.append(identity)
-        if not files and current_metadata is None:
-            return None
-        remembered = [{name: file[name] for name in REMEMBERED} for file in taken]
-        return {"files": files, "files_before": planned, "last": last, "taken": remembered}
-
-    @property
-    def _remembers(self) -> bool:
-        """Tell whether the names of taken files are kept: where files come late or disappear, one last name says too little."""
-        return self._source.kind == "opaque" or self._source.done_folder is not None
-
-    def _refuse_late_files(self, planned: int, last: str) -> None:
-        """Refuse to go on when more files sort up to `last` than were ever planned: some would never be read."""
-        early = bisect_right(self._names, last)
-        if (late := early - planned) > 0:
-            newest = sorted(self._names[:early], key=lambda name: (self._folder / name).stat().st_mtime_ns)[-late:]
-            raise self._late(late, last, newest)
-
-    def _late(self, late: int, last: str, newest: list[str]) -> SourceChanged:
-        return SourceChanged(
-            f"{late} file(s) in {self._folder} sort before {last}, which is planned already, and would never be read; "
-            f'by their times: {", ".join(newest[:3])}. Rename them so that they sort behind it, or declare kind="opaque".'
-        )
-
-
-def _is_still(path: Path, file: dict[str, Any]) -> bool:
-    """Tell whether a file is there and is the one that was taken, not a new one of the same name."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    return (found.st_size, found.st_mtime_ns) == (file["size"], file["mtime_ns"])
-
-
-def _identify(folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
-    """Return a file's identity, None while it is still being written."""
-    path = folder / name
-    if ":" in name or re.search("[\udc80-\udcff]", name):  # the latter is how Python shows bytes that are not UTF-8
-        raise SourceUnreadable(f"{ascii(str(path))[1:-1]}: Spark cannot open a name with a colon, or not in UTF-8. Rename it.")
-    if UNCHECKED.search(name):
-        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
-    try:
-        before = path.stat()
-        if not stat.S_ISREG(before.st_mode):
-            raise SourceUnreadable(f"{path} is no file. Move it away, or let the glob leave it out.")  # a pipe would block
-        digest = digest_of(path)
-        after = path.stat()
-    except OSError as error:
-        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
-    changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
-    if changed or time.time() - after.st_mtime < min_age_seconds:
-        return None
-    return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
+            done.move(attempt.txid, file)

@@ -2,7 +2,8 @@
 
 A batch is a range of offsets for each partition, `end` not included, and nothing else is read:
 
-    {"topic": name, "topic_id": id, "partitions": {"0": {"start": 5, "end": 9}}, "idle": {"1": {"start": 3, "end": 3}}}
+    {"topic": name, "topic_id": id, "partitions": {"0": {"start": 5, "end": 9}}, "idle": {"1": {"start": 3, "end": 3}},
+     "generation": 1}
 
 Offsets number the records of one topic for good, so a range that was delivered whole is the same records each time; that it
 was is checked (`jobs.sources.kafka_reader`). The topic's id tells a topic that was deleted and created anew. Positions are
@@ -66,6 +67,10 @@ class Kafka(Source):
     the batch's metadata. `group` is the consumer group under which committed positions are shown to lag tools, by default
     ``tidegate-<pipeline>``. `bootstrap` and `properties_file` go before the settings kafka_bootstrap and
     kafka_properties_file; a relative path starts at the project folder.
+
+    A topic that was deleted and created again is refused: positions in the old one mean nothing in it. To go on with the same
+    states, raise `generation`, and the pipeline's version: the topic is then read from its first record, wherever `start` is;
+    it may also have another name. Batches of the old topic that were planned and have not committed have to be skipped.
     """
 
     topic: str
@@ -78,6 +83,7 @@ class Kafka(Source):
     group: str | None = None
     bootstrap: str | None = None
     properties_file: str | None = None
+    generation: int = 1
 
     def __post_init__(self) -> None:
         me = f"Kafka({self.topic!r})"
@@ -91,8 +97,9 @@ class Kafka(Source):
                 raise ValueError(f"{me} starts at {self.start}, which is another moment in each time zone. Add tzinfo.")
         elif self.start not in {"earliest", "latest"}:
             raise ValueError(f'{me} cannot start at {self.start!r}: use "earliest", "latest" or a datetime with a time zone.')
-        if self.max_records < 1:
-            raise ValueError(f"{me} has max_records={self.max_records}; it must be at least 1.")
+        for name, value in (("max_records", self.max_records), ("generation", self.generation)):
+            if value < 1:
+                raise ValueError(f"{me} has {name}={value}; it must be at least 1.")
         if self.when_expired == "continue" and self.kind != "opaque":
             raise ValueError(
                 f"{me} cannot continue without expired records: a transactional source leaves none out. "
@@ -108,7 +115,8 @@ class Kafka(Source):
         Not the brokers, which may move: the topic's id in the metadata tells another cluster's topic of the same name.
         """
         start = self.start.astimezone(UTC).isoformat() if isinstance(self.start, datetime) else self.start
-        return f"kafka {json.dumps([self.topic, start, self.headers])}"
+        generation = [self.generation] if self.generation > 1 else []
+        return f"kafka {json.dumps([self.topic, start, self.headers, *generation])}"
 
     def coordinator(self, settings: Settings) -> "KafkaCoordinator":
         """Ask once where each partition begins and ends, and return what cuts that into batches.
@@ -176,9 +184,14 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
-        if saved := previous_metadata or current_metadata:
+        saved = previous_metadata or current_metadata
+        is_new = saved is not None and self._begins_again(saved)
+        if saved is not None and not is_new:
             self._check_same_topic(saved)
-        if previous_metadata is None:
+        if is_new:
+            positions, must_exist = {}, current_metadata is not None
+            previous_metadata = {"partitions": {}, "idle": {}}
+        elif previous_metadata is None:
             positions = self._starts(current_metadata)
             previous_metadata = {"partitions": {}, "idle": positions}
             must_exist = self._source.start == "latest" or current_metadata is not None
@@ -190,7 +203,17 @@ class KafkaCoordinator(PartitionedCoordinator):
             if not must_exist:
                 return None
             cut = previous_metadata
-        return {"topic": self._topic.name, "topic_id": self._topic.id, **cut}
+        return {**cut, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
+
+    def _begins_again(self, saved: SourceMetadata) -> bool:
+        """Tell whether the author has declared that another topic goes on where the saved one has ended."""
+        before, now = saved.get("generation", 1), self._source.generation
+        if before > now:
+            raise SourceChanged(
+                f"Records of generation {before} were read already, so topic {self._topic.name} cannot be read as generation "
+                f"{now} any more. Declare the newer one again."
+            )
+        return bool(before < now)
 
     def _starts(self, first_metadata: SourceMetadata | None) -> dict[str, SourceMetadata]:
         """Return where each partition stands before the first batch: as it was planned, or as the source's start says.
@@ -205,7 +228,10 @@ class KafkaCoordinator(PartitionedCoordinator):
         return {name: {"start": start, "end": start} for name, start in starts.items()}
 
     def _check_same_topic(self, saved: SourceMetadata) -> None:
-        advice = "A pipeline keeps its topic, because its position is meant there: give this pipeline another name."
+        advice = (
+            "A position means nothing in another topic. To read this one from its first record, with the same states, declare "
+            f"generation={self._source.generation + 1} in the Kafka source and raise the pipeline's version."
+        )
         if saved["topic"] != self._topic.name:
             raise SourceChanged(f"The batches so far are from topic {saved['topic']}, not from {self._topic.name}. {advice}")
         if saved["topic_id"] != self._topic.id:
@@ -279,7 +305,8 @@ class TopicLook(Partitions):
         if end < position:
             raise SourceChanged(
                 f"Partition {partition} of topic {self._topic.name} ends at offset {end}, but was planned up to {position}: "
-                "its brokers have lost records. What is produced now would get their offsets; give the pipeline another name."
+                "its brokers have lost records. What is produced now gets their offsets, and would never be read. Produce "
+                "what is missing again, or declare a further generation, with which the topic is read from its first record."
             )
         share = self._shares.get(partition, 0)
         if self._source.when_expired == "continue" and position < first:

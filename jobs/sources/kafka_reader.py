@@ -19,6 +19,9 @@ from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.kafka_topic import Topic
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
+    BadKey,
+    DeclarationInvalid,
+    MalformedRecord,
     PartitionUnavailable,
     RangeExpired,
     SettingsInvalid,
@@ -54,6 +57,7 @@ API_MILLISECONDS = 20_000
 RECORDS_PER_TASK = 250_000
 KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
+SHOWN_RECORDS = 5
 REFUSALS = ("Authentication", "Authorization", "Sasl", "Ssl")
 
 
@@ -66,6 +70,7 @@ class KafkaReader(Emitter):
         self._settings = settings
         self._columns = {**COLUMNS, **HEADERS} if source.headers else COLUMNS
         self._delivered: Observation | None = None
+        self._rows: DataFrame | None = None
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the records of the ranges, after checking that all of them are still there."""
@@ -74,6 +79,7 @@ class KafkaReader(Emitter):
             return self._spark.createDataFrame([], self.row_schema())
         self._check_kept(attempt, metadata)
         rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
+        self._rows = rows
         # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
         self._delivered = Observation(f"kafka of {attempt}")
         offset = F.col("offset")
@@ -110,15 +116,49 @@ class KafkaReader(Emitter):
             if count and (first < start or last >= end):
                 raise SourceChanged(f"{where}: Spark delivered offsets {first} to {last + 1}.")
             if count != end - start and not self._source.gaps:
+                if count < self._count(partition):
+                    raise DeclarationInvalid(
+                        f"{where}: Spark read {count} of {end - start} records, because the transform does not read all rows. "
+                        "Take limit() and the like out of it: which rows they leave out is not the same each time."
+                    )
                 raise SourceChanged(
                     f"{where}: {end - start} records were planned, {count} delivered. If the topic is compacted, or its "
-                    "producers use transactions, not every offset is a record: declare gaps=True. Otherwise look whether the "
-                    "transform reads all rows, and whether the brokers have lost some."
+                    "producers use transactions, not every offset is a record: declare gaps=True. Otherwise its brokers have "
+                    "lost some."
                 )
 
+    def _count(self, partition: int) -> int:
+        """Return how many records of a partition's range Spark finds when nothing but this is asked."""
+        assert self._rows is not None
+        return int(self._rows.where(F.col("partition") == partition).count())
+
+    def _not_utf8(self) -> MalformedRecord:
+        """Say which keys and values are no texts."""
+        assert self._rows is not None
+        key, value = (~F.is_valid_utf8(F.col(name).cast("string")) for name in ("key", "value"))
+        wrong = self._rows.select("partition", "offset", key.alias("key"), value.alias("value")).where("key OR value")
+        found = wrong.orderBy("partition", "offset").limit(SHOWN_RECORDS + 1).collect()
+        if not found:
+            return MalformedRecord(
+                f"The transform makes a text that is not UTF-8; all keys and values of topic {self._source.topic} are. Cut "
+                "texts, not bytes."
+            )
+        places = [
+            f"partition {row.partition} offset {row.offset} ({' and '.join(name for name in ('key', 'value') if row[name])})"
+            for row in found[:SHOWN_RECORDS]
+        ]
+        more = ", and others" if len(found) > SHOWN_RECORDS else ""
+        return MalformedRecord(
+            f"Topic {self._source.topic} has records that are not UTF-8: {', '.join(places)}{more}. In the transform, decode "
+            "them as what they are, as in decode(value, 'ISO-8859-1'), or leave them out by is_valid_utf8(string(value)); or "
+            "set them aside by such a check in the pipeline, with on_poison='quarantine'."
+        )
+
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return what an error of Spark's Kafka source means."""
+        """Return what an error means: of Spark's Kafka source, or of Postgres about a text that was bytes."""
         text = str(error)
+        if isinstance(error, BadKey) and "invalid byte sequence" in text and self._rows is not None:
+            return self._not_utf8()
         if "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source: kafka" in text:
             return SourceUnreadable(
                 "Spark has no Kafka source. Start the stack by: tidegate up --with kafka, or give your own Spark the package "
@@ -156,24 +196,33 @@ class KafkaReader(Emitter):
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
                 f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "..."'
             )
-        first_left = topic.offsets("earliest")
-        for partition, (start, end) in _ranges(metadata).items():
+        first_left, ranges = topic.offsets("earliest"), _ranges(metadata)
+        left: dict[int, tuple[int, int]] = {}
+        expired: list[str] = []
+        for partition, (start, end) in ranges.items():
             first = first_left[partition]
             if isinstance(first, PartitionUnavailable):
                 raise first
+            if first < end:
+                left[partition] = (max(first, start), end)
             if first > start:
-                raise self._expired(
+                expired.append(
                     f"Partition {partition} of topic {metadata['topic']}: of offsets {start} to {end}, "
-                    f"{min(first, end) - start} have expired; the first that is left is {first}.",
-                    attempt,
+                    f"{min(first, end) - start} have expired; the first that is left is {first}."
                 )
+        if expired:
+            planned, readable = (sum(end - start for start, end in these.values()) for these in (ranges, left))
+            where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
+            loss = f" The batch has {planned} offsets, {readable} of which can still be read: {where}." if left else ""
+            raise self._expired(" ".join(expired) + loss, attempt, is_partial=bool(left))
 
-    def _expired(self, message: str, attempt: "Attempt | None" = None) -> TidegateError:
+    def _expired(self, message: str, attempt: "Attempt | None" = None, *, is_partial: bool = False) -> TidegateError:
         """Return the error: another attempt helps only if it may leave out what has expired."""
         if self._source.when_expired == "continue":
             return SourceUnavailable(f"{message} The next attempt goes without them.")
         batch = f"{attempt.pipeline} {attempt.txid}" if attempt else "PIPELINE TXID"
-        advice = f'Give the batch up: tidegate skip {batch} --reason "..."'
+        all_of_it = ", with what can still be read," if is_partial else ""
+        advice = f'Give the batch up{all_of_it} by: tidegate skip {batch} --reason "..."'
         if self._source.kind == "opaque":
             advice += '; or declare when_expired="continue", and all but what has expired is read'
         return RangeExpired(f"{message} {advice}.")

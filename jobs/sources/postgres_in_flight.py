@@ -35,8 +35,8 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres_query import Position, Query, check_primary, transaction
-from state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable
+from jobs.sources.postgres_query import Position, Query, transaction
+from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
 logger = logging.getLogger(__name__)
 
@@ -44,37 +44,12 @@ POLL_SECONDS = 0.05
 # Every INSERT, UPDATE, DELETE and COPY takes the first. The others are what people LOCK TABLE with who choose keys
 # themselves. ShareUpdateExclusiveLock and ShareLock are VACUUM's and CREATE INDEX's: they write no rows.
 _WRITERS_LOCKS = ["RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
-# What our transaction has locked is what the query reads: tables behind views, partitions, both sides of a join.
-_TABLES_READ = """
-    SELECT c.oid, c.relkind, c.oid::regclass::text, EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = c.oid)
-    FROM pg_class AS c
-    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace <> 'pg_catalog'::regnamespace AND c.oid IN (
-        SELECT ancestor.oid
-        FROM pg_locks AS own, LATERAL (
-            SELECT own.relation UNION SELECT relid FROM pg_partition_ancestors(own.relation)
-        ) AS ancestor (oid)
-        WHERE own.pid = pg_backend_pid() AND own.locktype = 'relation')
-"""
 _WRITERS = """
     SELECT DISTINCT virtualtransaction, pid
     FROM pg_locks
     WHERE locktype = 'relation' AND granted AND mode = ANY(%s) AND relation = ANY(%s)
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND pid IS DISTINCT FROM pg_backend_pid()
-"""
-# Sequences that fill a column: of serial and IDENTITY (they belong to it), or named in its DEFAULT.
-_SEQUENCES = """
-    SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle,
-        CASE WHEN has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') THEN pg_sequence_last_value(s.seqrelid) END
-    FROM pg_sequence AS s
-    WHERE s.seqrelid IN (
-        SELECT objid FROM pg_depend
-        WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass AND deptype IN ('a', 'i')
-            AND refobjid = ANY(%(tables)s) AND (refobjsubid = %(column)s OR %(column)s = 0)
-        UNION
-        SELECT d.refobjid FROM pg_attrdef AS a
-        JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_class'::regclass
-        WHERE a.adrelid = ANY(%(tables)s) AND (a.adnum = %(column)s OR %(column)s = 0))
 """
 _OLDEST_START = """
     SELECT least(min(xact_start), %s::timestamptz)::text, count(*) FILTER (WHERE state = 'disabled')
@@ -94,33 +69,31 @@ _WHO = """
 Writers = dict[str, int | None]
 
 
-def settled_by_sequence(connection: Any, query: Query, after: Position | None, wait_seconds: float) -> sql.Composable | None:
-    """Return the condition of rows that are settled, None if there are none behind `after` or writers hold them up.
+def settled_by_sequence(
+    connection: Any, query: Query, tables: list[int], highest: Position | None, wait_seconds: float
+) -> sql.Composable | None:
+    """Return the condition of rows that are settled, None if there are none or writers hold them up.
 
-    Raises: SourceUnreadable, SourceChanged, MalformedRecord for a table that cannot be read without skipping rows.
+    `highest` is the highest key that was visible before this was called.
     """
-    with transaction(connection) as cursor:
-        check_primary(cursor, query)
-        origins = query.check_columns(cursor)
-        highest = _highest(cursor, query, after)
-        tables = _tables_read(cursor, query)
-        _check_sequences(cursor, query, tables, origins[query.key[0]], highest)
-        _check_keys(cursor, query)
     if highest is None or not _writers_end(connection, query, tables, wait_seconds):
         return None
     return query.up_to(highest)
 
 
 def settled_by_clock(
-    connection: Any, query: Query, after: Position | None, wait_seconds: float, margin_seconds: float
+    connection: Any,
+    query: Query,
+    tables: list[int],
+    after: Position | None,
+    wait_seconds: float,
+    margin_seconds: float,
 ) -> sql.Composable | None:
     """Return the condition of rows that are settled, None if a prepared transaction holds them up.
 
-    Raises: AccessRefused if open transactions are hidden from this role; SourceUnreadable, SourceChanged, MalformedRecord.
+    Raises: AccessRefused if open transactions are hidden from this role; SourceUnreadable, SourceChanged.
     """
     with transaction(connection) as cursor:
-        check_primary(cursor, query)
-        query.check_columns(cursor)
         _check_sees_all(cursor, query)
         cursor.execute("SELECT clock_timestamp()::text, clock_timestamp() < %s::timestamptz", [after[0] if after else None])
         clock, is_back = cursor.fetchone()
@@ -137,15 +110,14 @@ def settled_by_clock(
                 f"{query.name}: {hidden} session(s) run with track_activities = off and hide since when they write. Set it "
                 "on for all roles that use this database."
             )
-        tables = _tables_read(cursor, query)
         prepared = {name: pid for name, pid in _writers(cursor, tables).items() if pid is None}
-        _check_keys(cursor, query)
     if not _writers_end(connection, query, tables, wait_seconds, prepared):
         return None
     return sql.SQL("{} < {}").format(sql.Identifier(query.key[0]), sql.Literal(bound))
 
 
-def _highest(cursor: Any, query: Query, after: Position | None) -> Position | None:
+def highest_key(cursor: Any, query: Query, after: Position | None) -> Position | None:
+    """Return the highest key that is visible behind a position."""
     # Apart, because ORDER BY would take the position's text, which has the column's name, for the column.
     highest = sql.SQL("SELECT {keys} FROM {relation} WHERE {behind} ORDER BY {keys} DESC LIMIT 1").format(
         keys=query.keys, relation=query.relation, behind=query.behind(after)
@@ -153,68 +125,6 @@ def _highest(cursor: Any, query: Query, after: Position | None) -> Position | No
     cursor.execute(sql.SQL("SELECT {} FROM ({}) AS highest").format(query.position, highest))
     found = cursor.fetchone()
     return list(found) if found else None
-
-
-def _tables_read(cursor: Any, query: Query) -> list[int]:
-    """Return the tables that this transaction has read, and the parents through which rows get into them."""
-    cursor.execute(_TABLES_READ)
-    tables = cursor.fetchall()
-    for _, relkind, name, is_subscribed in tables:
-        if relkind == "f":
-            raise SourceUnreadable(
-                f"{query.name} reads foreign table {name}, whose open transactions are elsewhere. Read it there."
-            )
-        if relkind == "m":
-            raise SourceUnreadable(
-                f"{query.name} reads materialized view {name}, whose refreshes bring rows in any order. Read the tables it is "
-                "made of."
-            )
-        if is_subscribed:
-            raise SourceUnreadable(
-                f"{query.name} reads {name}, which a subscription fills in the order of its publisher's commits. Read it there."
-            )
-    return [table for table, *_ in tables]
-
-
-def _check_sequences(cursor: Any, query: Query, tables: list[int], origin: tuple[int, int], highest: Position | None) -> None:
-    """Refuse sequences that do not hand out keys in order."""
-    table, column = origin
-    cursor.execute("SELECT relkind IN ('r', 'p') FROM pg_class WHERE oid = %s", [table])
-    found = cursor.fetchone()
-    # Behind a view or an expression, it could be any column of the tables that are read.
-    place = {"tables": [table], "column": column} if found and found[0] else {"tables": tables, "column": 0}
-    cursor.execute(_SEQUENCES, place)
-    for sequence, cache, increment, cycles, last in cursor.fetchall():
-        if cache > 1:
-            raise SourceUnreadable(
-                f"{query.name}: sequence {sequence} has CACHE {cache}, so sessions keep low keys for later, and rows would be "
-                f"skipped. Run ALTER SEQUENCE {sequence} CACHE 1, then reconnect everybody who writes."
-            )
-        if increment < 0 or cycles:
-            raise SourceUnreadable(
-                f"{query.name}: sequence {sequence} counts down or starts over, so its keys do not increase."
-            )
-        if place["column"] and last is not None and highest and highest[0].isdigit() and int(highest[0]) > last:
-            raise SourceChanged(
-                f"{query.name} has key {highest[0]}, but sequence {sequence} is at {last}: somebody chose keys by hand, and "
-                f"rows with the next ones would never be read. Run SELECT setval('{sequence}', {highest[0]})."
-            )
-
-
-def _check_keys(cursor: Any, query: Query) -> None:
-    """Refuse rows that no range would ever contain."""
-    conditions = [(f"{name} IS NULL", sql.SQL("{} IS NULL").format(sql.Identifier(name))) for name in query.key]
-    if query.columns[query.key[0]].name == "timestamp":
-        endless = sql.SQL("{} IN ('infinity', '-infinity')").format(sql.Identifier(query.key[0]))
-        conditions.append((f"{query.key[0]} is infinite", endless))
-    for said, condition in conditions:
-        cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(query.relation, condition))
-        if cursor.fetchone()[0]:
-            cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
-            raise MalformedRecord(
-                f"{query.name} has {cursor.fetchone()[0]} row(s) in which {said}; they would never be read. Give them a key, "
-                "and declare the column NOT NULL."
-            )
 
 
 def _check_sees_all(cursor: Any, query: Query) -> None:

@@ -37,7 +37,7 @@ _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "smallint": _INTEGERS,
     "int": _INTEGERS,
     "bigint": _INTEGERS,
-    "decimal": (*_INTEGERS, "numeric"),
+    "decimal": (*_INTEGERS, "numeric", "real", "double precision"),  # the latter by the digits that Postgres prints
     "float": ("real",),
     "double": ("double precision",),
     "boolean": ("boolean",),
@@ -47,8 +47,10 @@ _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "binary": ("bytea",),
     "string": None,
 }
-# What a text must not depend on. LOCAL, so that a session behind a pooler stays as its other users want it.
+# What a text must not depend on; and policies that would hide rows are errors. LOCAL, so that a session behind a pooler
+# stays as its other users want it.
 _PINNED = sql.SQL(
+    "SET LOCAL row_security = off; "
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
     "SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; SET LOCAL lock_timeout = '10s'"
 )
@@ -93,6 +95,15 @@ class SparkType:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A column of the result as Postgres describes it: its type, and the table and column number it comes from, if any."""
+
+    type: str
+    table: int
+    number: int
+
+
+@dataclass(frozen=True)
 class Query:
     """What is read: a table or a SELECT, the columns that are wanted, and the key that puts its rows in order."""
 
@@ -134,12 +145,19 @@ class Query:
         return sql.SQL("{} AND {}").format(self.behind(after), self.up_to(to))
 
     @property
+    def digest(self) -> sql.Composable:
+        """A digest of the keys of some rows, whatever their order, as a text: by MD5, which no version of Postgres changes."""
+        texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
+        hashed = sql.SQL("('x' || left(md5(concat_ws(E'\\x1f', {})), 16))::bit(64)::bigint").format(texts)
+        return sql.SQL("coalesce(sum({}), 0)::text").format(hashed)
+
+    @property
     def values(self) -> sql.Composable:
         """The wanted columns, as COPY is to print them."""
         return sql.SQL(", ").join(_printed(name, kind) for name, kind in self.columns.items())
 
-    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, tuple[int, int]]:
-        """Check that the wanted columns exist with types that fit; return the table and column number each comes from.
+    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, Found]:
+        """Check that the wanted columns exist with types that fit, and return what Postgres says of them.
 
         Raises: `complaint`, naming the column.
         """
@@ -154,7 +172,10 @@ class Query:
                     f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
                     "Correct the schema and raise the pipeline's version, or cast the column in a query."
                 )
-        return {name: (c.table_oid or 0, c.table_column or 0) for c, name in zip(found, self.columns, strict=True)}
+        return {
+            name: Found(names[c.type_code], c.table_oid or 0, c.table_column or 0)
+            for c, name in zip(found, self.columns, strict=True)
+        }
 
     def _compared(self, operator: str, position: Position) -> sql.Composable:
         # Texts without a type take that of the column they are compared with.
@@ -209,7 +230,8 @@ def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateE
 
     Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that is not there.
     """
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "keepalives_idle": 30, "keepalives_interval": 10}
+    defaults: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "keepalives_idle": 30, "keepalives_interval": 10}
+    defaults |= {"require_auth": "!password"}  # a connection that means to tell the password in clear says so
     try:
         with closing(psycopg2.connect(**{**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
             # Each statement sees what has committed before it: the looks at rows and at locks rest on their order.
@@ -240,11 +262,14 @@ def check_primary(cursor: Any, query: Query) -> None:
         )
 
 
-def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> int:
-    """Return how many rows a batch's range has now."""
-    statement = sql.SQL("SELECT count(*) FROM {} WHERE {}")
-    cursor.execute(statement.format(query.relation, query.between(metadata["after"], metadata["to"])))
-    return int(cursor.fetchone()[0])
+def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> tuple[int, str]:
+    """Return how many rows a batch's range has now, and the digest of their keys."""
+    if metadata["to"] is None:
+        return 0, "0"
+    statement = sql.SQL("SELECT count(*), {} FROM {} WHERE {}")
+    cursor.execute(statement.format(query.digest, query.relation, query.between(metadata["after"], metadata["to"])))
+    rows, digest = cursor.fetchone()
+    return int(rows), digest
 
 
 def said_range(metadata: SourceMetadata) -> str:
@@ -255,8 +280,8 @@ def said_range(metadata: SourceMetadata) -> str:
 
 def _printed(name: str, kind: SparkType) -> sql.Composable:
     column = sql.Identifier(name)
-    if kind.name == "decimal":  # zeros at the end would count as digits that do not fit
-        return sql.SQL("trim_scale({}::numeric)").format(column)
+    if kind.name == "decimal":  # as a text, because a cast of a double keeps 15 digits; zeros at its end would count
+        return sql.SQL("trim_scale({}::text::numeric)").format(column)
     return sql.SQL("encode({}, 'hex')").format(column) if kind.name == "binary" else column
 
 
@@ -266,6 +291,11 @@ def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) 
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
     if isinstance(family, StoreUnavailable):
         return SourceUnavailable(f"{query.name} cannot be read now: {message}.")
+    if isinstance(family, AccessRefused) and error.diag.source_function == "check_enable_rls":
+        return AccessRefused(
+            f"{query.name} has row-level security, which hides rows from this role: {message}. Let the role that reads it "
+            "see all of them (ALTER ROLE ... BYPASSRLS), or GRANT SELECT on a view of the table's owner, and read that."
+        )
     if isinstance(family, AccessRefused):
         return AccessRefused(
             f"{query.name} may not be read: {message}. GRANT SELECT to the role that reads it, and check the source's "

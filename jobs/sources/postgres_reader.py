@@ -17,6 +17,7 @@ from psycopg2 import sql
 from pyarrow import csv
 
 from jobs.sources import Emitter
+from jobs.sources.postgres_origin import check_same_origin, look_at_origin
 from jobs.sources.postgres_query import (
     Position,
     Query,
@@ -86,22 +87,38 @@ class PostgresReader(Emitter):
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark asks for it."""
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
-            self._query.check_columns(cursor, SourceChanged)
+            self._check_origin(cursor, metadata)
         parts = parts_of(metadata)
-        numbers = self._spark.range(0, len(parts), 1, len(parts))
+        numbers = self._spark.range(0, len(parts), 1, max(len(parts), 1))
         return numbers.mapInArrow(PartsReader(self._executors_conninfo, self._query, parts), self.row_schema())
+
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return how many rows the range had when it was planned; of an opaque one some may be gone since."""
+        rows: int = metadata["rows"]
+        return rows if self._kind == "transactional" else None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check that the range still has as many rows as when it was planned; an opaque one may have lost some."""
         if self._kind != "transactional":
             return
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
-            found = count_rows(cursor, self._query, metadata)
+            self._check_origin(cursor, metadata)
+            found, digest = count_rows(cursor, self._query, metadata)
+        advice = "Rows that were read once must stay as they are, and new ones must have higher keys."
         if found != metadata["rows"]:
             raise SourceChanged(
                 f"{self._query.name} has {found} row(s) {said_range(metadata)}, but {metadata['rows']} when the batch was "
-                "planned. Rows that were read once must stay as they are, and new ones must have higher keys."
+                f"planned. {advice}"
             )
+        if metadata.get("keys", digest) != digest:
+            raise SourceChanged(
+                f"{self._query.name} has as many rows {said_range(metadata)} as when the batch was planned, but with other "
+                f"keys. {advice}"
+            )
+
+    def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
+        origin = look_at_origin(cursor, self._query, SourceChanged)
+        check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return what an executor met."""
@@ -114,6 +131,8 @@ class PostgresReader(Emitter):
 
 def parts_of(metadata: SourceMetadata) -> list[Part]:
     """Return the parts of a batch's range: together all of it, none twice."""
+    if metadata["to"] is None:  # nothing was there when it was planned
+        return []
     ends = [*metadata["splits"], metadata["to"]]
     return list(zip([metadata["after"], *ends[:-1]], ends, strict=True))
 

@@ -1,10 +1,8 @@
 """After a crash at any statement of plan, process and commit, the state equals a clean run's."""
 
-from dataclasses import replace
-
 from state_store import Settings, StateStore
 from tests.acceptance.conftest import SALES, Crash, FaultPlan, clean_state, run_once, stored_state, write_sales
-from tests.conftest import Server
+from tests.conftest import Server, copied
 
 
 def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
@@ -21,23 +19,20 @@ def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
     while True:
         at += 1
         faults = FaultPlan(at)
-        name = server.create_database(settings.pg_database)
-        copy = replace(settings, pg_database=name)
-        try:
-            with faults.armed():
-                run_once(copy, "crashing")
-        except Crash as crash:
-            seen.append(str(crash))
-            run_once(copy, "crashing")  # Airflow tries the same run again ...
-            assert run_once(copy, "another") in ([], [2])  # ... or a new run picks up what was left
-            with StateStore.connect(copy) as store:
-                assert store.committed("sales") == 2
-            assert stored_state(copy) == expected, f"crashed at point {at}: {crash}"
-        else:
-            assert stored_state(copy) == expected
-            break
-        finally:
-            server.drop_database(name)
+        with copied(server, settings) as copy:
+            try:
+                with faults.armed():
+                    run_once(copy, "crashing")
+            except Crash as crash:
+                seen.append(str(crash))
+                run_once(copy, "crashing")  # Airflow tries the same run again ...
+                assert run_once(copy, "another") in ([], [2])  # ... or a new run picks up what was left
+                with StateStore.connect(copy) as store:
+                    assert store.committed("sales") == 2
+                assert stored_state(copy) == expected, f"crashed at point {at}: {crash}"
+            else:
+                assert stored_state(copy) == expected
+                break
 
     assert at == len(faults.points) + 1
     assert {"before COMMIT", "after COMMIT"} < set(seen)

@@ -8,7 +8,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from jobs.run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import RowsLost, SourceChanged
 from tests.acceptance.conftest import Crash, FaultPlan
-from tests.conftest import Server
+from tests.conftest import Server, copied
 from tests.sources.feeds import FEEDS, TableFeed
 
 STRIDE = 1 if os.environ.get("SOAK") else 25
@@ -69,20 +68,18 @@ def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed:
     at, died = first_point, 0
     while True:
         faults = FaultPlan(at)
-        copy = replace(settings, pg_database=server.create_database(settings.pg_database))
-        try:
-            with faults.armed():
-                run_once(copy, pipeline, "crashing")
-        except Crash as crash:
-            died += 1
-            run_once(copy, pipeline, "crashing")  # Airflow tries the same run again ...
-            run_once(copy, pipeline, "another")  # ... or a new run picks up what was left
-            assert stored(copy, pipeline) == expected, f"crashed at point {at}: {crash}"
-        else:
-            assert stored(copy, pipeline) == expected
-            break
-        finally:
-            server.drop_database(copy.pg_database)
+        with copied(server, settings) as copy:
+            try:
+                with faults.armed():
+                    run_once(copy, pipeline, "crashing")
+            except Crash as crash:
+                died += 1
+                run_once(copy, pipeline, "crashing")  # Airflow tries the same run again ...
+                run_once(copy, pipeline, "another")  # ... or a new run picks up what was left
+                assert stored(copy, pipeline) == expected, f"crashed at point {at}: {crash}"
+            else:
+                assert stored(copy, pipeline) == expected
+                break
         at += STRIDE
     assert died >= len(faults.points) // STRIDE - 1 > 0
 

@@ -173,7 +173,8 @@ def blocked(shops: Shops) -> None:
         assert f"{shops.folder.bad_file}, line {BAD_LINE}: " in str(refusal.value)
         assert repr(shops.folder.bad_record) in str(refusal.value)
     else:
-        assert f"{BAD_TXID}.csv: a record is bad (fails the check 'cents are not negative')" in str(refusal.value)
+        place = f"{shops.folder.bad_file.name}, line {BAD_LINE}"
+        assert f"{place}: a record is bad (fails the check 'cents are not negative')" in str(refusal.value)
         assert f'{{"shop":"{BAD_SHOP}","cents":-5}}' in str(refusal.value)
     assert shops.phases() == ["committed", "halted", "processed", "processed"]
     assert str(refusal.value) in (shops.history(BAD_TXID).status.waits_for or "")
@@ -218,7 +219,7 @@ def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(shops: Shops, k
     assert sum(sold for sold, _ in shops.counted().values()) == RECORDS - 1
     payloads = {"does not parse": shops.folder.bad_record, "fails the check": f'{{"shop":"{BAD_SHOP}","cents":-5}}'}
     told = [(record["txid"], record["origin"], record["payload"]) for record in shops.waiting()]
-    assert told == [(BAD_TXID, f"{BAD_TXID}.csv", payloads[kind])]
+    assert told == [(BAD_TXID, f"{BAD_TXID}.csv, line {BAD_LINE}", payloads[kind])]
     (attempt,) = shops.history(BAD_TXID).attempts
     assert (attempt["source_rows"], attempt["quarantined_rows"]) == (PER_FILE, 1)
 

@@ -150,7 +150,7 @@ class _Balanced:
         schema = {"user_id": "bigint", "amount": "bigint"}
         # Opaque: the commit of each key costs more than staging it, so that there is something to balance.
         per_user = State({"user_id": "bigint"}, {"events": Count(), "amount": Sum("amount")}, kind="opaque")
-        source = _SlowFiles(f"data/{name}", glob="*.parquet", schema=schema)
+        source = _SlowFiles(f"data/{name}", glob="*.parquet", schema=schema, min_age_seconds=0)
         self._pipeline = Pipeline(name, source, {f"{name}_users": per_user}, window=WINDOW)
         made.register(self._pipeline)
 

@@ -68,7 +68,7 @@ FROM (
 """
 FILL_ATTEMPTS = """
 INSERT INTO tidegate.attempt (pipeline, txid, attempt, owner, fingerprint, source_digest, previous_digest,
-                              started_at, staged_at, sealed_at, source_rows, source_hash, staged_bytes, dropped_at)
+                              started_at, staged_at, sealed_at, source_rows, source_hash_sum, staged_bytes, dropped_at)
 SELECT b.pipeline, txid, 1, opened_by, fingerprint, source_digest, previous_digest,
        opened_at, opened_at, opened_at, 1, txid, 1, opened_at
 FROM tidegate.batch AS b JOIN tidegate.pipeline USING (pipeline)

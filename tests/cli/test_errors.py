@@ -53,6 +53,9 @@ def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine
         (("look",), "No such command 'look'"),
         (("trigger",), "Missing argument 'PIPELINE'"),
         (("run", "flights", "--from-txid", "0"), "0 is not in the range x>=1"),
+        (("inspect", "flights", "--limit", "9" * 25), f"{'9' * 25} is too large"),
+        (("inspect", "flights", "--txid", "-1"), "-1 is not in the range x>=1"),
+        (("trigger", "flights", "--max-batches", "9" * 25), f"{'9' * 25} is too large"),
         (("pause", "flights"), "Missing option '--reason'"),
         (("status", "--jason"), "Did you mean '--json'?"),
     ],
@@ -151,7 +154,7 @@ def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None
     done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
 
     _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
-    assert tidegate.json("inspect", "flights")[0]["phase"] == "failed"
+    assert tidegate.json("inspect", "flights")[0]["phase"] == "planned"
 
 
 def test_a_folder_that_does_not_exist_is_named(tidegate: CommandLine) -> None:
@@ -196,16 +199,29 @@ def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLin
     [
         (["inspect", "flights", "--state", "dayly"], ["no state dayly", "daily"]),
         (["inspect", "flights", "--txid", "7"], ["txid 7"]),
-        (["inspect", "flights", "--txid", "1", "--state", "daily"], ["not both"]),
+        (["inspect", "flights", "--txid", "1", "--state", "daily"], ["Give one of"]),
         (["get", "flights", "daily"], ["CARRIER DATE"]),
         (["get", "flights", "daily", "UA"], ["CARRIER DATE"]),
         (["get", "flights", "daily", "UA", "the first"], ["the first", "date"]),
         (["run", "flights", "--from-txid", "2"], ["txid 1"]),
+        (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"], ["opened no txid", "end at 1000"]),
+        (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000", "--dry-run"], ["end at 1000"]),
     ],
 )
 def test_a_wrong_request_says_what_would_be_right(tidegate: CommandLine, arguments: list[str], fragments: list[str]) -> None:
     """Exit code 2, in one line."""
     _fails(tidegate(*arguments), USAGE, *fragments)
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\xff\xfe", "no text in UTF-8")])
+def test_a_file_of_keys_that_cannot_be_read_is_named(tidegate: CommandLine, content: bytes | None, reason: str) -> None:
+    """With the reason in words."""
+    keys = tidegate.settings.home / "keys.csv"
+    if content is not None:
+        keys.write_bytes(content)
+
+    _fails(tidegate("get", "flights", "daily", "--keys-from", str(keys)), PERMANENT, f"{keys} cannot be read: ", reason, "CSV")
+    assert "Errno" not in tidegate("get", "flights", "daily", "--keys-from", str(keys)).stderr
 
 
 @pytest.mark.parametrize(

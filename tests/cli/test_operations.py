@@ -1,6 +1,5 @@
 """What operators do by hand: retry, skip, redo, pause, resume, and look after quarantine."""
 
-import getpass
 import json
 
 import pytest
@@ -10,11 +9,12 @@ from state_store import StateStore
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
 from tests.cli.conftest import CommandLine, write_file, write_flights
+from tidegate.commands.operations import operator
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
 USAGE, TRY_AGAIN = 2, 75
-ME = getpass.getuser()
+ME = operator("skip").partition(",")[0]
 SPEC = flights.PIPELINE.spec
 
 
@@ -231,6 +231,14 @@ def test_the_last_batch_is_redone_only_by_saying_so_twice_and_counts_once(shops:
     assert "orders 1 has committed on" in asked.stderr
     assert "takes back what it did to revenue" in asked.stderr
     assert "Add --yes" in asked.stderr
+
+    passwords = [line for line in shops.settings.pg_passfile.read_text().splitlines() if "tidegate_owner" not in line]
+    (passfile := shops.settings.home / "pgpass").touch(0o600)
+    passfile.write_text("\n".join(passwords))
+    refused = shops("redo", "orders", "1", "--reason", "the till was wrong", "--yes", PGPASSFILE=str(passfile))
+    assert refused.returncode == 1
+    assert "tidegate_owner" in refused.stderr
+    assert len(shops.json("inspect", "orders", "--txid", "1")["attempts"]) == 1  # nothing was processed in vain
 
     done = shops.json("redo", "orders", "1", "--reason", "the till was wrong", "--yes")
     assert (done["txid"], done["attempt"], done["replaced"]) == (1, 2, 1)

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from state_store.declaration import SourceKind, StateKind, exactly_once
-from tests.cli.conftest import CommandLine, write_flights
+from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.conftest import COMMAND
 from tidegate.cli import app
 
@@ -63,9 +63,45 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
     again = tidegate("run", "flights")
     assert (again.returncode, again.stderr) == (0, "Skipped: nothing new at the source, no txid spent.\n")
+    assert tidegate.json("status")["left_alone"] == {}
 
     table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()
     assert [line.split() for line in table] == [list(UNITED), [str(value) for value in UNITED.values()]]
+
+
+def test_what_a_source_leaves_alone_is_counted_and_listed(tidegate: CommandLine) -> None:
+    """A file that is not read is seen wherever a person looks for its rows: run, status and inspect."""
+    home = tidegate.settings.home
+    write_flights(home, 1, *ROWS)
+    for name in ("_old.csv", "2013-01-02.csv.filepart", "notes.txt", "2012/2012-12-31.csv", "\x1b[31m.csv~"):
+        write_file(home, f"flights/{name}", "not for us")
+    tidegate.json("run", "flights")
+    folder = home / "data/flights"
+    counted = (
+        f"flights: In {folder} 5 name(s) are left alone, 1 match *.csv. It does not match *.csv: 3, such as \\x1b[31m.csv~; "
+        "it is a folder that the glob does not lead into: 1, such as 2012/; it starts with . or _, as what writers keep for "
+        "themselves does: 1, such as _old.csv. All of them: tidegate inspect flights --source\n"
+    )
+
+    assert tidegate("run", "flights").stderr == "Skipped: nothing new at the source, no txid spent.\n" + counted
+    assert counted in tidegate("status").stderr
+    assert "notes.txt" not in tidegate("status").stdout
+    assert tidegate.json("status")["left_alone"] == {"flights": counted.strip().replace("\\x1b", "\x1b")}
+    assert tidegate("inspect", "flights").stderr == counted
+    assert len(tidegate.json("inspect", "flights")) == 1
+
+    found = tidegate.json("inspect", "flights", "--source")
+    assert (found["place"], found["pattern"], found["read"]) == (str(folder), "*.csv", 1)
+    assert found["left_alone"]["does not match *.csv"] == ["\x1b[31m.csv~", "2013-01-02.csv.filepart", "notes.txt"]
+    listed = tidegate("inspect", "flights", "--source")
+    assert [line.split()[0] for line in listed.stdout.splitlines()[2:]] == [
+        *("\\x1b[31m.csv~", "2012/", "2013-01-02.csv.filepart", "_old.csv", "notes.txt"),
+    ]
+    assert listed.stderr == "1 name(s) match *.csv, 5 are left alone.\n"
+    assert "There are more names" in tidegate("inspect", "flights", "--source", "--limit", "2").stderr
+
+    (folder / "2013-01-01.csv").rename(folder / "2013-01-01.csv.bak")
+    assert "6 name(s) are left alone, *.csv matches nothing there." in tidegate("status").stderr
 
 
 def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: CommandLine) -> None:

@@ -82,7 +82,7 @@ def running_postgres_15(home: Path, like: Settings) -> Iterator[Settings]:
                     server.kill()
                     raise
         finally:
-            shutil.rmtree(cluster.data, ignore_errors=True)
+            cluster.delete()
 
 
 # For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest version that is promised.

@@ -308,7 +308,7 @@ def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings
     f.plan(1)
     replay(f, tracked=Tracked(2, 42))
     before = contents(settings)
-    with pytest.raises(SourceChanged, match=r"flow 1:2: the source emitted . rows with hash .*, attempt 1 at the same batch 2"):
+    with pytest.raises(SourceChanged, match=r"the source emitted . rows, sum of hashes .*, attempt 1 at the same batch 2"):
         replay(f, tracked=sums)
     with f.owner.engine.connect() as connection:
         sealed = connection.scalar(sa.select(sa.func.count()).where(tables.attempt.c.sealed_at.is_not(None)))

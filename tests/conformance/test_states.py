@@ -1,6 +1,7 @@
 """Every kind of state, keyed and global, by the rules of the theory (SEMANTICS (a), States), on both Postgres versions."""
 
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from jobs import Count, Pipeline, State
 from state_store import Settings, tables
 from state_store.attempts import Settled
 from state_store.declaration import StateKind
-from state_store.errors import CommitOutOfOrder, GuardMismatch, PermanentError, RangeRefused, StagingLost
+from state_store.errors import CommitOutOfOrder, GuardMismatch, HoleDetected, PermanentError, RangeRefused, StagingLost
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold
 from tests.integration.conftest import contents
@@ -205,7 +206,10 @@ def test_txids_that_start_again_over_an_old_table_are_an_error(
     for name in sa.inspect(flow.store.engine).get_table_names(schema="staging"):
         with flow.store.engine.begin() as connection:
             connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData(schema="staging"))))
-    flow.plan(1, run_id="anew")
+    with pytest.raises(HoleDetected):
+        flow.plan(1, run_id="again")
+    shutil.rmtree(flow.store.witness.folder)  # as on a machine that has committed nothing
+    flow.plan(1, run_id="again")
     attempt = flow.start(1)
     flow.seal(attempt, flow.stage(attempt, "counts", [("a", 1)]))
     before = contents(settings)

@@ -129,7 +129,7 @@ def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, nam
     assert parameter.resolve(7) == 7
     assert parameter.schema["title"]
     assert parameter.description
-    for wrong in (0, -1, "3", 1.5, True):
+    for wrong in (0, -1, "3", 1.5, True, 10**30):
         with pytest.raises(ParamValidationError):
             parameter.resolve(wrong)
 
@@ -205,9 +205,10 @@ def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     if committed_before:
         clicks.seal(1)
         clicks.commit(1)
-    clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    for _ in range(3):
+        clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
 
-    batch_dag.report_failure({"ti": _task(), "exception": errors.BatchRetried("try 1 of 3 failed")})
+    batch_dag.report_failure({"ti": _task(), "exception": None})  # killed before it could give the batch up
 
     if not committed_before:
         assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
@@ -215,20 +216,51 @@ def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
         clicks.seal(1)
         _operator(1).execute_complete({"ti": _task(0)})
     assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
-    assert (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"] == "BATCH_RETRIED: try 1 of 3 failed"
+    reason = (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"]
+    assert reason == "it failed in try 3 of 3; at last its task ended: its task was killed in try 6."
 
 
-@pytest.mark.parametrize("error", [errors.GuardMismatch("txid 9 is ahead"), errors.StoreUnavailable("Postgres is away")])
-def test_a_batch_that_failed_for_another_reason_in_the_end_is_never_given_up(
-    clicks: Batches, error: errors.TidegateError
+ENDS: dict[str, tuple[BaseException | None, str]] = {
+    "killed": (None, "its task was killed in try 6."),
+    "timed out": (TimeoutError("AirflowTaskTimeout"), "TimeoutError: AirflowTaskTimeout"),
+    "no api-server": (ConnectionError("api-server is away"), "ConnectionError: api-server is away"),
+    "no Postgres": (errors.StoreUnavailable("Postgres is away."), "STORE_UNAVAILABLE: Postgres is away."),
+    "the ledger": (errors.GuardMismatch("txid 9 is ahead"), "GUARD_MISMATCH: txid 9 is ahead"),
+    "one try of three": (errors.BatchRetried("try 1 of 3 failed"), "BATCH_RETRIED: try 1 of 3 failed"),
+}
+
+
+@pytest.mark.parametrize(("error", "reason"), ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize("content_failures", [1, 3])
+def test_the_end_of_a_task_never_gives_a_batch_up(
+    clicks: Batches, error: BaseException | None, reason: str, content_failures: int
 ) -> None:
-    """One try that failed by the batch itself must not let a broken server decide that its rows are left out."""
+    """Its content has to have failed as often as the pipeline says, and in the newest attempt: not what ended the task."""
     clicks.plan("run", 2)
-    clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    for _ in range(content_failures):
+        clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    if content_failures == 3:
+        clicks.store.fail_attempt(clicks.begin(2), "SPARK_UNAVAILABLE: gone", is_poison=False)
 
     batch_dag.report_failure({"ti": _task(), "exception": error})
 
-    assert clicks.store.turn("clicks", 2).halted == f"txid 2 is halted: {error.code}: {error}"
+    assert clicks.store.turn("clicks", 2).halted == f"txid 2 is halted: {reason}"
+
+
+def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> None:
+    """However often its content had failed before: the attempt may seal good work in a moment."""
+    clicks.plan("run", 2)
+    for _ in range(3):
+        clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    running = clicks.begin(2)
+
+    batch_dag.report_failure({"ti": _task(), "exception": None})
+
+    assert not clicks.store.turn("clicks", 2).given_up
+    clicks.store.seal(running, [], Tracked(0))
+    clicks.seal(1)
+    clicks.commit(1)
+    assert clicks.commit(2).skipped_reason is None
 
 
 def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Batches are opened once, and the newest attempt owns a batch: whatever older ones still do, it never counts."""
 
 import hashlib
+import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -394,6 +395,32 @@ def test_staging_that_somebody_still_reads_is_left_for_the_next_time(
         assert dated.store.drop_old_staging(dated.spec) == 2
         assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_1",), ("per_shop_3_1",), ("per_shop_4_1",)]
     assert dated.store.drop_old_staging(dated.spec) == 1
+
+
+def test_who_stages_late_is_told_that_staging_is_gone(tally: Tally, as_role: Execute) -> None:
+    """Its table was dropped with old staging: no migration is missing, and what it brings would not count."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    as_role("tidegate", "DROP TABLE staging.per_shop_1_1")
+    with pytest.raises(StagingLost, match=r'Staging is gone while staging per_shop: relation "staging.per_shop_1_1" does not'):
+        tally.store.stage(attempt, tally.spec.states[0], io.BytesIO(b""))
+
+
+def test_batches_are_opened_only_behind_one_that_there_is(tally: Tally, settings: Settings) -> None:
+    """Txids have no gaps, whatever a caller says to have seen (I3)."""
+    tally.plan(2)
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match="tally has no txid 7 for others to follow: that would leave a gap"):
+        tally.store.open_batches(tally.spec, "next", [], behind(7), frozen(8))
+    assert contents(settings) == before
+
+
+def test_a_batch_without_an_attempt_is_not_given_up(tally: Tally) -> None:
+    """Nothing has failed: there is no attempt whose commit could take its place."""
+    tally.plan(1)
+    assert not tally.store.give_up("tally", 1, "the pipeline's policy", "x")
+    tally.process(1)
+    assert tally.commit(1).skipped_reason is None
 
 
 # another incarnation of the database

@@ -2,10 +2,12 @@
 
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import psycopg2
@@ -46,6 +48,24 @@ VISITS = Pipeline(
     states={
         "per_visitor": State(key={"visitor": "bigint"}, aggregates={"visits": Count()}, null_keys=True),
         "per_shop": State(key={"shop": "text"}, aggregates={"visits": Count()}),
+    },
+)
+
+
+ODD_TYPES = Pipeline(
+    name="odd_types",
+    source=Files("odd", glob="*.csv", format="csv", schema={"who": "string", "wall": "timestamp_ntz", "code": "binary"}),
+    states={
+        f"per_{name}": State(
+            key={name: kind},
+            aggregates={
+                f"{which.__name__.lower()}_{value}": which(value, kind_of_value)
+                for value, kind_of_value in (("who", "uuid"), ("wall", "timestamp"), ("code", "bytea"))
+                for which in (Min, Max)
+            },
+            null_keys=True,
+        )
+        for name, kind in (("who", "uuid"), ("wall", "timestamp"), ("code", "bytea"))
     },
 )
 
@@ -113,6 +133,63 @@ def test_any_batches_in_any_grouping(settings: Settings, register: Callable[...,
             assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
 
 
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("processes", [1, 3])
+def test_uuids_times_without_zone_and_bytes_are_merged_together(
+    settings: Settings, register: Callable[..., None], as_role: Execute, processes: int
+) -> None:
+    """As keys that are shared among processes, and as the least and the greatest of all batches, NULLs among them."""
+    as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
+    register(ODD_TYPES)
+    draw = random.Random(processes)
+    made: dict[str, dict[Any, list[list[Any]]]] = {"per_who": {}, "per_wall": {}, "per_code": {}}
+
+    def drawn(name: str) -> Any:
+        if draw.random() < 0.1:
+            return None
+        number = draw.randrange(40)
+        if name == "who":
+            return str(uuid.UUID(int=(number * 2**121) % 2**128))
+        if name == "wall":
+            return f"{1 + number * 250:04d}-01-31 02:30:00.00000{number % 10}"
+        return f"\\x{'ff' * (number % 4)}{number:02x}"
+
+    with StateStore.connect(settings) as store:
+        odd = Tally(store, ODD_TYPES.spec)
+        odd.plan(3)
+        for txid in (1, 2, 3):
+            attempt = odd.start(txid)
+            staged = []
+            for state, groups in made.items():
+                keys = {drawn(state.removeprefix("per_")) for _ in range(60)}
+                rows = [[key, *(drawn(name) for name in ("who", "who", "wall", "wall", "code", "code"))] for key in keys]
+                staged.append(odd.stage(attempt, state, rows))
+                for key, *values in rows:
+                    groups.setdefault(key, []).append(values)
+            store.seal(attempt, staged, Tracked(0))
+
+        assert len(store.commit_ready(ODD_TYPES.spec, "test")) == 3
+
+        for state, groups in made.items():
+            found = {_as_text(row[0]): [_as_text(value) for value in row[1:-1]] for row in odd.state(state)}
+            assert found == {
+                key: [
+                    (min if column % 2 == 0 else max)(known) if (known := [v[column] for v in values if v[column]]) else None
+                    for column in range(6)
+                ]
+                for key, values in groups.items()
+            }
+
+
+def _as_text(value: Any) -> str | None:
+    """Write a value as the test has drawn it; the order of these texts is that of the values."""
+    if isinstance(value, bytes | memoryview):
+        return f"\\x{bytes(value).hex()}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S.%f}".rjust(26, "0")
+    return None if value is None else str(value)
+
+
 def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     """Two sums, a least, a most: none is converted in a step of its own, and sums of bigints do not go through numeric."""
     tally.plan(2)
@@ -125,7 +202,7 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     kinds = sorted(step["Node Type"] for step in steps)
     assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
     (added_up,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
-    assert [output.partition("(")[0] for output in added_up] == [
+    assert [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in added_up] == [
         "per_shop_1_1.shop",
         "add_up",
         "add_up",
@@ -229,6 +306,71 @@ def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Exec
     assert as_role("postgres", "SELECT to_regclass('staging.per_shop_1_0')") == [(None,)]
 
 
+MONEY = Pipeline(
+    name="money",
+    source=Files("money", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}),
+    states={
+        "totals": State(
+            key={"shop": "text"},
+            aggregates={"cents": Sum("cents"), "few": Sum("cents", "integer"), "exact": Sum("cents", "numeric(4,2)")},
+        ),
+        "all_totals": State(aggregates={"cents": Sum("cents", "numeric(4,2)")}, kind="non-transactional"),
+    },
+    guarantee="at_least_once",
+)
+ZERO = (0, 0, "0")
+AT_THE_LIMIT = {
+    "bigint": ((BIGINT_MAX, 0, "0"), (1, 0, "0"), (-1, 0, "0")),
+    "bigint, downwards": ((-BIGINT_MAX, 0, "0"), (-2, 0, "0"), (2, 0, "0")),
+    "integer": ((0, 2**31 - 1, "0"), (0, 1, "0"), (0, -1, "0")),
+    "numeric": ((0, 0, "99.99"), (0, 0, "0.01"), (0, 0, "-0.01")),
+}
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("there_before", [True, False])
+@pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
+def test_what_overflows_by_itself_is_not_merged_together(
+    settings: Settings, register: Callable[..., None], first: Row, beyond: Row, back: Row, *, there_before: bool
+) -> None:
+    """Both together stay within the range, but the first alone leaves it: the same batches halt, whoever merges them when."""
+    register(MONEY)
+    with StateStore.connect(settings) as store:
+        money = Tally(store, MONEY.spec)
+        money.plan(3)
+        for txid, row in enumerate((first, beyond, back), start=1):
+            attempt = money.start(txid)
+            staged = [money.stage(attempt, "totals", [("a", *row)]), money.stage(attempt, "all_totals", [(row[2],)])]
+            store.seal(attempt, staged, Tracked(0))
+        if there_before:
+            money.commit(1)
+        before = contents(settings)
+
+        with pytest.raises(PermanentError):
+            store.commit_ready(MONEY.spec, "test")
+
+        assert contents(settings) == before
+        if not there_before:
+            money.commit(1)
+        with pytest.raises(Overflow):
+            money.commit(2)
+
+
+@pytest.mark.usefixtures("either_way")
+def test_what_is_far_from_the_limit_is_merged_together(settings: Settings, register: Callable[..., None]) -> None:
+    """Half of what a type holds is far enough, upwards and downwards."""
+    register(MONEY)
+    rows = [("a", 2**62 - 3, 2**30 - 3, "49.98"), ("a", 1, 1, "0.01"), ("a", -1, -1, "-0.01")]
+    with StateStore.connect(settings) as store:
+        money = Tally(store, MONEY.spec)
+        money.plan(3)
+        for txid, row in enumerate(rows, start=1):
+            attempt = money.start(txid)
+            store.seal(attempt, [money.stage(attempt, "totals", [row])], Tracked(0))
+
+        assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
     """Each batch fits into the state, both together into no bigint: nothing is committed, and nothing is lost."""
@@ -246,6 +388,61 @@ def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tal
     tally.commit(2)
     tally.commit(3)
     assert tally.state() == [("a", 3, BIGINT_MAX - 2, -5, 3, 3)]
+
+
+SWALLOWED = (
+    "CREATE FUNCTION state.swallow() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN IF NEW.shop = 'a' THEN RETURN NULL; END IF; RETURN NEW; END $$; "
+    "CREATE TRIGGER swallow BEFORE {} ON state.per_shop FOR EACH ROW EXECUTE FUNCTION state.swallow()"
+)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_a_row_that_something_swallows_stops_all_of_them(
+    tally: Tally, settings: Settings, as_role: Execute, event: str
+) -> None:
+    """A trigger, of whoever's, that keeps a row out: together as alone, nothing commits that is not whole (I14)."""
+    tally.plan(3)
+    tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
+    tally.commit(1)
+    as_role("postgres", SWALLOWED.format(event))
+    for txid in (2, 3):
+        tally.process(txid, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
+    before = contents(settings)
+
+    with pytest.raises(GuardMismatch, match=r"tally 2 to 3: 1 of 2 rows were not written into state\.per_shop"):
+        tally.store.commit_ready(tally.spec, "test")
+    with pytest.raises(GuardMismatch):
+        tally.commit(2)
+
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamptz"])
+def test_keys_may_be_dates_that_python_does_not_know(
+    settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Years beyond 9999, before Christ and infinity: where the keys are cut among processes is Postgres' own affair."""
+    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
+    sentinels = Pipeline(
+        name="sentinels",
+        source=Files("sentinels", glob="*.csv", format="csv", schema={"until": "date"}),
+        states={"per_end": State(key={"until": kind}, aggregates={"contracts": Count()}, null_keys=True)},
+    )
+    register(sentinels)
+    ends = ["infinity", "-infinity", "0044-03-15 BC", "2013-01-01", None, *(f"{year}-12-31" for year in range(11000, 11020))]
+    with StateStore.connect(settings) as store:
+        together = Tally(store, sentinels.spec)
+        together.plan(2)
+        for txid in (1, 2):
+            attempt = together.start(txid)
+            store.seal(attempt, [together.stage(attempt, "per_end", [(end, 1) for end in ends])], Tracked(0))
+
+        assert [commit.key_count for commit in store.commit_ready(sentinels.spec, "test")] == [len(ends)] * 2
+    ((keys, contracts),) = as_role("postgres", "SELECT count(*), sum(contracts) FROM state.per_end")
+    assert (keys, contracts) == (len(ends), 2 * len(ends))
 
 
 def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:
@@ -472,6 +669,25 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     tally.store.halt_batch("tally", 3, "a person has to look")
     assert opens()
     assert [commit.txid for commit in tally.store.commit_ready(tally.spec, "test")] == [2]
+
+
+def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
+    """Put back since the seal, or put forward during the last merge: the turn opens at once, or within minutes."""
+
+    def opens(sealed_at: str, merged_at: str) -> bool:
+        as_role("tidegate_owner", f"UPDATE tidegate.attempt SET sealed_at = now() + interval '{sealed_at}' WHERE txid = 2")
+        as_role("tidegate_owner", f"UPDATE tidegate.commit SET merged_at = committed_at + interval '{merged_at}'")
+        return tally.store.turn("tally", 2).opens
+
+    tally.plan(3)
+    tally.process(1)
+    tally.commit(1)
+    tally.process(2)
+
+    assert not opens("-1 minute", "1 hour"), "it waits for company"
+    assert opens("-4 minutes", "1 day"), "no merge takes so long"
+    assert opens("1 day", "1 hour"), "it was sealed before the clock was put back"
+    assert opens("-1 second", "-1 day")
 
 
 def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable[..., None], as_role: Execute) -> None:

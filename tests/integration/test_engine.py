@@ -1,6 +1,7 @@
 """Stores of one process share an Engine and its connections, and leave none behind."""
 
 import gc
+import os
 from contextlib import ExitStack
 
 import pytest
@@ -8,6 +9,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from state_store import Settings, StateStore
+from state_store.commits import set_limits
 from state_store.errors import SchemaOutOfDate
 from tests.conftest import Server
 from tidegate.stack.component import wait_until
@@ -60,3 +62,36 @@ def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Set
     StateStore.connect(settings).close()
 
     assert wait_until(lambda: not has_connections(server, settings), SECONDS)
+
+
+def test_a_forked_process_makes_connections_of_its_own(settings: Settings) -> None:
+    """Two processes on one connection would read each other's answers; what the parent has open stays its own."""
+    with StateStore.connect(settings) as store:
+        question = sa.select(sa.func.pg_backend_pid())
+        with store.engine.connect() as connection:
+            mine = connection.scalar(question)
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                with StateStore.connect(settings) as again, again.engine.connect() as connection:
+                    os.write(writing, str(connection.scalar(question)).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answers:
+            its = answers.read()
+        os.waitpid(child, 0)
+        assert its
+        assert int(its) != mine
+        with store.engine.connect() as connection:
+            assert connection.scalar(question) == mine
+
+
+def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_says(settings: Settings) -> None:
+    """Whatever the session says, but a server whose standbys have to apply a commit keeps that."""
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        pairs = {"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"}
+        for found, expected in pairs.items():
+            connection.execute(sa.select(sa.func.set_config("synchronous_commit", found, True)))
+            set_limits(connection, lock_timeout_seconds=1, statement_timeout_seconds=1, idle_timeout_seconds=1)
+            assert connection.scalar(sa.select(sa.func.current_setting("synchronous_commit"))) == expected

@@ -25,6 +25,7 @@ KEYED = Pipeline(
         "amounts": State(key={"amount": "numeric(10,2)"}, aggregates={"seen": Count()}),
         "numbers": State(key={"number": "integer"}, aggregates={"seen": Count()}),
         "big_numbers": State(key={"number": "bigint"}, aggregates={"seen": Count()}),
+        "days": State(key={"day": "date"}, aggregates={"last": Max("at", "timestamptz")}),
         "flags": State(key={"flag": "boolean"}, aggregates={"seen": Count()}),
     },
 )
@@ -37,6 +38,12 @@ ROWS = {
     "amounts": [("1.00", 1), ("1.01", 2), ("-0.05", 3)],
     "numbers": [("-2147483648", 1), ("42", 2)],
     "big_numbers": [("9223372036854775807", 1)],
+    # By hand, or from before such dates were refused.
+    "days": [
+        ("0044-03-15 BC", "2013-01-01T00:00:00Z"),
+        ("2013-01-01", "2013-01-01T01:00:00Z"),
+        ("12000-02-03", "20000-01-01T00:00:00Z"),
+    ],
     "flags": [("true", 1), ("false", 2)],
 }
 Get = Callable[..., list[Mapping[str, object] | None]]
@@ -183,3 +190,19 @@ def test_a_database_that_cannot_answer_says_why(settings: Settings, store: State
         lookup.get(replace(settings, pg_database="gone"), state, [("a",)])
     with pytest.raises(StoreUnavailable, match="tidegate up"):
         lookup.get(replace(settings, pg_port=1), state, [("a",)])
+
+
+def test_a_date_that_python_has_not_is_read_as_text(filled: Settings) -> None:
+    """One such row, from the years before 1 or after 9999, hides neither itself nor the others."""
+    days = KEYED.spec.state("days")
+    assert days is not None
+    far = {"day": "12000-02-03", "last": "20000-01-01 00:00:00+00", "txid": 1}
+    assert lookup.get(filled, days, [("12000-02-03",), ("0044-03-15 BC",), ("13000-01-01",)]) == [
+        far,
+        {"day": "0044-03-15 BC", "last": datetime(2013, 1, 1, tzinfo=UTC), "txid": 1},
+        None,
+    ]
+    with StateStore.connect(filled) as store:
+        rows = list(store.state_rows(days))
+    assert [row["day"] for row in rows] == ["0044-03-15 BC", date(2013, 1, 1), "12000-02-03"]
+    assert rows[-1] == far

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
@@ -179,6 +180,20 @@ def test_all_the_way_down_and_up_again(empty: Settings) -> None:
     assert shape(empty) == built
 
 
+def test_what_older_code_took_for_poison_is_no_try_any_more(tally: Tally, settings: Settings) -> None:
+    """Its ledger says of a server that died that the batch is at fault: with the next bad record it would be given up."""
+    tally.plan(1)
+    for error in ("SPARK_FAILED: [RESPONSE_ALREADY_RECEIVED]", "SOURCE_CHANGED: 1.csv is gone", "MALFORMED_RECORD: line 3"):
+        tally.store.fail_attempt(tally.start(1), error, is_poison=True)
+    migrations.walk(settings, [], "0010")
+
+    migrations.upgrade(settings, [])
+
+    assert tally.store.poison_tries("tally", 1) == 1
+    tally.process(1)
+    assert tally.commit(1).attempt == 4
+
+
 def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally, settings: Settings) -> None:
     """Taken back to 0004, the ledger is what older code has written; brought up again, its chain holds and work goes on."""
     tally.plan(5)
@@ -198,12 +213,18 @@ def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally
     for row in before["attempt"]:
         row["is_poison"] = None if row["failed_at"] is None else False  # older code did not tell
         row.update(staged_at=None, quarantined_rows=None)
+        del row["seen_at"]  # nor did it say that it was alive
+        del row["source_hash_sum"], row["transformed_hash_sum"]  # it had XORs
     for row in before["batch"]:
         row.update(skip_owner=None, skip_reason=None)  # older code wrote that into the commit alone
-        del row["awaits_ack"]  # nor did it know of that
+        del row["awaits_ack"], row["acked_at"]  # nor did it know of that
+    for row in before["cursor"]:
+        row["epoch"] = row["epoch"].rpartition("/")[0]  # nor of copies within the server
+        del row["history"]
     for row in before["commit"]:
         row["merged_at"] = row["committed_at"]
     before["operator_action"] = []
+    del before["source_file"]  # nor did it keep files
     assert after == before
     digests = [None, *(row["source_digest"] for row in after["batch"])]
     assert [row["previous_digest"] for row in after["batch"]] == digests[:-1]
@@ -259,13 +280,36 @@ def test_what_older_code_does_not_know_is_not_taken_away_from_under_it(
 
 
 def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Settings) -> None:
-    """The message names the table and the command; the database stays as empty as it was."""
+    """One sentence names the pipeline, its state and the command; the database stays as empty as it was."""
     (state,) = SPECS[0].states
     extra = replace(SPECS[0], name="extra", states=(replace(state, name="extra_state"),))
-    with pytest.raises(SchemaOutOfDate, match=r"differ: .*extra_state.*tidegate migrate --new") as refused:
+    with pytest.raises(SchemaOutOfDate) as refused:
         migrations.upgrade(empty, [*SPECS, extra])
-    assert "\n" not in str(refused.value)
+    assert str(refused.value) == (
+        "Pipeline extra is not registered: no migration creates its state extra_state. Write the missing migration: "
+        "tidegate migrate --new 'what changed', then run: tidegate migrate"
+    )
     assert revision(empty) is None
+
+
+def test_a_pipeline_without_a_migration_keeps_no_other_from_working(empty: Settings) -> None:
+    """As when a stack starts: the others are registered, and a sentence for each that is not says why."""
+    daily, counts = SPECS
+    extra = replace(daily, name="extra", states=(replace(daily.states[0], name="extra_state"),))
+    wider = replace(counts.states[0], values=(*counts.states[0].values, ValueColumn("more", ColumnType("bigint"), "sum")))
+    changed = replace(counts, states=(wider,))
+    thief = replace(daily, name="thief")
+
+    broken = migrations.upgrade_all_but_broken(empty, [daily, extra, changed, thief])
+
+    assert broken["extra"].startswith("Pipeline extra is not registered: no migration creates its state extra_state. Write")
+    assert broken[counts.name].startswith(
+        f"Pipeline {counts.name} is not registered: the migrations make another table of its state {wider.name}."
+    )
+    assert "belongs to pipeline flights: a state has one writer" in broken["thief"]
+    assert set(broken) == {"extra", counts.name, "thief"}
+    with StateStore.connect(empty) as store:
+        assert [lag.pipeline for lag in store.lag()] == [daily.name]
 
 
 CHANGED = {
@@ -321,7 +365,7 @@ def test_dropping_the_ledger_stops_before_a_state_table(settings: Settings, as_r
 
 PAGE_VIEWS = '''"""Page views."""
 
-from jobs import Count, Files, Max, Pipeline, State, Sum
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 
 PIPELINE = Pipeline(
     name="page_views",
@@ -329,9 +373,15 @@ PIPELINE = Pipeline(
     states={
         "page_views": State(
             key={"page": "text", "day": "date"},
-            aggregates={"views": Count(), "amount": Sum("amount", "numeric(20,4)"), "latest": Max("at", "timestamptz")},
+            aggregates={
+                "views": Count(),
+                "amount": Sum("amount", "numeric(20,4)"),
+                "latest": Max("at", "timestamptz"),
+                "wall": Min("at", "timestamp"),
+                "code": Max("code", "bytea"),
+            },
         ),
-        "page_visitors": State(key={"visitor": "text"}, aggregates={"visits": Count()}, null_keys=True),
+        "page_visitors": State(key={"visitor": "text", "id": "uuid"}, aggregates={"visits": Count()}, null_keys=True),
     },
 )
 '''
@@ -371,18 +421,21 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
     built = shape(empty)
     assert [line for line in built["columns"] if line.startswith("state.page_v")] == [
         "state.page_views.amount numeric(20,4) true",
+        "state.page_views.code bytea false",
         "state.page_views.day date true",
         "state.page_views.latest timestamp with time zone false",
         "state.page_views.page text true C",
         "state.page_views.txid bigint true",
         "state.page_views.views bigint true",
+        "state.page_views.wall timestamp without time zone false",
+        "state.page_visitors.id uuid false",
         "state.page_visitors.txid bigint true",
         "state.page_visitors.visitor text false C",
         "state.page_visitors.visits bigint true",
     ]
     for state in ("page_views", "page_visitors"):
         assert any("single_writer()" in line for line in built["triggers"] if f" state.{state} " in line)
-    assert any("UNIQUE NULLS NOT DISTINCT (visitor)" in line for line in built["constraints"])
+    assert any("UNIQUE NULLS NOT DISTINCT (visitor, id)" in line for line in built["constraints"])
 
     with pytest.raises(SchemaOutOfDate, match="newer than this code"):
         StateStore.connect(empty)  # the code beside the clone does not know that revision
@@ -394,12 +447,43 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
     assert _digest(REPOSITORY / "migrations") == tree
 
 
+@pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])
+def test_code_that_was_started_before_a_migration_knows_whether_it_may_go_on(
+    empty: Settings, clone: Path, *, of_states_only: bool
+) -> None:
+    """What is on disk says nothing about code in memory: that of the old ledger is refused, a new state disturbs nobody."""
+    assert _tidegate(clone, empty, "migrate").returncode == 0
+    program = "from state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
+    started = subprocess.Popen(
+        **_command(clone, empty, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    started.stdout.readline()  # it has imported its code
+    head = FILES[-1][:4]
+    number = f"{int(head) + 1:04d}"
+    mark = schema.OF_STATES_ONLY if of_states_only else ""
+    new = f"{mark}\nrevision = '{number}'\ndown_revision = '{head}'\ndef upgrade():\n    pass\ndef downgrade():\n    pass\n"
+    (clone / f"migrations/versions/{number}_new.py").write_text(new)
+    migrated = _tidegate(clone, empty, "migrate")
+    assert migrated.returncode == 0, migrated.stderr
+
+    _, said = started.communicate("\n", timeout=60)
+
+    assert (started.returncode == 0) is of_states_only, said
+    if not of_states_only:
+        assert f"was migrated to revision {number}, but this process was started with code for {schema.KNOWN_LEDGER}" in said
+        assert "Restart the stack: tidegate down && tidegate up" in said
+
+
 def _tidegate(clone: Path, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
     return _python(clone, settings, MAIN, *arguments)
 
 
 def _python(clone: Path, settings: Settings, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the clone's code on the test's database."""
+    return subprocess.run(**_command(clone, settings, code, *arguments), capture_output=True, timeout=120, check=False)
+
+
+def _command(clone: Path, settings: Settings, code: str, *arguments: str) -> dict[str, Any]:
     where = settings.conninfo()
     environment = {
         **os.environ,
@@ -410,8 +494,7 @@ def _python(clone: Path, settings: Settings, code: str, *arguments: str) -> subp
         "PGDATABASE": where["dbname"],
         "PGPASSFILE": where["passfile"],
     }
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return {"args": [sys.executable, "-c", code, *arguments], "cwd": clone, "env": environment, "text": True}
 
 
 def _digest(folder: Path) -> dict[str, str]:

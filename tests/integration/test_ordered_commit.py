@@ -1,7 +1,11 @@
 """The ordered commit decides what counts: each txid once, in order, whole, whatever happens to the connection."""
 
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 
+import psutil
 import psycopg2
 import pytest
 
@@ -94,6 +99,33 @@ def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) ->
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
 
     with pytest.raises(StagingLost, match="tally 1:1 has not ended within 3600 s"):
+        tally.commit(1)
+
+
+def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) -> None:
+    """Its process says every few seconds that it lives; killed or stopped, it delays others by a minute at most (I20)."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    silent = "UPDATE tidegate.attempt SET seen_at = now() - interval '{} s'"
+    as_role("tidegate_owner", silent.format(61))
+    with pytest.raises(StagingLost, match=r"tally 1:1 has not been heard of for 61 s: its process \(test\) died"):
+        tally.commit(1)
+
+    assert tally.store.keep_alive(attempt)
+    with pytest.raises(AttemptNotSealed):
+        tally.commit(1)
+
+    tally.start(1)
+    assert not tally.store.keep_alive(attempt)
+
+
+def test_an_attempt_of_older_code_gives_way_when_it_is_overdue(tally: Tally, as_role: Execute) -> None:
+    """It never says that it lives, which does not make it dead."""
+    tally.plan(1)
+    tally.start(1)
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = NULL, started_at = now() - interval '3500 s'")
+
+    with pytest.raises(AttemptNotSealed):
         tally.commit(1)
 
 
@@ -589,7 +621,7 @@ def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings
         link.muted = False
         link.server.sendall(link.commit)
 
-    impatient = replace(settings, commit_timeout_seconds=1)
+    impatient = replace(settings, idle_timeout_seconds=1)
     with StateStore.connect(replace(impatient, pg_port=wire.port)) as paused, ThreadPoolExecutor(1) as thread:
         wire.fault = pause
         slow = thread.submit(paused.commit_batch, ready.spec, 2, "slow")
@@ -601,6 +633,39 @@ def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings
         assert slow.result(30).already_committed
 
     assert fast.already_committed is False
+    assert ready.state() == AFTER_BOTH
+
+
+STOPS_BEFORE_ITS_COMMIT = """
+import os, signal, sys
+import sqlalchemy as sa
+from state_store import Settings, StateStore
+from tests.integration.conftest import TALLY
+
+with StateStore.connect(Settings(pg_host=sys.argv[1], pg_port=int(sys.argv[2]), pg_database=sys.argv[3],
+                                 pg_require_auth=sys.argv[4], idle_timeout_seconds=2)) as store:
+    sa.event.listen(store.engine, "commit", lambda _: os.kill(os.getpid(), signal.SIGSTOP), once=True)
+    print(store.commit_batch(TALLY.spec, 2, "stopped").already_committed)
+"""
+
+
+def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready: Tally, settings: Settings) -> None:
+    """However long its statements may take: it stands between two of them. Woken up, it finds the batch committed."""
+    known = [settings.pg_host, settings.pg_port, settings.pg_database, settings.pg_require_auth]
+    environment = os.environ | ({"PGPASSFILE": str(settings.pg_passfile)} if settings.pg_passfile else {})
+    command = [sys.executable, "-c", STOPS_BEFORE_ITS_COMMIT, *map(str, known)]
+    stopped = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED)
+        began = time.monotonic()
+        assert ready.commit(2).already_committed is False
+        assert time.monotonic() - began < settings.lock_timeout_seconds / 2
+
+        stopped.send_signal(signal.SIGCONT)
+        told, _ = stopped.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        stopped.kill()
+    assert told.strip() == "True"
     assert ready.state() == AFTER_BOTH
 
 

@@ -12,7 +12,7 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("quarantine", "operator_action"),
+    *("source_file", "quarantine", "operator_action"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
@@ -34,11 +34,23 @@ TABLE_PRIVILEGES = {
 }
 COLUMN_UPDATES = {
     "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason"},
-    "tidegate.batch": {"attempt", "halted_at", "halted_reason", "skip_owner", "skip_reason", "tries_after", "awaits_ack"},
-    "tidegate.attempt": {
-        *("sealed_at", "failed_at", "error", "is_poison", "dropped_at", "staged_at", "spark_application", "spark_tag"),
-        *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
+    "tidegate.batch": {
+        "attempt",
+        "halted_at",
+        "halted_reason",
+        "skip_owner",
+        "skip_reason",
+        "tries_after",
+        "awaits_ack",
+        "acked_at",
     },
+    "tidegate.attempt": {
+        *("seen_at", "sealed_at", "failed_at", "error", "is_poison", "dropped_at", "staged_at"),
+        *("spark_application", "spark_tag"),
+        *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
+        *("source_hash_sum", "transformed_hash_sum"),
+    },
+    "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
     "tidegate.quarantine": {"replayed_txid"},
 }

@@ -1,12 +1,15 @@
 """Batches that nobody has begun are there for whoever has time; that they live is told, and decides nothing."""
 
+import time
 from contextlib import closing
 
 import pytest
 
+from jobs import phases
+from state_store import Settings
 from state_store.attempts import Settled
 from state_store.errors import StoreUnavailable
-from tests.integration.conftest import Execute, Tally, until
+from tests.integration.conftest import TALLY, Execute, Tally, until
 
 THIEVES = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate steals %'"
 
@@ -18,7 +21,8 @@ def test_what_nobody_has_begun_is_found_in_order(tally: Tally) -> None:
     tally.process(1)
     tally.commit(1)
     tally.start(3)
-    tally.store.give_up("tally", 5, "ann", "its file is lost")
+    tally.store.fail_attempt(tally.start(5), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    assert tally.store.give_up("tally", 5, "the pipeline's policy", "its file is bad")
 
     assert list(tally.store.unbegun("tally", "run")) == [2, 4, 6]
     assert list(tally.store.unbegun("tally", "another")) == [7]
@@ -48,6 +52,33 @@ def test_what_has_ended_is_nobodys(tally: Tally) -> None:
         assert tally.store.is_stolen("tally", 2)
         tally.store.fail_attempt(failed, "SPARK_FAILED: gone")
         assert not tally.store.is_stolen("tally", 2)
+
+
+def test_a_thief_that_stands_still_has_nothing(tally: Tally, as_role: Execute) -> None:
+    """Its connection lives on, in a process that was stopped or on a machine that is away."""
+    tally.plan(1)
+    with closing(tally.store.unbegun("tally", "run")) as unbegun:
+        tally.start(next(unbegun))
+        assert tally.store.is_stolen("tally", 1)
+        as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+        assert not tally.store.is_stolen("tally", 1)
+
+
+def test_a_name_that_a_pooler_keeps_is_not_believed_for_long(
+    tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner died before it began: the batch's own task goes on after seconds, not after an hour."""
+    tally.plan(1)
+    monkeypatch.setattr(phases, "LONGEST_WAIT_FOR_THIEF_SECONDS", 0.5)
+    with closing(tally.store.unbegun("tally", "run")) as unbegun:
+        assert next(unbegun) == 1
+        assert tally.store.is_stolen("tally", 1)
+        assert not tally.store.is_stolen("tally", 1, only_begun=True)
+        began_at = time.monotonic()
+        phases.await_thief(settings, TALLY, 1)
+        assert 0.5 <= time.monotonic() - began_at < 30
+        tally.start(1)
+        assert tally.store.is_stolen("tally", 1, only_begun=True)
 
 
 def test_who_stops_looking_or_dies_has_nothing(tally: Tally, as_role: Execute) -> None:

@@ -350,7 +350,7 @@ def test_a_commit_without_processing_processes_first(settings: Settings, sales: 
     assert stored_state(settings) == clean_state(settings.home)
 
 
-def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, sales: Pipeline) -> None:
+def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, sales: Pipeline, as_owner: Callable) -> None:
     """It is retried later; once the attempt is overdue, the batch is processed again and the late one is fenced."""
     phases.plan_batches(settings, SALES, run_id="run")
     with StateStore.connect(settings) as store:
@@ -360,7 +360,8 @@ def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, 
     with StateStore.connect(settings) as store:
         assert len(store.batch_history("sales", 1).attempts) == 1
 
-    assert phases.commit_batch(replace(settings, attempt_timeout_seconds=0), SALES, 1, owner="test").attempt == 2
+    as_owner(sa.update(tables.attempt).values(started_at=sa.func.now() - sa.text("interval '3601 s'")))
+    assert commit(settings, 1).attempt == 2
 
 
 def staging(txid: int, attempt: int) -> sa.Table:

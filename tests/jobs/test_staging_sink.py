@@ -30,6 +30,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
         ("integer", pa.int32(), [5, -(2**31), 2**31 - 1, 0, -1]),
         ("date", pa.date32(), DATES),
         ("timestamptz", pa.timestamp("us", tz="UTC"), TIMES),
+        ("timestamp", pa.timestamp("us"), [time.replace(tzinfo=None) for time in TIMES]),
     ],
 )
 def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:

@@ -96,7 +96,7 @@ class TableFeed:
         self.table = self._run("SELECT 'feed_' || count(*) FROM pg_tables WHERE tablename LIKE 'feed\\_%'")[0][0]
         when = "updated_at timestamptz DEFAULT clock_timestamp() NOT NULL, " if by_time else ""
         self._run(f"CREATE TABLE {self.table} ({when}id bigserial PRIMARY KEY, name text, amount int)")
-        self._run(f"GRANT SELECT ON {self.table} TO tidegate_stager")
+        self._run(f"GRANT SELECT ON {self.table}, {self.table}_id_seq TO tidegate_stager")
         schema = {"id": "bigint", **SCHEMA}
         self.source = PostgresTable(
             table=self.table,

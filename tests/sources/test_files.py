@@ -9,22 +9,27 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 
-from jobs import Count, Files, Pipeline, State, phases
+from jobs import Count, Files, Max, Pipeline, State, Sum, phases
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, file_content, parquet_files, text_tasks, typed_values
+from jobs.sources.kinds import kind_of
+from jobs.spark import spark_session
 from state_store import StateStore
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
-from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable
+from state_store.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
 from tests.sources.conftest import SCHEMA, Inbox
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
@@ -32,6 +37,7 @@ JSON = Files("inbox", glob="*.json*", format="json", schema=SCHEMA, max_files=10
 TEXT = Files("inbox", glob="*.txt*", format="text", max_files=10)
 PARQUET = Files("inbox", glob="*.parquet", schema=SCHEMA, max_files=10)
 HEADER = "name,amount\n"
+NO_FIT = "the record does not fit the schema: "
 
 # What people write into CSV files: separators, quotes, backslashes, other alphabets, spaces at the ends.
 NAMES = [
@@ -162,16 +168,327 @@ def test_an_empty_quoted_text_is_not_null(inbox: Inbox) -> None:
     assert inbox.read(CSV) == [("", 1), ("name", None), (None, 2)]
 
 
-def test_a_quoted_newline_is_read_where_it_is_declared(inbox: Inbox) -> None:
-    """With multiLine a record may span lines, and a bad record is still found."""
-    source = Files("inbox", format="csv", schema=SCHEMA, options={"multiLine": "true"})
+@pytest.mark.parametrize("options", [{}, {"multiLine": "true"}], ids=["by default", "multiLine"])
+def test_a_newline_inside_quotes_belongs_to_its_record(inbox: Inbox, options: dict[str, str]) -> None:
+    """As RFC 4180 has it; declared or not, and a bad record behind it is still found on its own line."""
+    source = Files("inbox", format="csv", schema=SCHEMA, options=options)
     inbox.write("01.csv", HEADER + '"two\nlines",1\nplain,2\n')
     assert inbox.read(source) == [("plain", 2), ("two\nlines", 1)]
 
-    inbox.write("01.csv", HEADER + '"two\nlines",1\nplain,2,3\n')
+    file = inbox.write("01.csv", HEADER + '"two\nlines",1\nplain,2,3\n')
     pipeline = inbox.declare(source)
     inbox.plan(pipeline, "run")
-    assert "01.csv" in inbox.refused(pipeline, MalformedRecord)
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 4: {NO_FIT}it has 3 value(s)")
+
+
+def test_columns_of_csv_are_read_by_their_names(inbox: Inbox) -> None:
+    """Whatever their order in a file, and whatever else is in it: the header says which is which, file by file."""
+    inbox.write("01.csv", "amount,name\n1,a\n")
+    inbox.write("02.csv", 'id,name,note,amount\n7,b,"x, y",2\n')
+    inbox.write("03.csv", "name,amount\nc,3\n")
+    assert inbox.read(CSV, files=3) == [("a", 1), ("b", 2), ("c", 3)]
+
+    file = inbox.write("04.csv", "id,name,note,amount\n7,b,2\n")
+    pipeline = inbox.declare(CSV)
+    inbox.plan(pipeline, "run")
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 2: {NO_FIT}it has 3 value(s), the 4 columns need")
+
+
+@pytest.mark.parametrize("separator", ["\t", "\x01", ";"], ids=["tab", "x01", "semicolon"])
+def test_records_made_of_separators_only_count(inbox: Inbox, separator: str) -> None:
+    """All their values are NULL, and they are records all the same; a line without anything is none."""
+    schema = {"name": "string", "amount": "int", "other": "int"}
+    lines = ["name,amount,other", "x,1,2", ",,", "", "y,3,4"]
+    inbox.write("01.csv", "\n".join(lines).replace(",", separator) + "\n")
+    source = Files("inbox", format="csv", schema=schema, options={"sep": separator})
+
+    assert inbox.read(source) == [("x", 1, 2), ("y", 3, 4), (None, None, None)]
+
+
+@pytest.mark.parametrize("separator", ["¦", "\u3001"], ids=["broken bar", "ideographic comma"])
+def test_a_separator_of_several_bytes_is_one_character(inbox: Inbox, separator: str) -> None:
+    """It may be any character, also one that UTF-8 writes in several bytes."""
+    inbox.write("01.csv", f'name{separator}amount\n"a{separator}b"{separator}1\nc"d{separator}2\n')
+
+    assert inbox.read(Files("inbox", format="csv", schema=SCHEMA, options={"sep": separator})) == [
+        (f"a{separator}b", 1),
+        ('c"d', 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "codec"),
+    [("ISO-8859-1", "latin-1"), ("windows-1252", "cp1252"), ("UTF-16", "utf-16"), ("UTF-16LE", "utf-16-le"), ("utf8", "utf-8")],
+)
+@pytest.mark.parametrize("form", ["csv", "json", "text"])
+def test_another_encoding_is_read_where_it_is_declared(inbox: Inbox, form: Any, encoding: str, codec: str) -> None:
+    """What the option says is what the bytes mean, for every text format."""
+    name = "Zürich é"
+    content = {"csv": f'{HEADER}"{name}\n",1\n', "json": f'{{"name": "{name}\\n", "amount": 1}}\n', "text": f"{name}\n"}[form]
+    source = Files("inbox", format=form, schema={} if form == "text" else SCHEMA, options={"encoding": encoding})
+    inbox.write("01", content.encode(codec))
+
+    assert inbox.read(source) == [(name,) if form == "text" else (f"{name}\n", 1)]
+
+
+def test_bytes_that_are_not_of_the_declared_encoding_are_refused(inbox: Inbox) -> None:
+    """By the name that was declared, and the line."""
+    pipeline = inbox.declare(Files("inbox", format="csv", schema=SCHEMA, options={"encoding": "UTF-16"}))
+    file = inbox.write("01.csv", (HEADER + "a,1\n").encode("utf-16") + b"\x00")
+    inbox.plan(pipeline, "run")
+    assert inbox.refused(pipeline, MalformedRecord) == f"{file}, line 3: byte 0x00 is not utf-16."
+
+
+DIGITS = ["0.1234567890123456789", "1234567.12345678901", "12345678.90", "0.0001", "10000000.00", "-0", "1e-3", "12E2"]
+
+
+def test_numbers_in_json_keep_their_digits(inbox: Inbox) -> None:
+    """A decimal is the one that is written, and a text is what is written: neither passes through a double."""
+    inbox.write("01.json", "".join(f'{{"name": {number}, "amount": {number}}}\n' for number in DIGITS))
+    source = Files("inbox", format="json", schema={"name": "string", "amount": "decimal(38,19)"})
+
+    scale = Decimal(1).scaleb(-19)
+    assert inbox.read(source) == sorted(((number, Decimal(number).quantize(scale)) for number in DIGITS), key=repr)
+
+
+def test_what_is_no_text_in_json_is_read_as_it_is_written(inbox: Inbox) -> None:
+    """A column of texts takes the JSON that stands there, digit for digit, for the transform to look into."""
+    lines = ['{"name": {"a": 1.10, "b": [1, "x y"]}, "amount": 1}', '{"amount": 2, "name": true}', '{"name": [1.0, null]}']
+    inbox.write("01.json", "\n".join(lines))
+
+    assert inbox.read(JSON) == sorted([('{"a":1.10,"b":[1,"x y"]}', 1), ("true", 2), ("[1.0,null]", None)], key=repr)
+
+
+NO_TIMES = [
+    *("10:00", "T10:00", "10:00:00", "today", "now", "2024", "2024-01", "2024-01-05 garbage", "2024-01-05T99:99", "24:00"),
+    *("2024-01-05T10:00:00.1234567", "2024-02-30", "0000-01-01", "2024-01-05T10:00:60", "2024-1-5", "+12024-01-01", ""),
+    *("2024-01-05T10:00:00 Europe/Berlin", "9999-12-31T23:59:59-01:00", " 2024-01-05", "1704448800", "10000-01-01"),
+]
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_time_without_its_full_form_is_refused(inbox: Inbox, form: Any, kind: str) -> None:
+    """Nothing depends on the day of the run, and nothing is cut off or made up: each of these goes to quarantine."""
+    quoted = [f'"{text}"' for text in NO_TIMES]
+    lines = (
+        [f"a,{text}" for text in quoted]
+        if form == "csv"
+        else [f'{{"name": "a", "amount": {t}}}' for t in [*quoted, "5", "1.5"]]
+    )
+    good = "2024-01-05" if kind == "date" else "2024-01-05T10:00:00.123456"
+    lines.append(f"b,{good}" if form == "csv" else f'{{"name": "b", "amount": "{good}"}}')
+    inbox.write("01", (HEADER if form == "csv" else "") + "\n".join(lines))
+    source = Files("inbox", format=form, schema={"name": "string", "amount": kind})
+    states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
+    pipeline = inbox.declare(source, states=states, on_poison="quarantine")
+
+    inbox.run(pipeline)
+    assert inbox.rows(pipeline) == [{"name": "b", "lines": 1}]
+    with StateStore.connect(inbox.settings) as store:
+        waiting = list(store.quarantined("inbox"))
+    assert sorted(record["payload"] for record in waiting) == sorted(lines[:-1])
+    assert all(record["reason"].startswith("column amount: ") for record in waiting)
+
+
+def test_full_dates_and_times_are_read(inbox: Inbox) -> None:
+    """As Python reads them, with and without a zone, and from the first to the last year."""
+    texts = [
+        "2024-01-05",
+        "2024-01-05T10:00",
+        "0001-01-01 00:00:00",
+        "9999-12-31T23:59:59.999999Z",
+        "2024-02-29T23:30:00.5+0530",
+    ]
+    inbox.write("01.csv", "at\n" + "\n".join(texts))
+    source = Files("inbox", format="csv", schema={"at": "timestamp"})
+    states = {"per_name": State(key={"at": "timestamptz"}, aggregates={"lines": Count()})}
+    pipeline = inbox.declare(source, states=states)
+
+    inbox.run(pipeline)
+    found = [row["at"] for row in inbox.rows(pipeline)]
+    parsed = [datetime.fromisoformat(text) for text in texts]
+    assert found == sorted(time if time.tzinfo else time.replace(tzinfo=UTC) for time in parsed)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "why"),
+    [
+        (['{"name": "a", "amount": 1}] junk'], 1, "something follows the record: '] junk'"),
+        (['{"name": "a", "amount": 1}][{"name": "b", "amount": 2}'], 1, "something follows the record"),
+        (['{"name": "a\\ud800b", "amount": 1}'], 1, "column name: half of a surrogate pair stands alone"),
+        (["{", '  "name": "a",', '  "amount": 1', "}"], 1, "one record a line is read, but this looks like JSON over several"),
+        (['[{"name": "a", "amount": 1},', '{"name": "b", "amount": 2}]'], 1, "one record a line is read, but this looks"),
+        (['{"name": "a", "amount": 1', ', "amount": 2}'], 1, "it is no JSON: Expecting ',' delimiter at character 26"),
+        (["{'name': 'a', 'amount': 1}"], 1, "it is no JSON"),
+        (['{"name": "a", "amount": 01}'], 1, "it is no JSON"),
+        (['{"name": "a", "amount": NaN}'], 1, "column amount: 'NaN' is no int"),
+        (['{"name": "a", "amount": 1' + "0" * 5000 + "}"], 1, "it has a number of thousands of digits"),
+        (["[" * 100_000], 1, "it is nested too deeply"),
+    ],
+)
+def test_what_a_json_line_may_hide_is_refused(inbox: Inbox, lines: list[str], line: int, why: str) -> None:
+    """Nothing behind the record is dropped, no character is replaced, and one record is one line."""
+    pipeline = inbox.declare(JSON)
+    file = inbox.write("01.json", "\n".join(lines))
+    inbox.plan(pipeline, "run")
+
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line {line}: {NO_FIT}{why}")
+
+
+def test_a_key_that_no_record_of_a_json_file_has_is_refused_or_declared(inbox: Inbox) -> None:
+    """It may be misspelt; `missing` says that it may be left out everywhere. A few records may always lack one."""
+    lines = ['{"name": "a", "Amount": 1}', '{"name": "amount", "x": {"amount": 1}}', '{"name": "\\"amount\\": 5"}']
+    file = inbox.write("01.json", "\n".join(lines))
+    pipeline = inbox.declare(JSON)
+    inbox.plan(pipeline, "run")
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}: none of its 3 record(s) has the key amount")
+
+    lenient = Files("inbox", glob="*.json", format="json", schema=SCHEMA, missing="null")
+    assert lenient.identity == Files("inbox", glob="*.json", format="json", schema=SCHEMA).identity
+    assert inbox.read(lenient) == sorted([("a", None), ("amount", None), ('"amount": 5', None)], key=repr)
+    inbox.write("01.json", "\n".join([*lines, '{"name": "b", "\\u0061mount": 2}']))
+    assert len(inbox.read(JSON)) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "why"),
+    [
+        ('1,"a\n2,b\n3,c', 2, "a quote is opened and never closed"),
+        ('1,"a"b\n2,c\n', 2, "text follows a closing quote"),
+        ('1,a\n2,"b"c"\n', 3, "text follows a closing quote"),
+        ("1,a\n   \n", 3, "it has 1 value(s), the 2 columns need one each"),
+    ],
+)
+def test_quotes_that_make_no_record_are_refused(inbox: Inbox, content: str, line: int, why: str) -> None:
+    """A quote that stays open does not swallow the file; its own line is named."""
+    pipeline = inbox.declare(Files("inbox", format="csv", schema={"amount": "int", "name": "string"}))
+    file = inbox.write("01.csv", "amount,name\n" + content)
+    inbox.plan(pipeline, "run")
+
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line {line}: {NO_FIT}{why}")
+
+
+def test_an_empty_line_of_one_column_is_refused(inbox: Inbox) -> None:
+    """It may be a value or nothing: neither is guessed."""
+    pipeline = inbox.declare(Files("inbox", format="csv", schema={"name": "string"}), transform=one_each)
+    file = inbox.write("01.csv", "name\na\n\nb\n")
+    inbox.plan(pipeline, "run")
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 3: {NO_FIT}an empty line may be an empty value")
+    inbox.write("02.csv", 'name\na\n   \n""\n')
+    one = Files("inbox", glob="02.csv", format="csv", schema={"name": "string"})
+    assert inbox.read(one) == [("   ",), ("",), ("a",)]
+
+
+def test_zeros_behind_a_gzip_member_are_no_data(inbox: Inbox) -> None:
+    """Tapes and some uploads fill up the last block; what is no zero is refused."""
+    inbox.write("01.txt.gz", gzip.compress(b"a\n") + gzip.compress(b"b\n") + bytes(1000))
+    assert inbox.read(TEXT) == [("a",), ("b",)]
+
+    pipeline = inbox.declare(TEXT, transform=text_as_name)
+    file = inbox.write("01.txt.gz", gzip.compress(b"a\n") + b"junk")
+    inbox.plan(pipeline, "run")
+    assert str(file) in inbox.refused(pipeline, SourceUnreadable)
+
+
+def test_a_damaged_second_stream_of_bzip2_is_refused(inbox: Inbox) -> None:
+    """It is no end of the file."""
+    inbox.write("01.txt.bz2", bz2.compress(b"a\n") + bz2.compress(b"b\n"))
+    assert inbox.read(TEXT) == [("a",), ("b",)]
+
+    pipeline = inbox.declare(TEXT, transform=text_as_name)
+    file = inbox.write("01.txt.bz2", bz2.compress(b"a\n") + b"x" + bz2.compress(b"b\n")[1:])
+    inbox.plan(pipeline, "run")
+    assert str(file) in inbox.refused(pipeline, SourceUnreadable)
+
+
+def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece starts at a record, wherever newlines stand in quotes; all records arrive once, and lines are the file's."""
+    monkeypatch.setattr(text_tasks, "PIECE_BYTES", 1 << 20)
+    records = [f'"name{n % 10}\n{"x" * (n % 50)}",{n}\n' for n in range(60_000)]
+    file = inbox.write("01.csv", codecs.BOM_UTF8 + (HEADER + "".join(records)).encode())
+    found = text_tasks.scan(file, "01.csv", CSV.emitter(Any, inbox.settings)._parser, "utf-8", has_header=True, may_lack=False)  # type: ignore[arg-type,attr-defined]
+    assert len(found.pieces) > 1
+
+    assert [amount for _, amount in sorted(inbox.read(CSV), key=lambda row: row[1])] == list(range(60_000))
+    file = inbox.write("01.csv", HEADER + "".join(records) + "z,x\n")
+    pipeline = inbox.declare(CSV)
+    inbox.plan(pipeline, "run")
+    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 120002: {NO_FIT}column amount: 'x' is no int")
+
+
+def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many records there are is counted apart from Spark: an attempt that read fewer is not sealed."""
+    for number in range(3):
+        inbox.write(f"0{number}.csv", HEADER + "a,1\n" * 100_000)
+    pipeline = inbox.declare(CSV)
+    inbox.plan(pipeline, "run")
+    real = text_tasks.in_tasks
+    monkeypatch.setattr(text_tasks, "in_tasks", lambda pieces: real(pieces[:-1]))
+
+    with pytest.raises(RowsLost, match="the source has 300000 rows, 200000 arrived in Spark"):
+        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+    monkeypatch.undo()
+    assert inbox.run(pipeline, "again") == [1]
+    assert inbox.rows(pipeline) == [{"name": "a", "lines": 300_000, "amount": 300_000}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 39, "9" * 20 + "." + "9" * 19, "340282366920938463463374607431768211457", "1e38", "1E39", "0." + "9" * 39, "1e-39"],
+)
+def test_a_decimal_of_too_many_digits_does_not_become_another_number(inbox: Inbox, text: str) -> None:
+    """Arrow's own cast counts from the other end where 128 bits are not enough."""
+    for name in ("decimal(38,0)", "decimal(38,19)"):
+        kind = kind_of(name)
+        column, bad = typed_values.from_texts(kind, pa.array(["1", text]))
+        assert column.to_pylist()[1] is None
+        assert list(bad) == [1]
+    source = Files("inbox", format="csv", schema={"name": "string", "amount": "decimal(38,0)"})
+    inbox.write("01.csv", f"{HEADER}a,{'9' * 38}\nb,{'0' * 40}1\nc,12.50e1\n")
+    assert inbox.read(source) == [("a", Decimal("9" * 38)), ("b", Decimal(1)), ("c", Decimal(125))]
+
+
+def test_blank_lines_before_the_header_of_one_column_are_no_header(inbox: Inbox) -> None:
+    """The header itself is no record then."""
+    inbox.write("01.csv", "\n\nname\na\n")
+    assert inbox.read(Files("inbox", format="csv", schema={"name": "string"})) == [("a",)]
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
+def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> None:
+    """Summer in 2050 is summer time, as Python has it, and an hour that comes twice is refused."""
+    texts = ["2036-07-01 12:00:00", "2037-07-01 12:00:00", "2050-07-01 12:00:00", "2050-01-01 12:00:00", "9999-07-01 12:00:00"]
+    column, bad = typed_values.from_texts(kind_of("timestamp"), pa.array([*texts, None]), zone)
+    assert bad == {}
+    assert column.to_pylist() == [*(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)) for text in texts), None]
+    twice = {"Europe/Berlin": "2050-10-30 02:30:00", "America/New_York": "2050-11-06 01:30:00"}[zone]
+    assert list(typed_values.from_texts(kind_of("timestamp"), pa.array([twice]), zone)[1]) == [0]
+
+
+def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the byte order mark, and also in JSON."""
+    monkeypatch.setattr(file_content, "READ_BLOCK_BYTES", 1)
+    inbox.write("01.json", codecs.BOM_UTF8 + '{"name": "\u00e9", "amount": 1}\n{"name": "\U0001f30a", "amount": 2}'.encode())
+    assert inbox.read(JSON) == [("\u00e9", 1), ("\U0001f30a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("01.txt.gz", gzip.compress(b"a\n" * 9)[:10] + b"\xff" * 20, {}),
+        ("01.txt", b"a\x00b\x00", {"encoding": "utf-16"}),
+        ("01.txt", b"\xef", {"encoding": "utf-8-sig"}),
+    ],
+    ids=["no deflate", "no mark", "part of a mark"],
+)
+def test_what_is_no_text_of_its_kind_is_refused(inbox: Inbox, name: str, content: bytes, options: dict[str, str]) -> None:
+    """With the file's name, not with a traceback, and not by leaving it out."""
+    source = Files("inbox", glob="*.txt*", format="text", options=options)
+    pipeline = inbox.declare(source, transform=text_as_name)
+    file = inbox.write(name, content)
+    inbox.plan(pipeline, "run")
+    assert str(file) in inbox.refused(pipeline, SourceUnreadable if name.endswith(".gz") else MalformedRecord)
 
 
 @pytest.mark.parametrize(
@@ -245,16 +562,42 @@ def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> No
         metadata = plan(inbox, CSV)
         with phases.spark_session(inbox.settings, "inbox") as spark:
             emitter = CSV.emitter(spark, inbox.settings)
-            rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
-            with pytest.raises(PySparkException) as failure:
-                rows.collect()
-        explained = emitter.explain(failure.value)
-        assert isinstance(explained, MalformedRecord)
-        assert str(explained).startswith(f"{file}, line 3: ")
+            with pytest.raises(MalformedRecord) as refusal:
+                emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+        assert str(refusal.value).startswith(f"{file}, line 3: {NO_FIT}column amount: 'two' is no int")
         file.unlink()
 
 
 # ---------------------------------------------------------------------------------------------------------- refused
+
+
+WRONG_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "selectExpr": lambda rows: rows.selectExpr("nam AS name", "amount"),
+    "item": lambda rows: rows.where(rows["nam"] == "a"),
+    "aggregate": lambda rows: rows.groupBy("name").agg({"nam": "max"}),
+    "name with a dot": lambda rows: rows.selectExpr("name", "`nam.e` AS amount"),
+}
+
+
+@pytest.mark.parametrize(("source", "policy"), [(CSV, "block"), (JSON, "quarantine")], ids=["csv", "json, quarantine"])
+@pytest.mark.parametrize("wrong", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS.keys())
+def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox, source: Files, wrong: Callable, policy: str) -> None:
+    """In one line, and as the fault of the declaration."""
+    pipeline = inbox.declare(source, transform=wrong, on_poison=policy)
+    inbox.write("01.csv", HEADER + "a,1\n")
+    inbox.write("01.json", '{"name": "a", "amount": 1}\n')
+    inbox.plan(pipeline, "run")
+    assert "nam" in inbox.refused(pipeline, DeclarationInvalid).replace("name", "")
+
+
+def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:
+    """It is no field of a struct."""
+    schema = {"name": "string", "a.b": "int", "c`d": "int"}
+    states = {"per_name": State(key={"name": "text"}, aggregates={"one": Sum("a.b"), "two": Max("c`d")})}
+    pipeline = inbox.declare(Files("inbox", glob="*.csv", format="csv", schema=schema), states=states)
+    inbox.write("01.csv", "name,a.b,c`d\na,1,2\na,3,4\n")
+    inbox.run(pipeline)
+    assert inbox.rows(pipeline) == [{"name": "a", "one": 4, "two": 4}]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +610,6 @@ def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> No
         (HEADER + "a,1\nb,3000000000\n", 3),
         (HEADER + "a,1\nb,1.5\n", 3),
         (HEADER + "a,1\nb, 2\n", 3),
-        (HEADER + 'a,1\n"b\nc",2\n', 3),
         (HEADER + 'a,1\n"b,2\n', 3),
         (HEADER + "a,1\nname,amount\n", 3),
         (HEADER + "\n\n\na,1\nb,two\n", 6),
@@ -282,7 +624,6 @@ def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> No
         "number out of range",
         "fraction",
         "number with a space",
-        "newline in quotes",
         "quote never closed",
         "header again",
         "after blank lines",
@@ -306,17 +647,15 @@ def test_a_bad_csv_record_is_refused_with_file_and_line(inbox: Inbox, content: s
     "content",
     [
         "a,1\nb,2\n",
-        "amount,name\n1,a\n",
-        "name,amount,more\na,1,2\n",
         "name\na\n",
         "name, amount\na,1\n",
         "name;amount\na;1\n",
-        "",
+        "name,amount,name\na,1,b\n",
     ],
-    ids=["no header", "other order", "one more", "one less", "a space", "other separator", "empty file"],
+    ids=["no header", "one less", "a space", "other separator", "a column twice"],
 )
 def test_a_csv_file_with_another_header_is_refused(inbox: Inbox, content: str) -> None:
-    """Columns are never mixed up, and no first row is taken for a header: the header must be the schema's columns."""
+    """Columns are never mixed up, and no first row is taken for a header: the header must name the schema's columns."""
     pipeline = inbox.declare(CSV)
     file = inbox.write("01.csv", content)
     inbox.plan(pipeline, "run")
@@ -327,7 +666,7 @@ def test_a_csv_file_with_another_header_is_refused(inbox: Inbox, content: str) -
 def test_a_compressed_csv_file_with_another_header_is_refused(inbox: Inbox) -> None:
     """Compression hides no header."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema={"name": "string", "note": "string"}), transform=one_each)
-    file = inbox.write("01.csv.gz", gzip.compress(b"note,name\nhello,a\n"))
+    file = inbox.write("01.csv.gz", gzip.compress(b"name,notes\na,hello\n"))
     inbox.plan(pipeline, "run")
 
     assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 1: the header is ")
@@ -462,45 +801,146 @@ def test_a_damaged_parquet_file_is_refused(inbox: Inbox, damage: Callable[[bytes
 
 
 PARQUET_OTHERS = {
-    "missing column": pa.table({"name": ["a"]}),
-    "extra column": people(["a"], [1]).append_column("more", pa.array([1])),
-    "column of another type": people(["a"], [1], pa.int64()),
-    "text for a number": pa.table({"name": ["a"], "amount": ["1"]}),
-    "unsigned": people(["a"], [1], pa.uint32()),
-    "column in another case": pa.table({"name": ["a"], "Amount": pa.array([1], pa.int32())}),
-    "column twice": pa.Table.from_arrays(
-        [pa.array(["a"]), pa.array([1], pa.int32()), pa.array([2], pa.int32())], ["name", "amount", "amount"]
+    "missing column": (pa.table({"name": ["a"]}), "column amount of the schema is missing; it has name"),
+    "wider": (people(["a"], [1], pa.int64()), "amount is int64, and the schema says int"),
+    "text for a number": (pa.table({"name": ["a"], "amount": ["1"]}), "amount is string, and the schema says int"),
+    "unsigned": (people(["a"], [1], pa.uint32()), "amount is uint32, and the schema says int"),
+    "column in another case": (
+        pa.table({"name": ["a"], "Amount": pa.array([1], pa.int32())}),
+        "it has Amount: upper and lower",
+    ),
+    "column twice": (
+        pa.Table.from_arrays(
+            [pa.array(["a"]), pa.array([1], pa.int32()), pa.array([2], pa.int32())], ["name", "amount", "amount"]
+        ),
+        "column amount is there 2 times",
     ),
 }
 
 
-@pytest.mark.parametrize("table", PARQUET_OTHERS.values(), ids=PARQUET_OTHERS.keys())
-def test_a_parquet_file_with_other_columns_is_refused(inbox: Inbox, table: pa.Table) -> None:
-    """A column that is missing is not NULL, one that was added is not ignored, another type is not cast."""
+@pytest.mark.parametrize(("table", "told"), PARQUET_OTHERS.values(), ids=PARQUET_OTHERS.keys())
+def test_a_parquet_file_with_other_columns_is_refused(inbox: Inbox, table: pa.Table, told: str) -> None:
+    """A column that is missing is not NULL, and a type that could lose something is not cast; what to do is said."""
     pipeline = inbox.declare(PARQUET)
     write_parquet(inbox, "01.parquet", people(["a"], [1]))
     file = write_parquet(inbox, "02.parquet", table)
     inbox.plan(pipeline, "run")
 
-    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}: ")
+    message = inbox.refused(pipeline, MalformedRecord)
+    assert message.startswith(f"{file}: ")
+    assert told in message
+    assert "schema" in message.partition(told)[2] or "Declare" in message
 
 
-def test_a_parquet_file_with_nanoseconds_is_refused(inbox: Inbox) -> None:
-    """Spark keeps microseconds: what it would cut off is refused."""
-    source = Files("inbox", schema={"name": "string", "amount": "timestamp"})
-    pipeline = inbox.declare(source, states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"name": ["a"], "amount": pa.array([1], pa.timestamp("ns", "UTC"))}), sink, version="2.6")
-    file = inbox.write("01.parquet", sink.getvalue())
+UTC_US, LOCAL_US = pa.timestamp("us", "UTC"), pa.timestamp("us")
+WIDENED = {
+    "int32 as bigint": (pa.array([2**31 - 1, None], pa.int32()), "bigint", [2**31 - 1, None]),
+    "int8 as smallint": (pa.array([-128, None], pa.int8()), "smallint", [-128, None]),
+    "uint32 as bigint": (pa.array([2**32 - 1, None], pa.uint32()), "bigint", [2**32 - 1, None]),
+    "uint64 as bigint": (pa.array([2**63 - 1, None], pa.uint64()), "bigint", [2**63 - 1, None]),
+    "uint64 as decimal": (pa.array([2**64 - 1, None], pa.uint64()), "decimal(20,0)", [Decimal(2**64 - 1), None]),
+    "decimal": (pa.array([Decimal("-1.05"), None], pa.decimal128(10, 2)), "decimal(12,2)", [Decimal("-1.05"), None]),
+    "decimal of more places": (
+        pa.array([Decimal("1.05"), None], pa.decimal128(10, 2)),
+        "decimal(38,18)",
+        [Decimal("1.050000000000000000"), None],
+    ),
+    "half a float": (pa.array([1.5, None], pa.float16()), "double", [1.5, None]),
+    "float as double": (pa.array([1.5, None], pa.float32()), "double", [1.5, None]),
+    "string_view": (pa.array(["é", None], pa.string_view()), "string", ["é", None]),
+    "categories": (pa.array(["a", None]).dictionary_encode(), "string", ["a", None]),
+    "nothing but NULL": (pa.nulls(2), "int", [None, None]),
+    "nanoseconds": (pa.array([1_000, None], pa.timestamp("ns")), "timestamp_ntz", [datetime(1970, 1, 1, 0, 0, 0, 1), None]),
+    "lists without NULL": (
+        pa.array([[1], None], pa.list_(pa.field("element", pa.int32(), nullable=False))),
+        "array<int>",
+        [[1], None],
+    ),
+    "lists of smaller numbers": (pa.array([[1, None], None], pa.list_(pa.int16())), "array<bigint>", [[1, None], None]),
+}
+
+
+@pytest.mark.parametrize(("values", "declared", "expected"), WIDENED.values(), ids=WIDENED.keys())
+def test_parquet_is_widened_where_nothing_is_lost(inbox: Inbox, values: pa.Array, declared: str, expected: list[Any]) -> None:
+    """Every value arrives as it was written; other columns, also odd ones, are left out."""
+    write_parquet(inbox, "01.parquet", pa.table({"v": values, "V": values, "__index_level_0__": [5, 7]}))
+
+    assert inbox.read(Files("inbox", schema={"v": declared})) == sorted([(value,) for value in expected], key=repr)
+
+
+@pytest.mark.parametrize("rows", [3, 30_000], ids=["read here", "read by tasks"])
+def test_pandas_default_parquet_is_read(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """With an index, with nanoseconds, in several files; an INT96 is an instant; brotli needs no library of Spark's."""
+    monkeypatch.setattr(parquet_files, "TASK_BYTES", 10_000)
+    frame = pd.DataFrame(
+        {"t": pd.date_range("2024-01-01", periods=rows, freq="1s"), "n": range(rows)}, index=range(5, 5 + rows)
+    )
+    frame.iloc[1:].to_parquet(inbox.folder / "01.parquet")
+    instants = pa.table({"t": frame["t"].dt.tz_localize("UTC"), "n": frame["n"]})
+    pq.write_table(instants, inbox.folder / "02.parquet", use_deprecated_int96_timestamps=True, compression="brotli")
+
+    local = inbox.read(Files("inbox", glob="01*", schema={"n": "bigint", "t": "timestamp_ntz"}))
+    assert sorted(local) == [(n, t.to_pydatetime()) for n, t in enumerate(frame["t"])][1:]
+    there = inbox.read(Files("inbox", glob="02*", schema={"n": "decimal(19,0)", "t": "timestamp"}))
+    assert sorted(n for n, _ in there) == list(range(rows))
+
+
+FAR_ROWS = {
+    "nanoseconds": (pa.array([1_000, 1_001], pa.timestamp("ns", "UTC")), "timestamp", {}, "00:00:00.000001001Z"),
+    "INT96": (
+        pa.array([1_000, 1_001], pa.timestamp("ns")),
+        "timestamp",
+        {"use_deprecated_int96_timestamps": True},
+        "00:00:00.000001001Z",
+    ),
+    "a year after 9999": (pa.array([0, 2_932_897], pa.int32()).view(pa.date32()), "date", {}, "10000-01-01"),
+    "the year 0": (pa.array([0, -719_163], pa.int32()).view(pa.date32()), "date", {}, "0000-12-31"),
+    "too large": (pa.array([0, 2**63], pa.uint64()), "bigint", {}, "9223372036854775808"),
+    "no UTF-8": (pa.array([b"a", b"\xff"]), "string", {}, "udcff"),
+}
+
+
+@pytest.mark.parametrize(("values", "declared", "options", "told"), FAR_ROWS.values(), ids=FAR_ROWS.keys())
+def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
+    inbox: Inbox, values: pa.Array, declared: str, options: dict[str, Any], told: str
+) -> None:
+    """File, row, column and value are named; with quarantine the other rows count, and a replay refuses it as before."""
+    file = inbox.folder / "01.parquet"
+    pq.write_table(pa.table({"name": ["a", "b"], "v": values}), file, **options)
+    states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
+    source = Files("inbox", schema={"name": "string", "v": declared})
+    pipeline = inbox.declare(source, states=states)
     inbox.plan(pipeline, "run")
+    message = inbox.refused(pipeline, MalformedRecord)
+    assert message.startswith(f"{file}, row 2: ")
+    assert "column v: " in message
+    assert told in message
 
-    assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}: column amount ")
+    tolerant = inbox.declare(source, states=states, on_poison="quarantine")
+    assert inbox.run(tolerant, "second") == [1]
+    assert inbox.rows(tolerant) == [{"name": "a", "lines": 1}]
+    with StateStore.connect(inbox.settings) as store:
+        (record,) = store.quarantined("inbox")
+    assert record["origin"] == "01.parquet, row 2"
+    assert told in record["payload"]
+    assert record["is_raw"]
+    with spark_session(inbox.settings, "inbox") as spark:
+        kept = spark.createDataFrame([("01.parquet, row 2", record["payload"])], f"{ORIGIN} string, {PAYLOAD} string")
+        ((refusal,),) = source.emitter(spark, inbox.settings).parse_payloads(kept).select(REFUSAL).collect()
+    assert refusal is not None
 
 
 @pytest.mark.parametrize(
     ("source", "name", "content"),
-    [(JSON, "01.json", b""), (TEXT, "01.txt", b""), (CSV, "01.csv", HEADER.encode()), (PARQUET, "01.parquet", None)],
-    ids=["json", "text", "csv", "parquet"],
+    [
+        (JSON, "01.json", b""),
+        (TEXT, "01.txt", b""),
+        (CSV, "01.csv", HEADER.encode()),
+        (CSV, "01.csv", b""),
+        (CSV, "01.csv", codecs.BOM_UTF8),
+        (PARQUET, "01.parquet", None),
+    ],
+    ids=["json", "text", "csv", "csv of no bytes", "csv of a byte order mark", "parquet"],
 )
 def test_a_file_without_rows_is_a_batch_without_rows(inbox: Inbox, source: Files, name: str, content: bytes | None) -> None:
     """It commits, so that it is not met again, and touches no state."""
@@ -580,13 +1020,153 @@ def test_what_cannot_be_read_as_a_file_is_refused_when_planned(inbox: Inbox, mak
         assert store.last_opened("inbox") is None
 
 
-def test_a_file_name_that_spark_cannot_open_is_refused_when_planned(inbox: Inbox) -> None:
-    """A colon ends Hadoop's reading of a name: a batch with such a file could be planned, but never read."""
-    pipeline = inbox.declare(CSV)
-    file = inbox.write("col:on.csv", HEADER + "a,1\n")
+@pytest.mark.parametrize("source", [CSV, JSON, TEXT, PARQUET], ids=lambda source: source.format)
+@pytest.mark.parametrize("folder", ["", "at 10:30/", "{[10:30]}/"])
+def test_a_name_with_a_colon_is_read(inbox: Inbox, source: Files, folder: str) -> None:
+    """A time is a usual name for a file, although Hadoop takes a colon for the end of an address' first part."""
+    content = {"csv": HEADER + "a,1\n", "json": '{"name": "a", "amount": 1}\n', "text": "a,1"}.get(source.format, b"")
+    if source.format == "parquet":
+        sink = io.BytesIO()
+        pq.write_table(people(["a"], [1]), sink)
+        content = sink.getvalue()
+    inbox.write(f"{folder}2024-01-01T10:00:00.{source.glob.strip('*.')[:7]}", content)
 
-    with pytest.raises(SourceUnreadable, match=str(file)):
+    deep = replace(source, glob=f"**/{source.glob}")
+    if source.format == "parquet" and "[" in folder:
+        with pytest.raises(SourceUnreadable, match=r"Spark cannot open a Parquet file with a colon and one of \[\]\{\}"):
+            plan(inbox, deep)
+        return
+    found = inbox.read(deep, files=1)
+    assert found == ([("a,1",)] if source.format == "text" else [("a", 1)])
+
+
+# ------------------------------------------------------------------------------------------------------- partitions
+
+DAYS = {"dt": "date", "shop": "string"}
+
+
+def write_in_form(inbox: Inbox, form: str, name: str, number: int) -> None:
+    """Write a file of one record, whose amount is the number, in a format."""
+    content: bytes | str = {"csv": f"{HEADER}a,{number}\n", "text": f"{number}\n"}.get(
+        form, f'{{"name": "a", "amount": {number}}}\n'
+    )
+    if form == "parquet":
+        sink = io.BytesIO()
+        pq.write_table(people(["a"], [number]), sink)
+        content = sink.getvalue()
+    inbox.write(name, content)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "text", "parquet"])
+def test_names_of_folders_are_columns(inbox: Inbox, form: Any) -> None:
+    """What Hive, Spark and pyarrow write into the names of folders is there beside the rows, whatever the format."""
+    folders = [
+        "dt=2024-01-05/shop=a b",
+        "dt=2024-01-05/shop=10%3A30",
+        "dt=__HIVE_DEFAULT_PARTITION__/shop=a b",
+        "shop=x/dt=2024-01-05",
+    ]
+    for number, folder in enumerate(folders):
+        write_in_form(inbox, form, f"{folder}/one.{form}", number)
+    write_in_form(inbox, form, f"{folders[0]}/two.{form}", 9)
+    schema = {} if form == "text" else SCHEMA
+    source = Files("inbox", glob="**/*", format=form, schema=schema, partitions=DAYS, max_files=10)
+    day = datetime(2024, 1, 5, tzinfo=UTC).date()
+
+    said = [(day, "a b"), (day, "10:30"), (None, "a b"), (day, "x"), (day, "a b")]
+    rows = [(*((str(n),) if form == "text" else ("a", n)), *values) for n, values in zip([0, 1, 2, 3, 9], said, strict=True)]
+    assert inbox.read(source, files=5) == sorted(rows, key=repr)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_what_folders_say_is_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
+    """A bad record waits with its file's name, which says what its columns are when it is taken up again."""
+    source = Files("inbox", glob="**/*", format=form, schema=SCHEMA, partitions={"dt": "date"}, max_files=10)
+    per_day = State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+    pipeline = inbox.declare(source, states={"per_day": per_day}, check={"small": "amount < 100"}, on_poison="quarantine")
+    for number, day in ((1, "05"), (2, "06"), (500, "06"), (4, "05")):
+        write_in_form(inbox, form, f"dt=2024-01-{day}/{number}.{form}", number)
+    if form != "parquet":
+        inbox.write(f"dt=2024-01-07/bad.{form}", f"{HEADER}a,x\n" if form == "csv" else '{"name": "a", "amount": "x"}\n')
+
+    assert inbox.run(pipeline) == [1]
+    fifth, sixth = (datetime(2024, 1, day, tzinfo=UTC).date() for day in (5, 6))
+    assert inbox.rows(pipeline, "per_day") == [
+        {"dt": fifth, "lines": 2, "amount": 5},
+        {"dt": sixth, "lines": 1, "amount": 2},
+    ]
+    with StateStore.connect(inbox.settings) as store:
+        waiting = list(store.quarantined("inbox"))
+    assert len(waiting) == (1 if form == "parquet" else 2)
+
+    emitter_rows = _parsed_again(
+        inbox, source, f"dt=2024-01-07/bad.{form}, line 2", "a,7" if form == "csv" else '{"name": "a", "amount": 7}'
+    )
+    if form != "parquet":
+        assert emitter_rows == [("a", 7, datetime(2024, 1, 7, tzinfo=UTC).date(), None)]
+
+
+def _parsed_again(inbox: Inbox, source: Files, origin: str, payload: str) -> list[tuple]:
+    if source.format == "parquet":
+        return []
+    with phases.spark_session(inbox.settings, "inbox") as spark:
+        payloads = spark.createDataFrame([(origin, payload)], f"{ORIGIN} string, {PAYLOAD} string")
+        rows = source.emitter(spark, inbox.settings).parse_payloads(payloads)
+        return [tuple(row) for row in rows.select("name", "amount", "dt", REFUSAL).collect()]
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_a_column_that_is_in_the_files_too_is_refused(inbox: Inbox, form: Any) -> None:
+    """Which of the two is meant is the author's to say."""
+    write_in_form(inbox, form, f"amount=7/x.{form}", 1)
+    source = Files("inbox", glob="**/*", format=form, schema={"name": "string"}, partitions={"amount": "int"})
+    pipeline = inbox.declare(source, states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
+    assert inbox.plan(pipeline, "run") == [1]
+
+    message = inbox.refused(pipeline, MalformedRecord)
+    assert "amount" in message
+    assert "so has the name of a folder" in message
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("missing", ["refuse", "null"])
+def test_a_column_that_only_folders_have_is_never_null_in_silence(inbox: Inbox, form: Any, missing: Any) -> None:
+    """The schema names it, the files lack it, their folders have it: partitions are meant."""
+    write_in_form(inbox, form, f"dt=2024-01-05/x.{form}", 1)
+    pipeline = inbox.declare(Files("inbox", glob="**/*", format=form, schema={**SCHEMA, "dt": "date"}, missing=missing))
+    assert inbox.plan(pipeline, "run") == [1]
+
+    assert "declare partitions={'dt': 'date'} instead of it in the schema." in inbox.refused(pipeline, MalformedRecord)
+
+
+def test_a_folder_of_another_form_is_refused_with_its_file(inbox: Inbox) -> None:
+    """Not with NULL: the file is named, and nothing of its batch counts."""
+    write_in_form(inbox, "json", "dt=2024-1-5/x.json", 1)
+    pipeline = inbox.declare(Files("inbox", glob="**/*", format="json", schema=SCHEMA, partitions={"dt": "date"}))
+    assert inbox.plan(pipeline, "run") == [1]
+
+    assert "inbox/dt=2024-1-5/x.json: its folder dt=2024-1-5: '2024-1-5' is no date" in inbox.refused(pipeline, MalformedRecord)
+
+
+# ------------------------------------------------------------------------------------------------------- links
+
+
+def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(inbox: Inbox) -> None:
+    """A file that becomes a link between plan and read is refused too, even one to the same bytes."""
+    secret = inbox.settings.home / "secret.csv"
+    secret.write_text(HEADER + "a,1\n")
+    pipeline = inbox.declare(CSV)
+    (inbox.folder / "01.csv").symlink_to(secret)
+    with pytest.raises(SourceUnreadable, match=r"01\.csv leads out of .*inbox: it is really .*/secret\.csv"):
         inbox.plan(pipeline, "run")
+
+    (inbox.folder / "01.csv").unlink()
+    inbox.write("01.csv", HEADER + "a,1\n")
+    assert inbox.plan(pipeline, "again") == [1]
+    (inbox.folder / "01.csv").unlink()
+    (inbox.folder / "01.csv").symlink_to(secret)
+    assert "01.csv leads out of" in inbox.refused(pipeline, SourceUnreadable)
+    assert inbox.read(replace(CSV, follow_links=True)) == [("a", 1)]
 
 
 def test_a_file_name_that_is_not_utf8_is_refused(inbox: Inbox) -> None:
@@ -617,15 +1197,26 @@ def test_unfinished_and_hidden_files_are_left_alone(inbox: Inbox) -> None:
     assert batches(inbox, Files("inbox", glob="**/*.csv*", format="csv", schema=SCHEMA)) == [["01.csv"], ["sub/02.csv"]]
 
 
-def test_a_young_file_and_those_behind_it_wait(inbox: Inbox) -> None:
-    """A file that was just written may grow; one behind it must not overtake it, or it would come late."""
+@pytest.mark.parametrize("pattern", ["**/**/*.json", "**/**/**", "**/*.json"])
+def test_a_file_that_a_glob_finds_in_several_ways_counts_once(inbox: Inbox, pattern: str) -> None:
+    """``**/**`` reaches a file once for each folder above it; its rows count once."""
+    for name, count in (("c.json", 1), ("x/b.json", 2), ("x/y/a.json", 3)):
+        inbox.write(name, f'{{"name": "{name}", "amount": {count}}}\n')
+    source = Files("inbox", glob=pattern, format="json", schema=SCHEMA, max_files=10)
+
+    assert [file["name"] for file in plan(inbox, source)["files"]] == ["c.json", "x/b.json", "x/y/a.json"]
+    assert inbox.read(source) == [("c.json", 1), ("x/b.json", 2), ("x/y/a.json", 3)]
+
+
+def test_a_young_file_waits(inbox: Inbox) -> None:
+    """A file that was just written may grow; those behind it are taken."""
     for name in ("01.csv", "02.csv", "03.csv"):
         os.utime(inbox.write(name, HEADER), (1_000_000_000, 1_000_000_000))
     source = Files("inbox", format="csv", schema=SCHEMA, max_files=5, min_age_seconds=3600)
     assert batches(inbox, source) == [["01.csv", "02.csv", "03.csv"]]
 
     (inbox.folder / "02.csv").touch()
-    assert batches(inbox, source) == [["01.csv"]]
+    assert batches(inbox, source) == [["01.csv", "03.csv"]]
 
 
 @pytest.mark.parametrize(
@@ -682,22 +1273,16 @@ def test_only_new_files_are_read_the_next_time(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("name", ["00.csv", "015.csv", "01.CSV.csv"])
-def test_a_late_file_that_sorts_before_planned_ones_is_refused(inbox: Inbox, name: str) -> None:
-    """It would never be read, so somebody has to rename it; until then nothing new is planned."""
+def test_a_late_file_that_sorts_before_planned_ones_is_taken(inbox: Inbox, name: str) -> None:
+    """The next batch has it, before the new ones behind it."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema=SCHEMA))
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.write("02.csv", HEADER + "a,2\n")
     inbox.run(pipeline)
-    late = inbox.write(name, HEADER + "late,1\n")
+    inbox.write(name, HEADER + "late,1\n")
     inbox.write("03.csv", HEADER + "a,3\n")
 
-    with pytest.raises(SourceChanged, match=name.replace(".", r"\.")):
-        inbox.plan(pipeline, "second")
-    with StateStore.connect(inbox.settings) as store:
-        assert store.last_opened("inbox").txid == 2
-
-    late.rename(inbox.folder / "04.csv")
-    assert inbox.run(pipeline, "third") == [3, 4]
+    assert inbox.run(pipeline, "second") == [3, 4]
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 3, "amount": 6}, {"name": "late", "lines": 1, "amount": 1}]
 
 
@@ -800,6 +1385,13 @@ def test_another_source_of_files_is_another_declaration() -> None:
             )
         ),
         ({"format": "csv", "schema": SCHEMA, "options": {"sep": "||"}}, "one character"),
+        ({"format": "csv", "schema": SCHEMA, "options": {"encoding": "klingon"}}, "klingon is not known"),
+        ({"format": "csv", "schema": SCHEMA, "options": {"unescapedQuoteHandling": "x"}}, "cannot take the option unescaped"),
+        ({"format": "json", "schema": SCHEMA, "options": {"allowComments": "true"}}, "cannot take the option allowComments"),
+        ({"format": "csv", "schema": SCHEMA, "options": {"timestampFormat": "ss.SSSSSSSSS"}}, "cut off all behind"),
+        ({"format": "csv", "schema": {"a": "interval day"}}, "is not a type"),
+        ({"format": "csv", "schema": {"_tidegate_id": "int"}}, "names like that are Tidegate's own"),
+        ({"format": "json", "schema": SCHEMA, "missing": "guess"}, "use 'refuse' or 'null'"),
     ],
 )
 def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:

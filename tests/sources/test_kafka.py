@@ -29,6 +29,9 @@ from jobs.spark import spark_session
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import (
+    DeclarationChanged,
+    DeclarationInvalid,
+    MalformedRecord,
     PartitionUnavailable,
     RangeExpired,
     SourceChanged,
@@ -273,12 +276,16 @@ def test_two_planners_at_once_plan_each_record_once(topic: TestTopic, register: 
             position = end
 
 
-def declare(topic: TestTopic, register: Callable[..., None], **changes: Any) -> Pipeline:
+def declare(topic: TestTopic, register: Callable[..., None], *, version: int = 1, **changes: Any) -> Pipeline:
     """Declare and register a pipeline that counts records per shop."""
     source = topic.source(**changes)
     states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()}, kind=source.kind)}
     pipeline = Pipeline(
-        name="orders", source=source, states=states, transform=lambda rows: rows.selectExpr("string(value) shop")
+        name="orders",
+        source=source,
+        states=states,
+        version=version,
+        transform=lambda rows: rows.selectExpr("string(value) shop"),
     )
     register(pipeline)
     return pipeline
@@ -414,6 +421,22 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: 
     assert ranges(topic.plan(source, expired, txid=3)) == {"0": (6, 8), "1": (0, 2)}
 
 
+def test_what_can_still_be_read_of_an_expired_batch_is_said_before_it_is_given_up(topic: TestTopic) -> None:
+    """A planned range stays as it is, so to skip it gives up more than what has expired: the message says how much."""
+    source = topic.source()
+    topic.produce(10)
+    topic.produce(5, 1)
+    first = topic.plan(source)
+    topic.expire(4)
+
+    with pytest.raises(RangeExpired, match="of offsets 0 to 10, 4 have expired") as refusal:
+        topic.read(source, first)
+    message = str(refusal.value)
+    assert "The batch has 15 offsets, 11 of which can still be read" in message
+    assert "partition 0 from 4 to 10, partition 1 from 0 to 5" in message
+    assert 'tidegate skip orders 1 --reason "..."' in message
+
+
 def test_an_expired_batch_is_given_up_by_a_person_and_the_rest_counts(topic: TestTopic, register: Callable[..., None]) -> None:
     """It halts, is skipped with a reason, and the pipeline goes on behind it."""
     pipeline = declare(topic, register)
@@ -522,6 +545,35 @@ def test_a_topic_that_was_created_anew_is_never_taken_for_the_old_one(topic: Tes
         topic.read(source, first)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
+    topic: TestTopic, register: Callable[..., None], kind: str
+) -> None:
+    """Declared with a new version: the new topic is read from its first record, whatever the start, and the state stays."""
+    topic.produce(2)
+    pipeline = declare(topic, register, kind=kind, start="latest")
+    assert run(topic, pipeline, "first") == [1]
+    topic.produced.clear()
+    topic.produce(3)
+    assert run(topic, pipeline, "second") == [2]
+    topic.delete()
+    topic.create(2)
+    topic.produce(4)
+    topic.produce(5, 1)
+
+    with pytest.raises(SourceChanged, match="generation=2"):
+        run(topic, pipeline, "third")
+    with pytest.raises(DeclarationChanged, match="version"):
+        declare(topic, register, kind=kind, start="latest", generation=2)
+    pipeline = declare(topic, register, version=2, kind=kind, start="latest", generation=2)
+    assert run(topic, pipeline, "fourth") == [3]
+    topic.produce(1)
+    assert run(topic, pipeline, "fifth") == [4]
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+    with pytest.raises(SourceChanged, match="generation 2 were read already"):
+        topic.plan(topic.source(kind=kind), {"topic": topic.name, "partitions": {}, "idle": {}, "generation": 2}, txid=5)
+
+
 def test_another_topic_needs_another_pipeline(topic: TestTopic) -> None:
     """A position in one topic means nothing in another."""
     topic.produce(1)
@@ -615,8 +667,41 @@ def test_rows_that_the_transform_does_not_read_are_noticed(topic: TestTopic) -> 
     with spark_session(topic.settings, "kafka") as spark:
         emitter = source.emitter(spark, topic.settings)
         emitter.emit_batch(attempt, first).limit(1).collect()
-        with pytest.raises(SourceChanged, match="40000 records were planned"):
+        with pytest.raises(DeclarationInvalid, match="of 40000 records, because the transform does not read all rows"):
             emitter.verify_batch(attempt, first)
+
+
+def test_a_transform_that_does_not_read_all_rows_is_told_so(topic: TestTopic, register: Callable[..., None]) -> None:
+    """limit() ends Spark's reading: the brokers have lost nothing, and that is not what the error says."""
+    source = topic.source()
+    topic.produce(40_000)
+    states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()})}
+    pipeline = Pipeline(
+        name="orders",
+        source=source,
+        states=states,
+        transform=lambda rows: rows.limit(3).selectExpr("string(value) shop"),
+    )
+    register(pipeline)
+    [txid] = phases.plan_batches(topic.settings, pipeline, run_id="run")
+    with pytest.raises(DeclarationInvalid, match=r"The transform uses limit\(\)") as refusal:
+        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+    assert "brokers" not in str(refusal.value)
+
+
+def test_text_that_is_not_utf8_is_told_with_its_place(topic: TestTopic, register: Callable[..., None]) -> None:
+    """Kafka's bytes become a text by a cast, which lets pass anything: partition and offset are named, for key and value."""
+    topic.produce(3)
+    topic.producer.produce(topic.name, b"caf\xe9", None, partition=1)
+    topic.producer.produce(topic.name, "good", b"\xff", partition=1)
+    topic.producer.flush(SECONDS)
+    pipeline = declare(topic, register)
+    [txid] = phases.plan_batches(topic.settings, pipeline, run_id="run")
+    with pytest.raises(MalformedRecord, match="not UTF-8") as refusal:
+        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+    assert "partition 1 offset 0 (value)" in str(refusal.value)
+    assert "partition 1 offset 1 (key)" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
@@ -867,6 +952,7 @@ def test_identity_is_what_decides_which_rows_are_read() -> None:
         ({"when_expired": "ignore"}, "use one of fail, continue"),
         ({"when_expired": "continue"}, "a transactional source leaves none out"),
         ({"group": ""}, "without a name"),
+        ({"generation": 0}, "at least 1"),
     ],
 )
 def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:

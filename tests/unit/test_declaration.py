@@ -92,6 +92,8 @@ def test_a_pipeline_that_could_not_work_is_refused(changes: dict[str, Any], mess
         "double",
         "real",
         "json",
+        "jsonb",
+        "timestamp with time zone",
         "char(3)",
         "varchar",
         "TEXT",
@@ -111,7 +113,7 @@ def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
             declare_state(aggregates={"x": aggregate("amount", kind)})
 
 
-@pytest.mark.parametrize("kind", ["text", "boolean", "date", "timestamptz"])
+@pytest.mark.parametrize("kind", ["text", "boolean", "date", "timestamptz", "timestamp", "uuid", "bytea"])
 def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
     """Sums are whole numbers or decimals."""
     with pytest.raises(ValueError, match=f"cannot be kept as {kind}"):
@@ -149,10 +151,12 @@ NUMBERS = State(key={"amount": "integer"}, aggregates={"lines": Count(), "price"
         ({"states": {"numbers": NUMBERS}}, True),
         ({"states": {"numbers": NUMBERS, "per_name": STATE}}, False),
         ({"states": {"numbers": replace(NUMBERS, aggregates={"first": Min("name", "text")})}}, False),
+        ({"states": {"numbers": replace(NUMBERS, aggregates={"first": Min("name", "bytea")})}}, False),
+        ({"states": {"numbers": replace(NUMBERS, aggregates={"first": Min("name", "uuid")})}}, True),
         ({"states": {"numbers": NUMBERS}, "transform": lambda rows: rows}, False),
         ({"states": {"numbers": NUMBERS}, "on_poison": "quarantine"}, False),
     ],
-    ids=["numbers", "a text key beside them", "a text value", "an author's code", "bad records"],
+    ids=["numbers", "a text key beside them", "a text value", "bytes", "a uuid", "an author's code", "bad records"],
 )
 def test_rows_for_python_are_short_if_nothing_in_them_can_be_long(changes: dict[str, Any], are_short: bool) -> None:
     """One text anywhere is enough: its length has no limit before Python has looked at it."""

@@ -1,7 +1,10 @@
 """Settings come from the first place that has them, say where that was, and hold no password."""
 
 import dataclasses
+import grp
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,7 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
         "pg_database": "PGDATABASE",
         "pg_user": "PGUSER",
         "pg_passfile": "PGPASSFILE",
+        "pg_require_auth": "PGREQUIREAUTH",
     }
 
     assert {name: variable for name, variable in VARIABLES.items() if not variable.startswith("TIDEGATE_")} == expected
@@ -238,3 +242,72 @@ def test_kafka_without_a_broker_says_how_to_have_one(tmp_path: Path) -> None:
 def test_every_setting_has_a_help_text() -> None:
     """`tidegate settings` explains each of them."""
     assert all(f.metadata["help"] for f in dataclasses.fields(Settings))
+
+
+# -- whose files are believed ------------------------------------------------------------------------------------------
+
+
+def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, dict[str, str]]:
+    """Read the settings as from a shell in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
+    return Settings.sources({})
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_a_settings_file_that_all_may_write_is_ignored_with_a_word(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is passed over, the next one upwards is used, and the warning says how to use it all the same."""
+    write_toml(tmp_path, "pg_port = 1111")
+    (tmp_path / "shared").mkdir()
+    file = write_toml(tmp_path / "shared", "pg_port = 2222")
+    file.chmod(mode)
+
+    found, origins = found_from(tmp_path / "shared" / "deep", monkeypatch)
+
+    assert (found.pg_port, origins["pg_port"]) == (1111, str(tmp_path / "tidegate.toml"))
+    assert f"{str(file)!r} can be written by every account, so it is ignored" in caplog.text
+    assert f"export TIDEGATE_HOME={str(file.parent)!r}" in caplog.text
+    assert Settings.load({"TIDEGATE_HOME": str(file.parent)}).pg_port == 2222
+
+
+def test_a_foreign_settings_file_is_ignored_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file, a stack and a link of another account are passed over, in the current folder too; root's are believed."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another account: run the tests as root")
+    foreign, stack, linked = tmp_path / "foreign", tmp_path / "stack", tmp_path / "linked"
+    for folder in (foreign, stack, linked):
+        folder.mkdir()
+    os.chown(write_toml(foreign, "pg_port = 2222"), 61_000, 61_000)
+    write_stack(stack, {"pg_port": 3333})
+    os.chown(stack / ".tidegate", 61_000, 61_000)
+    (linked / "tidegate.toml").symlink_to(write_toml(tmp_path, "pg_port = 1111"))
+    os.chown(linked / "tidegate.toml", 61_000, 61_000, follow_symlinks=False)
+
+    for folder in (foreign, foreign / "below", stack, linked):
+        found, _ = found_from(folder, monkeypatch)
+        assert (found.pg_port, found.home) == (1111, tmp_path), folder
+    assert caplog.text.count("belongs to user 61000, so it is ignored") == 3
+
+
+def test_a_foreign_file_beside_a_stack_of_ours_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes a folder the project's does not make every file in it ours."""
+    write_stack(tmp_path, {"pg_port": 3333})
+    write_toml(tmp_path, "pg_port = 2222").chmod(0o666)
+
+    found, _ = found_from(tmp_path, monkeypatch)
+
+    assert (found.pg_port, found.home) == (3333, tmp_path)
+
+
+def test_a_file_that_only_our_own_group_may_write_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many systems give each account a group of its own, and make files writable to it."""
+    group = grp.getgrgid(os.getegid())
+    if group.gr_name != pwd.getpwuid(os.geteuid()).pw_name or set(group.gr_mem) - {group.gr_name}:
+        pytest.skip("this account has no group of its own")
+    write_toml(tmp_path, "pg_port = 2222").chmod(0o664)
+
+    assert found_from(tmp_path, monkeypatch)[0].pg_port == 2222

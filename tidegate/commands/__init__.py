@@ -1,8 +1,27 @@
 """The verbs, by what they are about: the stack, pipelines and tables, runs, looking, what people do by hand."""
 
+from typing import Any
+
 import click
 
-AT_LEAST_ONE = click.IntRange(min=1)
+LARGEST = 10**15  # beyond any txid or number of rows, and well within what Postgres and Airflow can count
+
+
+class AtLeastOne(click.IntRange):
+    """A txid, or how many of something."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; a usage error if there cannot be so many."""
+        number = int(super().convert(value, param, ctx))
+        if number > LARGEST:
+            self.fail(f"{number} is too large: it can be {LARGEST} at most.", param, ctx)
+        return number
+
+
+AT_LEAST_ONE = AtLeastOne()
 
 pipeline_name = click.argument("pipeline", help="The pipeline's name; see: tidegate pipelines")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of tables.")

@@ -1,6 +1,8 @@
 """Look at the ledger and at state: status is with the stack; inspect and get are here."""
 
 import csv
+import io
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields
@@ -16,7 +18,7 @@ from state_store import lookup
 from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
-from tidegate import batch_report, output
+from tidegate import batch_report, output, source_report
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 
 if TYPE_CHECKING:
@@ -29,18 +31,22 @@ NOT_FOUND = 1
 
 @click.command()
 @pipeline_name
-@click.option("--txid", metavar="TXID", type=int, help="Show all of one batch.")
+@click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Show all of one batch.")
 @click.option("--state", metavar="NAME", help="Show the rows of this state, in the order of their keys.")
+@click.option("--source", is_flag=True, help="Show what lies at the source and is not read, with the reasons.")
 @click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most so many rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
-def inspect(pipeline: str, txid: int | None, state: str | None, limit: int | None, as_json: bool) -> None:
-    """Show the ledger (one row per txid, newest last), one batch, or a state."""
-    if txid is not None and state is not None:
-        raise UsageError("Give --txid or --state, not both.")
+def inspect(pipeline: str, txid: int | None, state: str | None, source: bool, limit: int | None, as_json: bool) -> None:
+    """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone."""
+    if (txid is not None) + (state is not None) + source > 1:
+        raise UsageError("Give one of --txid, --state and --source.")
     from state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
 
-    declared = find_pipeline(pipeline)
-    with StateStore.connect(Settings.load()) as store:
+    declared, settings = find_pipeline(pipeline), Settings.load()
+    if source:
+        source_report.show(declared, settings, limit, as_json)
+        return
+    with StateStore.connect(settings) as store:
         if txid is not None:
             _show_batch(store, pipeline, txid, as_json)
         elif state is not None:
@@ -51,13 +57,19 @@ def inspect(pipeline: str, txid: int | None, state: str | None, limit: int | Non
                 output.print_json_rows(asdict(status) for status in statuses)
             else:
                 _print_ledger(pipeline, statuses)
+                if told := source_report.sentence(pipeline, settings):
+                    output.say(told)
 
 
 @click.command()
 @pipeline_name
 @click.argument("state", help="The state's name.")
 @click.argument("key", nargs=-1, help="The key's values in their order; several keys one after another.")
-@click.option("--keys-from", metavar="FILE", help="CSV file with one key a line; - reads standard input.")
+@click.option(
+    "--keys-from",
+    metavar="FILE",
+    help='CSV file with one key a record, no header; "" is an empty text; - reads standard input.',
+)
 @as_json
 def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
@@ -75,7 +87,7 @@ def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, 
         output.print_table(None, list(found[0]), [list(row.values()) for row in found])
     missing = [k for k, row in zip(keys, rows, strict=True) if row is None]
     for absent in missing[:ROWS_FOR_PEOPLE]:
-        output.say(f"State {state} has no row for {' '.join(absent)}.")
+        output.say(f"State {state} has no row for {shlex.join(absent)}.")
     if missing:
         raise click.exceptions.Exit(NOT_FOUND)
 
@@ -116,12 +128,22 @@ def _state(pipeline: Pipeline, name: str) -> StateSpec:
 
 
 def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of a CSV file, which has no header; a key may hold line ends, "" is the empty one, a blank line is none.
+
+    Raises: SourceUnreadable, UsageError with the line.
+    """
     try:
-        lines = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceUnreadable(f"{name} cannot be read: {error}.") from error
-    for number, values in enumerate(csv.reader(lines.splitlines()), start=1):
-        if values and len(values) != width:
-            raise UsageError(f"{name}, line {number}: {len(values)} value(s), the key has {width}.")
-        if values:
-            yield tuple(values)
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SourceUnreadable(f"{name} cannot be read: {reason}. Name a CSV file with one key a line.") from error
+    keys = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for values in keys:
+            if values and len(values) != width:
+                raise UsageError(f"{name}, line {keys.line_num}: {len(values)} value(s), the key has {width}.")
+            if values:
+                yield tuple(values)
+    except csv.Error as error:
+        raise UsageError(f"{name}, line {keys.line_num}: this is no CSV: {error}.") from None

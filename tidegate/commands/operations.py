@@ -1,7 +1,7 @@
 """What an operator does when a batch or a pipeline needs a person: retry, skip, redo, pause, resume."""
 
-import getpass
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ import click
 
 from jobs.registry import find_pipeline
 from state_store.errors import RangeRefused, UsageError
-from state_store.settings import Settings
+from state_store.settings import Settings, account_name
 from tidegate import output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 
@@ -104,7 +104,7 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
     from state_store import StateStore  # noqa: PLC0415
     from state_store.commits import check_redoable  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    output.show_log(logging.INFO if verbose else logging.ERROR)
     declared, why, settings = find_pipeline(pipeline), said(reason, "the source was wrong at midnight"), Settings.load()
     with StateStore.connect(settings) as store:
         status = _status(store, pipeline, txid)
@@ -158,8 +158,10 @@ def resume(pipeline: str, reason: str, as_json: bool) -> None:
 
 
 def operator(verb: str) -> str:
-    """Return who does something by hand, as the ledger names them."""
-    return f"{getpass.getuser()}, tidegate {verb}"
+    """Return who does something by hand, as the ledger names them: the account, and who else they say that they are."""
+    account, claimed = account_name(os.getuid()), os.environ.get("SUDO_USER") or os.environ.get("LOGNAME")
+    who = account if claimed in (None, "", account) else f"{account} (says {claimed})"
+    return f"{who}, tidegate {verb}"
 
 
 def said(reason: str, example: str = "the server is back") -> str:

@@ -13,6 +13,7 @@ from state_store.declaration import SourceKind, StateKind, exactly_once
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
+from tidegate.commands.operations import operator
 
 # So that tables fit a terminal of 110 columns.
 VALUES_CHARACTERS, NOTE_CHARACTERS, WHY_CHARACTERS = 36, 90, 70
@@ -41,14 +42,14 @@ def pipelines(matrix: bool, as_json: bool) -> None:
             name,
             state.kind,
             ", ".join(state.key),
-            textwrap.fill(", ".join(state.aggregates), VALUES_CHARACTERS),
+            textwrap.wrap(", ".join(state.aggregates), VALUES_CHARACTERS),
             _guarantee(exactly_once(p.source.kind, state.kind)),
         ]
         for p in declared
         for name, state in p.states.items()
     ]
     output.print_table("States", ["pipeline", "state", "kind", "key", "values", "guarantee"], rows)
-    if notes := [[p.name, textwrap.fill(note, NOTE_CHARACTERS)] for p in declared for note in _notes(p)]:
+    if notes := [[p.name, textwrap.wrap(note, NOTE_CHARACTERS)] for p in declared for note in _notes(p)]:
         output.out().print()
         output.print_table("To know", ["pipeline", "what"], notes)
 
@@ -102,7 +103,7 @@ def _show_matrix(as_json: bool) -> None:
     output.print_table("What kinds of source and state give", ["source", *(f"{state} state" for state in states)], rows)
     output.out().print()
     reasons = [
-        [source, state, textwrap.fill(why, WHY_CHARACTERS)]
+        [source, state, textwrap.wrap(why, WHY_CHARACTERS)]
         for source in sources
         for state in states
         if (why := why_not_exactly_once(source, state))
@@ -165,7 +166,11 @@ def settings(as_json: bool) -> None:
 
 @click.command()
 @click.option("--new", metavar="MESSAGE", help="Write the migration that the declared states need.")
-@click.option("--accept-epoch", is_flag=True, help="Let pipelines go on after a restore, failover or copy of the database.")
+@click.option(
+    "--accept-epoch",
+    is_flag=True,
+    help="Let pipelines go on after a restore, failover or copy of the database, without what it has lost.",
+)
 @as_json
 def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
     """Bring the database to this code's revision and register the pipelines. Safe to repeat."""
@@ -178,8 +183,14 @@ def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
             f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing."
         )
         return
-    revision, changed = migrations.upgrade(Settings.load(), specs, accept_epoch=accept_epoch)
+    loaded = Settings.load()
+    revision, changed = migrations.upgrade(loaded, specs)
+    accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
     if as_json:
-        output.print_json({"revision": revision, "changed": changed})
-    else:
-        output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
+        output.print_json({"revision": revision, "changed": changed, "accepted": accepted})
+        return
+    output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
+    for name, told in accepted.items():
+        output.say(f"{name} {told}.")
+    if accept_epoch and not accepted:
+        output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")

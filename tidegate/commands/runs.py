@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.ranges import MAX_BATCHES_PER_RUN
 from jobs.registry import find_pipeline
-from state_store.errors import PermanentError, RetryableError, TidegateError
+from state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
 from state_store.settings import Settings
-from tidegate import output
+from tidegate import output, source_report
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_se
     parameters = {"from_txid": from_txid, "to_txid": to_txid}
     with StateStore.connect(Settings.load()) as store:
         committed, opened = _position(store, pipeline, parameters)
+    if to_txid > (last := max(opened, committed) + MAX_BATCHES_PER_RUN):
+        raise UsageError(
+            f"{pipeline} has opened {f'txid {opened}' if opened else 'no txid'} so far, and one run opens at most "
+            f"{MAX_BATCHES_PER_RUN} batches: end at {last}, and go on from there."
+        )
     if dry_run:
         _show_plan(pipeline, range(from_txid, to_txid + 1), committed, opened, as_json)
         return
@@ -151,7 +157,7 @@ def run(
     pipeline: str, from_txid: int | None, to_txid: int | None, max_batches: int | None, verbose: bool, as_json: bool
 ) -> None:
     """Plan, process and commit in this process, without Airflow; the same steps, the same promise."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    output.show_log(logging.INFO if verbose else logging.ERROR)
     given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
     in_this_process(pipeline, {k: v for k, v in given.items() if v is not None}, as_json)
 
@@ -159,7 +165,7 @@ def run(
 def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
     """Run what a verb has made ready, with everything that is left over before it: through Airflow, or in this process."""
     if here:
-        logging.basicConfig(level=logging.ERROR, format="%(message)s")
+        output.show_log(logging.ERROR)
         in_this_process(pipeline, {"to_txid": to_txid}, as_json, prepared)
     else:
         through_airflow(pipeline, {"to_txid": to_txid}, wait, as_json, prepared)
@@ -348,6 +354,8 @@ def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) ->
         output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
     elif not outcome.txids and not outcome.already_committed and outcome.state == "success":
         output.say("Skipped: nothing new at the source, no txid spent.")
+        if told := source_report.sentence(outcome.pipeline, Settings.load()):
+            output.say(told)
     elif outcome.committed:
         output.say(f"Committed: {ranges(outcome.committed)}.")
     if outcome.skipped:

@@ -1,0 +1,176 @@
+"""Whose a loopback port is: asked before a token or a password is sent there.
+
+Any account of a machine may listen on a port that is free at the moment, so an address proves nothing. The kernel knows the
+owner of each socket. The question is asked after the connection is made: who answers then has a socket at that address, as
+listener or as the connection's other end, and it cannot be hidden.
+"""
+
+import os
+import pwd
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from state_store.errors import ListenerNotTrusted, SettingsInvalid
+from state_store.settings import Settings, account_name
+
+LISTENS, WAITS_FOR_ITS_END = 10, 6  # TCP_LISTEN and TCP_TIME_WAIT; the latter belongs to nobody any more
+LISTENING, ALL = 1 << LISTENS, 0xFFF & ~(1 << WAITS_FOR_ITS_END)
+TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, IS_ERROR, IS_DONE = 4, 20, 0x301, 2, 3
+
+
+class Socket(NamedTuple):
+    """A socket on this machine's side of a port."""
+
+    address: str
+    state: int
+    user: int
+    number: int
+
+
+def loopback_address(host: str | None) -> str | None:
+    """Return the loopback address that a host is, without asking a resolver; None if it is another machine.
+
+    ``localhost`` is 127.0.0.1: a resolver may answer ::1 first, where everybody may listen while a server has 127.0.0.1.
+    """
+    if host and host.rstrip(".").lower() == "localhost":
+        return "127.0.0.1"
+    with suppress(ValueError):
+        address = ip_address(host or "")
+        address = getattr(address, "ipv4_mapped", None) or address
+        if address.is_unspecified:  # which connects to this machine
+            return "127.0.0.1" if address.version == 4 else "::1"
+        if address.is_loopback:
+            return str(address)
+    return None
+
+
+class Server:
+    """What is at a loopback address, and whether a token or a password may be sent there."""
+
+    def __init__(self, address: str, port: int, what: str, trusted: Collection[int] | None) -> None:
+        """Trust the account of this process, root, and those trusted besides; None trusts all."""
+        self._address, self._port, self._what, self._trusted = address, port, what, trusted
+        self._checked: list[Socket] | None = None
+
+    def check(self) -> None:
+        """Return if no stranger has a socket at the address.
+
+        Only who has listened there can have a connection. So as long as the listener is the one of the last check, the
+        connections need no second look.
+
+        Raises: ListenerNotTrusted, which names the account.
+        """
+        if self._trusted is None:
+            return
+        if not can_see_all():
+            self._refuse(_owners_of_ours(self._address, self._port))
+            return
+        listening = self._at_the_address(_sockets(self._port, LISTENING))
+        if listening and listening == self._checked:
+            return
+        found = self._at_the_address(_sockets(self._port, ALL))
+        self._refuse({one.user for one in found})
+        self._checked = listening if [one for one in found if one.state == LISTENS] == listening else None
+
+    def _at_the_address(self, sockets: list[Socket]) -> list[Socket]:
+        """Return the sockets that connections to the address may lead to."""
+        exact = [one for one in sockets if one.address == self._address]
+        if any(one.state == LISTENS for one in exact):
+            return exact  # it gets the connections before one that listens at all addresses
+        return exact + [one for one in sockets if ip_address(one.address).is_unspecified and one.state == LISTENS]
+
+    def _refuse(self, owners: set[int]) -> None:
+        if strangers := owners - {os.geteuid(), 0, *(self._trusted or ())}:
+            names = sorted("*" if user == -1 else account_name(user) for user in strangers)
+            raise ListenerNotTrusted(
+                f"{self._address}:{self._port} is in the hands of user {' and '.join(names)}, so {self._what} is not sent "
+                f"there. End that process. If it is the server that you mean: export TIDEGATE_TRUSTED_USERS={','.join(names)}"
+            )
+
+
+def trusted_users(settings: Settings) -> set[int] | None:
+    """Return the user numbers of the accounts that the settings trust; None for all.
+
+    Raises: SettingsInvalid for an account that there is not.
+    """
+    names = [name for name in map(str.strip, settings.trusted_users.split(",")) if name]
+    if "*" in names:
+        return None
+    try:
+        return {int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid for name in names}
+    except KeyError as error:
+        raise SettingsInvalid(f"trusted_users cannot be {settings.trusted_users!r}: {error.args[0]}.") from error
+
+
+def can_see_all() -> bool:
+    """Tell whether this system shows the owner of every socket, at little cost."""
+    return TABLES[socket.AF_INET].exists()
+
+
+def _sockets(port: int, states: int) -> list[Socket]:
+    """Return the sockets of this machine that have a port of their own by this number, in some states."""
+    try:
+        asked = [one for family in TABLES for one in _ask(family, port, states)]
+    except OSError:  # a sandbox without this kind of question; the tables take a hundred times as long
+        asked = [one for family in TABLES for one in _look_up(family, port) if states & 1 << one.state]
+    return sorted(asked)
+
+
+def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socket]:
+    """Ask the kernel as ss(8) does: sock_diag(7)."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        wanted = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + struct.pack("!H", port) + bytes(46)
+        kernel.sendall(struct.pack("=IHHII", 16 + len(wanted), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + wanted)
+        while True:
+            answer, start = kernel.recv(1 << 18), 0
+            while start < len(answer):
+                length, kind = struct.unpack_from("=IH", answer, start)
+                if kind == IS_DONE:
+                    return
+                if kind == IS_ERROR:
+                    raise OSError(-struct.unpack_from("=i", answer, start + 16)[0], "sock_diag")
+                found, state = struct.unpack_from("=BB", answer, start + 16)
+                (local,) = struct.unpack_from("!H", answer, start + 20)
+                user, number = struct.unpack_from("=II", answer, start + 80)
+                if local == port:
+                    packed = answer[start + 24 : start + (28 if found == socket.AF_INET else 40)]
+                    yield Socket(_text(packed), state, user, number)
+                start += (length + 3) & ~3
+
+
+def _look_up(family: socket.AddressFamily, port: int) -> Iterator[Socket]:
+    """Read the same from the system's tables."""
+    with suppress(FileNotFoundError):  # a machine without IPv6
+        for line in TABLES[family].read_text().splitlines()[1:]:
+            _, local, _, state, _, _, _, user, _, number, *_ = line.split()
+            host, _, text = local.partition(":")
+            if int(text, 16) == port:
+                words = struct.iter_unpack(">I", bytes.fromhex(host))
+                packed = b"".join(struct.pack("=I", word) for (word,) in words)  # the table has words as numbers
+                yield Socket(_text(packed), int(state, 16), int(user), int(number))
+
+
+def _text(packed: bytes) -> str:
+    address = ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)  # as Java listens
+
+
+def _owners_of_ours(address: str, port: int) -> set[int]:
+    """Return the same where a system shows each account its own sockets only: -1 stands for one that it does not show."""
+    import psutil  # noqa: PLC0415 - Linux does without
+
+    def listening() -> Iterator[int]:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                for connection in process.net_connections("tcp"):
+                    at = connection.laddr
+                    if connection.status == psutil.CONN_LISTEN and at.port == port and at.ip in {address, "0.0.0.0", "::", "*"}:  # noqa: S104
+                        yield process.uids().effective
+
+    return set(listening()) or {-1}

@@ -1,0 +1,104 @@
+"""Whether a transform is a function of its rows: read off its plan, without a question to Spark's server."""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from state_store.errors import DeclarationInvalid
+
+logger = logging.getLogger(__name__)
+
+# Other values each time, or values that depend on how Spark happened to share the rows among its tasks.
+_FUNCTIONS = frozenset(
+    {
+        *("rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
+        *("monotonically_increasing_id", "spark_partition_id"),
+        *("current_timestamp", "current_date", "current_time", "localtimestamp", "now", "curdate"),
+    }
+)
+# Of these, SQL calls some without brackets, unless a column has the name; one is the clock only if it has no argument.
+_BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
+_CLOCK = "unix_timestamp"
+_RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()"}
+_NODES = {"GlobalLimit": "limit()", "Offset": "offset()", "Tail": "tail()", "Sample": "sample()"}
+_NODE = re.compile(r"^[\s:+-]*(?:'|!)?([A-Z]\w+)", re.MULTILINE)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
+_CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
+
+
+def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None:
+    """Refuse a transform whose result is another one each time it runs; warn of one for which it may be.
+
+    `columns` are those of the rows that it was given.
+
+    Raises: DeclarationInvalid.
+    """
+    plan = getattr(returned, "_plan", None)
+    if plan is None:
+        found = set(_of_text(str(returned._jdf.queryExecution().logical()), columns))
+    else:
+        found = set(_of_message(plan.plan(returned.sparkSession.client), rows._plan._plan_id, columns))
+    if refused := sorted(name for name in found if name):
+        raise DeclarationInvalid(
+            f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
+            "among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
+            "carry what is needed, such as a time of their own."
+        )
+    if "" in found:
+        logger.warning(
+            "The transform keeps some of several rows: by dropDuplicates() over some columns, or limit() of sorted rows. "
+            "If these differ in other columns, or are equal in the order, which of them stays is not the same each time."
+        )
+
+
+def _of_message(message: Any, source: int, columns: list[str]) -> Iterator[str]:
+    """Yield what is not pure in a plan of Spark Connect, down to the plan of the source; "" for what only may be so."""
+    for field, value in message.ListFields():
+        name = field.name
+        if name == "common" and getattr(value, "plan_id", None) == source and message.DESCRIPTOR.name == "Relation":
+            return
+        if name == "unresolved_function":
+            called = value.function_name.lower()
+            if called in _FUNCTIONS or (called == _CLOCK and not value.arguments):
+                yield f"{called}()"
+        elif name == "expression_string":
+            yield from _of_sql(value.expression, columns)
+        elif name == "limit" and field.message_type is not None and value.input.HasField("sort"):
+            yield ""
+        elif name in _RELATIONS and field.message_type is not None and message.DESCRIPTOR.name == "Relation":
+            yield _RELATIONS[name]
+        elif name == "deduplicate" and not value.all_columns_as_keys:
+            yield ""
+        if field.message_type is not None:
+            for part in value.values() if _is_map(field) else value if _is_repeated(field, value) else (value,):
+                if hasattr(part, "ListFields"):
+                    yield from _of_message(part, source, columns)
+
+
+def _of_sql(text: str, columns: list[str]) -> Iterator[str]:
+    known = {column.lower() for column in columns}
+    for called, brackets in _CALL.findall(_QUOTED.sub("", text)):
+        name = called.lower()
+        if (name in _FUNCTIONS and (brackets or (name in _BARE and name not in known))) or (
+            name == _CLOCK and brackets.endswith(")")
+        ):
+            yield f"{name}()"
+
+
+def _of_text(plan: str, columns: list[str]) -> Iterator[str]:
+    """Yield the same of a plan of a session in this process, as Spark prints it."""
+    yield from _of_sql(plan, columns)
+    for node in _NODE.findall(plan):
+        if node in _NODES:
+            yield _NODES[node]
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_repeated(field: Any, value: Any) -> bool:
+    return not hasattr(value, "ListFields") and not _is_map(field)

@@ -1,0 +1,176 @@
+"""What a glob takes: ``*``, ``?``, ``[a-z]``, ``[!a-z]`` within a name, ``**`` for any folders, ``{a,b}`` for one of several.
+
+Names that start with ``.`` or ``_`` are what writers keep for themselves, and some endings are those of files that are not
+finished. A glob takes such names only if it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.
+"""
+
+import re
+from collections.abc import Iterator
+from fnmatch import translate
+from functools import cache
+from itertools import islice, pairwise
+
+HIDDEN = "starts with . or _, as what writers keep for themselves does"
+UNFINISHED = "ends like a file that is not finished, or like an editor's copy of one"
+_UNFINISHED = re.compile(
+    r"\.(tmp|temp|part|partial|filepart|inprogress|incomplete|uploading|writing|crdownload|download|swp|swo|bak|lock)$"
+    r"|~$|^#.*#$",
+    re.IGNORECASE,
+)
+_SECTION = re.compile(r"\[!?(?:\][^\]]*|[^\]]+)\]")
+# So many globs one may stand for by its braces: each is compared with each name.
+MOST = 1000
+# What shells and regular expressions have and a glob here has not, and what stands for it.
+_FOREIGN = (
+    (re.compile(r"[@!+?*]\("), "no lists in parentheses: write {a,b}"),
+    (re.compile(r"\|"), "no |: write {*.json,*.jsonl}, or [|] for the sign itself"),
+    (re.compile(r"\\"), "no backslash: write [*] for the sign *, and / between folders"),
+)
+
+Place = tuple[int, int]
+
+
+class Glob:
+    """A glob, cut into its alternatives and these into the names between the slashes.
+
+    Raises: ValueError with what is wrong with it.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        _check(pattern)
+        self._alternatives = [_names(alternative) for alternative in dict.fromkeys(_expanded(pattern))]
+
+    def start(self) -> frozenset[Place]:
+        """Return where in the glob the names of the folder itself are looked for."""
+        return self._opened((number, 0) for number in range(len(self._alternatives)))
+
+    def below(self, places: frozenset[Place], name: str, *, strict: bool = True) -> frozenset[Place]:
+        """Return where in the glob the names of this folder are looked for; nowhere if the glob does not lead into it.
+
+        Without `strict` names that writers keep for themselves are names like any other.
+        """
+        found = set()
+        for number, place in places:
+            part, is_last = self._alternatives[number][place], place == len(self._alternatives[number]) - 1
+            if part == "**":
+                if not strict or not _is_hidden(name):
+                    found.add((number, place))
+            elif not is_last and self._takes(part, name, strict=strict):
+                found.add((number, place + 1))
+        return self._opened(found)
+
+    def takes(self, places: frozenset[Place], name: str) -> bool:
+        """Tell whether the glob takes a file of this name."""
+        return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in self._last(places))
+
+    def why_not(self, places: frozenset[Place], name: str) -> str:
+        """Return why a file of this name is not taken."""
+        if not any(self._takes(part, name, strict=False) for part in self._last(places)):
+            return f"does not match {self.pattern}"
+        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last(places)) else UNFINISHED
+
+    def _last(self, places: frozenset[Place]) -> Iterator[str]:
+        for number, place in places:
+            if place == len(self._alternatives[number]) - 1:
+                yield self._alternatives[number][place]
+
+    def _takes(self, part: str, name: str, *, strict: bool) -> bool:
+        if strict and _is_hidden(name) and part[0] != name[0]:
+            return False
+        return _compiled(part).match(name) is not None
+
+    def _opened(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
+        """Return places and those behind a ``**``, which may stand for no folder at all."""
+        found = set()
+        for number, place in places:
+            found.add((number, place))
+            while self._alternatives[number][place] == "**":
+                place += 1  # noqa: PLW2901 - "**" is never the last
+                found.add((number, place))
+        return frozenset(found)
+
+
+def _check(pattern: str) -> None:
+    plain = _SECTION.sub("x", pattern)
+    for foreign, advice in _FOREIGN:
+        if foreign.search(plain):
+            raise ValueError(f"the glob {pattern} is not read: it can have {advice}")
+    if "[" in plain:
+        raise ValueError(f"the glob {pattern} opens a [ and never closes it. Write [[] for the sign itself")
+    if "[^" in pattern:
+        raise ValueError(f"the glob {pattern} has [^...]: write [!...] for all signs but these")
+    depth = 0
+    for sign in re.findall(r"[{}]", plain):
+        depth += 1 if sign == "{" else -1
+        if depth < 0:
+            break
+    if depth:
+        raise ValueError(f"the glob {pattern} has a brace without its partner. Write {{a,b}}, or [{{] for the sign itself")
+    alternatives = list(islice(_expanded(pattern), MOST + 1))
+    if len(alternatives) > MOST:
+        raise ValueError(f"the glob {pattern} stands for more than {MOST} others. Use fewer braces")
+    for alternative in alternatives:
+        names = alternative.split("/")
+        if alternative.startswith("~") or any(name in ("", ".", "..") for name in names):
+            raise ValueError(
+                f"the glob {pattern!r} has a name in it that is empty, . or .., or starts with ~. It begins in the folder: "
+                'write "*" for its files, "**/*" for those of its folders too'
+            )
+        if any("[" in _SECTION.sub("x", name) for name in names):
+            raise ValueError(f"the glob {pattern} has a / between [ and ]. Write {{a,b/c}} for one of several")
+        if any("**" in name and name != "**" for name in names):
+            raise ValueError(f"the glob {pattern} is not read: it can have ** only as the name of a folder, as in **/*.json")
+
+
+def _names(alternative: str) -> list[str]:
+    """Return the names between the slashes; of several ``**`` in a row one is enough."""
+    names: list[str] = []
+    for name in alternative.split("/"):
+        if name != "**" or names[-1:] != ["**"]:
+            names.append(name)
+    return [*names, "*"] if names[-1] == "**" else names
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yield what a pattern with ``{a,b}`` stands for. Braces without a comma are two signs like others."""
+    start = depth = 0
+    cuts: list[int] = []
+    place = 0
+    while place < len(pattern):
+        section = _SECTION.match(pattern, place)
+        if section:
+            place = section.end()
+            continue
+        sign = pattern[place]
+        if sign == "{":
+            if depth == 0:
+                start, cuts = place, [place]
+            depth += 1
+        elif sign == "," and depth == 1:
+            cuts.append(place)
+        elif sign == "}":
+            depth -= 1
+            if depth == 0 and len(cuts) > 1:
+                cuts.append(place)
+                for rest in _expanded(pattern[place + 1 :]):
+                    for left, right in pairwise(cuts):
+                        for middle in _expanded(pattern[left + 1 : right]):
+                            yield pattern[:start] + middle + rest
+                return
+        place += 1
+    yield pattern
+
+
+@cache
+def _compiled(part: str) -> re.Pattern[str]:
+    return re.compile(translate(part))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _is_finished(part: str, name: str) -> bool:
+    """Tell whether a name has no ending of unfinished files, or one that the glob has itself."""
+    return not _UNFINISHED.search(name) or _UNFINISHED.search(part) is not None

@@ -1,0 +1,136 @@
+"""The types that a column of a text file can be declared with, by the names that Spark has for them."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN_CHARACTERS = 100
+Family = Literal[
+    "text", "integer", "decimal", "boolean", "float", "date", "timestamp", "timestamp_ntz", "binary", "array", "map", "struct"
+]
+# Of each name: the family, and what pyarrow calls the type.
+_SIMPLE: dict[str, tuple[Family, str]] = {
+    "string": ("text", "string"),
+    "boolean": ("boolean", "bool"),
+    "tinyint": ("integer", "int8"),
+    "byte": ("integer", "int8"),
+    "smallint": ("integer", "int16"),
+    "short": ("integer", "int16"),
+    "int": ("integer", "int32"),
+    "integer": ("integer", "int32"),
+    "bigint": ("integer", "int64"),
+    "long": ("integer", "int64"),
+    "float": ("float", "float"),
+    "real": ("float", "float"),
+    "double": ("float", "double"),
+    "date": ("date", "date32"),
+    "timestamp": ("timestamp", "timestamp"),
+    "timestamp_ltz": ("timestamp", "timestamp"),
+    "timestamp_ntz": ("timestamp_ntz", "timestamp_ntz"),
+    "binary": ("binary", "binary"),
+}
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
+_HINTS = {
+    "decimal": " (nothing is rounded)",
+    "date": " of the form 2024-01-05",
+    "timestamp": " of the form 2024-01-05T10:00:00.123456Z (six digits at most, the zone may be left out)",
+    "timestamp_ntz": " of the form 2024-01-05T10:00:00.123456, without a zone",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of a declared column; `parts` are the types inside a nested one, by the field's name for a struct."""
+
+    name: str
+    family: Family
+    alias: str = ""
+    digits: tuple[int, int] = (0, 0)
+    parts: tuple[tuple[str, "Kind"], ...] = field(default=())
+
+    @cached_property
+    def arrow(self) -> "pa.DataType":
+        """Return the type as Arrow has it."""
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+        parts = [part.arrow for _, part in self.parts]
+        if self.family == "decimal":
+            return pa.decimal128(*self.digits)
+        if self.family in ("timestamp", "timestamp_ntz"):
+            return pa.timestamp("us", "UTC" if self.family == "timestamp" else None)
+        if self.family == "array":
+            return pa.list_(*parts)
+        if self.family == "map":
+            return pa.map_(*parts)
+        if self.family == "struct":
+            return pa.struct(list(zip((name for name, _ in self.parts), parts, strict=True)))
+        return pa.type_for_alias(self.alias)
+
+    def refusal(self, value: object) -> str:
+        """Return why a value is not of this type."""
+        text = repr(value)
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+        return f"{shown} is no {self.name}{_HINTS.get(self.family, '')}"
+
+
+def kind_of(text: str) -> Kind:
+    """Return the type that Spark's name of it means.
+
+    Raises: ValueError for a type that text cannot have.
+    """
+    kind, rest = _kind_at(text.strip())
+    if rest.strip():
+        raise ValueError(f"{text!r} is not a type")
+    return kind
+
+
+def _kind_at(text: str) -> tuple[Kind, str]:
+    """Return the type at the beginning of a text, and what follows it."""
+    found = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
+    if not found:
+        raise ValueError(f"{text!r} is not a type")
+    name, rest = found[1].lower(), text[found.end() :]
+    if found[2] == "<":
+        return _nested(name, rest)
+    whole = found[0].strip()
+    if decimal := _DECIMAL.fullmatch(whole):
+        precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise ValueError(f"{whole!r} is not a type: a decimal has up to 38 digits")
+        return Kind(f"decimal({precision},{scale})", "decimal", digits=(precision, scale)), rest
+    if found[2] or name not in _SIMPLE:
+        raise ValueError(f"{whole!r} is not a type that text can have")
+    family, alias = _SIMPLE[name]
+    return Kind(name, family, alias), rest
+
+
+def _nested(name: str, rest: str) -> tuple[Kind, str]:
+    parts: list[tuple[str, Kind]] = []
+    if rest.lstrip().startswith(">"):
+        rest = rest.lstrip()[1:]
+    else:
+        while True:
+            part = ""
+            if name == "struct":
+                label = re.match(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*(?::|\s)\s*", rest)
+                if not label:
+                    raise ValueError(f"{rest!r} does not start with the name of a field")
+                part, rest = (label[1] or label[2]).replace("``", "`"), rest[label.end() :]
+            kind, rest = _kind_at(rest)
+            parts.append((part, kind))
+            rest = rest.lstrip()
+            if not rest or rest[0] not in ",>":
+                raise ValueError(f"a {name}<...> is not closed")
+            is_last, rest = rest[0] == ">", rest[1:]
+            if is_last:
+                break
+    inside = ", ".join(f"{part}: {kind.name}" if part else kind.name for part, kind in parts)
+    wanted: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
+    fits = {"array": len(parts) == 1, "map": len(parts) == 2 and parts[0][1].family == "text"}
+    if name not in wanted or not fits.get(name, True):
+        raise ValueError(f"{name}<{inside}> is not a type that text can have")
+    return Kind(f"{name}<{inside}>", wanted[name], parts=tuple(parts)), rest

@@ -1,0 +1,141 @@
+"""Which files have counted: one row per file of a committed batch, so that the content of a file counts once (CONTRACT I12).
+
+A file is its name and what is in it: who moves it away and back, restores or touches it makes no other file of it. Rows are
+written in the commit's own transaction, under the cursor's lock; the primary key refuses what has counted before. This is the
+one table that grows with what was read: a file that comes back after years is still known. So a row holds what tells a file
+from another one, and nothing else. What is planned and has not committed stands in the metadata of its batch alone, because
+an opaque source may still cut it otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
+from state_store import tables
+from state_store.batches import QUARANTINED, Cut
+from state_store.declaration import PipelineSpec
+from state_store.errors import SourceChanged, StagingLost
+
+FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
+LARGEST = 2**63 - 1
+_GIVEN: dict[str, sa.types.TypeEngine[Any]] = {
+    "name": sa.Text(),
+    "sha256": sa.Text(),
+    "size": sa.BigInteger(),
+    "mtime_ns": sa.BigInteger(),
+    "txid": sa.BigInteger(),
+}
+
+
+@dataclass(frozen=True)
+class TakenFile:
+    """A file that a batch reads, or has read: the content that was planned, and how far the batch is."""
+
+    name: str
+    sha256: str
+    size: int
+    mtime_ns: int
+    txid: int
+    is_committed: bool
+    is_done: bool  # its source was told that it counts, and has moved it away if it does so
+
+
+def files_of(cut: Cut) -> Sequence[Mapping[str, Any]]:
+    """Return the files that a batch reads: none if it takes up quarantined records, or was cut from another source."""
+    files: Sequence[Mapping[str, Any]] = () if QUARANTINED in cut.metadata else cut.metadata.get(FILES, ())
+    return files
+
+
+def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[Cut]) -> None:
+    """Write down the files of batches that are being committed, if their source has files. The cursor is locked.
+
+    Raises: if one has counted before, StagingLost where the source can cut the batch anew, else SourceChanged.
+    """
+    if not spec.keeps_files:
+        return
+    given = _table([{**file, "txid": cut.txid} for cut in cuts for file in files_of(cut)])
+    if given is None:
+        return
+    rows, count = given
+    f = tables.source_file.c
+    digest = sa.func.decode(rows.c.sha256, "hex")
+    columns = [sa.literal(spec.name), rows.c.name, digest, rows.c.size, rows.c.mtime_ns, rows.c.txid]
+    statement = insert(tables.source_file).from_select(
+        ["pipeline", "name", "sha256", "size", "mtime_ns", "txid"], sa.select(*columns)
+    )
+    if connection.execute(statement.on_conflict_do_nothing()).rowcount == count:
+        return
+    again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(
+        f.pipeline == spec.name, f.name == rows.c.name, f.sha256 == digest, f.txid != rows.c.txid
+    )
+    name, txid, new_txid = next(iter(connection.execute(again.order_by(f.name).limit(1))), (None, None, cuts[0].txid))
+    what = (
+        f"{spec.name} {new_txid}: {name} has counted in txid {txid}, with the same content."
+        if name
+        else (f"{spec.name} {new_txid}: a file is listed twice.")
+    )
+    if spec.source_kind == "transactional":
+        raise SourceChanged(
+            f"{what} It does not count again. Give the batch up: tidegate skip {spec.name} {new_txid}",
+            pipeline=spec.name,
+            txid=new_txid,
+        )
+    raise StagingLost(f"{what} The batch is cut anew and processed again.", pipeline=spec.name, txid=new_txid)
+
+
+def take_back(connection: Connection, pipeline: str, txid: int) -> None:
+    """Forget the files of a batch that is being redone: its new attempt brings its own."""
+    f = tables.source_file.c
+    connection.execute(sa.delete(tables.source_file).where(f.pipeline == pipeline, f.txid == txid))
+
+
+def counted(connection: Connection, pipeline: str, names: Sequence[str], before_txid: int) -> dict[str, list[TakenFile]]:
+    """Return of these names the files that have counted in batches before a txid."""
+    f, b = tables.source_file.c, tables.batch.c
+    asked = sa.func.unnest(sa.cast(list(names), ARRAY(sa.Text))).table_valued("name").render_derived(name="asked")
+    statement = (
+        sa.select(f.name, sa.func.encode(f.sha256, "hex"), f.size, f.mtime_ns, f.txid, b.acked_at.is_not(None))
+        .join_from(asked, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == asked.c.name, f.txid < before_txid))
+        .join(tables.batch, sa.and_(b.pipeline == f.pipeline, b.txid == f.txid))
+    )
+    found: dict[str, list[TakenFile]] = {}
+    for name, digest, size, mtime_ns, txid, is_done in connection.execute(statement):
+        taken = TakenFile(name, digest, size, mtime_ns, txid, is_committed=True, is_done=is_done)
+        found.setdefault(name, []).append(taken)
+    return found
+
+
+def planned(cuts: Sequence[Cut]) -> dict[str, list[TakenFile]]:
+    """Return the files of batches that have not committed, by their names."""
+    found: dict[str, list[TakenFile]] = {}
+    for cut in cuts:
+        for file in files_of(cut):
+            identity = file["name"], file["sha256"], file["size"], file["mtime_ns"]
+            found.setdefault(file["name"], []).append(TakenFile(*identity, cut.txid, is_committed=False, is_done=False))
+    return found
+
+
+def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
+    """Write down when files were touched that are as they counted, so that they need not be read again to know it."""
+    given = _table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
+    if given is None:
+        return
+    rows, _ = given
+    f = tables.source_file.c
+    same = (f.pipeline == pipeline, f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"))
+    connection.execute(sa.update(tables.source_file).where(*same).values(mtime_ns=rows.c.mtime_ns))
+
+
+def _table(files: Sequence[Mapping[str, Any]]) -> tuple[sa.TableValuedAlias, int] | None:
+    """Return files as a table of one statement, and their number; a time that no bigint holds is its limit."""
+    if not files:
+        return None
+    columns: dict[str, list[Any]] = {name: [file[name] for file in files] for name in _GIVEN}
+    columns["mtime_ns"] = [max(-LARGEST, min(LARGEST, time)) for time in columns["mtime_ns"]]
+    arrays = [sa.cast(columns[name], ARRAY(kind)) for name, kind in _GIVEN.items()]
+    table = sa.func.unnest(*arrays).table_valued(*(sa.column(name, kind) for name, kind in _GIVEN.items()))
+    return table.render_derived(name="given"), len(files)

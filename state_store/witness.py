@@ -1,0 +1,183 @@
+"""A witness outside the database: how far each pipeline had committed, for the day on which an older copy is put in its place.
+
+A database that was restored from an archive, promoted or copied to another place has other identifiers than before, which
+`commits.current_epoch` compares. A copy of the data folder, or a base backup, that is put back in its own place has the same.
+So after each commit its mark is written to a file outside Postgres, and compared before anything is planned, processed or
+committed: the database has to know that very commit.
+
+The file may lag behind, because a process may die between COMMIT and the file: that is harmless. It never goes back. There is
+one for each pipeline and history; a history begins when a pipeline is registered, and when a person accepts a loss. So a new
+database, or another project's, does not meet the marks of an old one.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from state_store.errors import HoleDetected
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_BYTES = 10_000
+LOCK_PATIENCE_SECONDS = 2.0
+# Of one pipeline: each database that is made and dropped, as by tests, leaves one.
+HISTORIES_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The last commit of a pipeline that is known of, and in which database it was."""
+
+    pipeline: str
+    history: str
+    epoch: str
+    txid: int
+    attempt: int
+    committed_at: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in its history: a redo is another attempt at the same txid."""
+        return self.txid, self.attempt
+
+
+class Witness:
+    """The marks in one folder. A folder that cannot be used is said once; nothing else fails by that."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.folder = settings.witness_folder or settings.stack_folder / "witness"
+
+    def file_of(self, pipeline: str, history: str) -> Path:
+        """Return where the mark of a pipeline's history is."""
+        return self.folder / f"{pipeline}.{history}.json"
+
+    def mark_of(self, pipeline: str, history: str) -> Mark | None:
+        """Return the mark of a history; None if there is none, or it cannot be read, which is said.
+
+        Raises: HoleDetected if the file is damaged: no default is right then.
+        """
+        try:
+            return _read(self.file_of(pipeline, history))
+        except OSError as error:
+            self._say(error)
+            return None
+
+    def advance(self, mark: Mark) -> None:
+        """Write a mark down, unless a later one of its history is there.
+
+        The file is written whole or not at all. A crash of the machine may leave the one before, which only lags behind.
+
+        Raises: HoleDetected if the file that is there is damaged.
+        """
+        file = self.file_of(mark.pipeline, mark.history)
+        try:
+            if _is_later(_read(file), mark):
+                return
+            _make_private(self.folder)
+            with self._lock() as is_held:
+                if _is_later(known := _read(file), mark):
+                    return
+                if not is_held:
+                    logger.warning("%s: %s is held by a process that stands still, so it lags behind.", file, self.folder)
+                    return
+                if known is None:
+                    self._forget_oldest(mark.pipeline)
+                _write(file, mark)
+        except OSError as error:
+            self._say(error)
+
+    @contextmanager
+    def _lock(self) -> Iterator[bool]:
+        """Hold the folder's lock, or go on without it after a while: False."""
+        descriptor = os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            ends_at = time.monotonic() + LOCK_PATIENCE_SECONDS
+            while not (is_held := _try_lock(descriptor)) and time.monotonic() < ends_at:
+                time.sleep(0.01)
+            yield is_held
+        finally:
+            os.close(descriptor)
+
+    def _forget_oldest(self, pipeline: str) -> None:
+        """Remove the marks of a pipeline's histories that have not moved for longest."""
+        others = sorted(self.folder.glob(f"{pipeline}.*.json"), key=lambda file: file.stat().st_mtime_ns)
+        for file in others[: -HISTORIES_KEPT + 1]:
+            file.unlink(missing_ok=True)
+
+    def _say(self, error: OSError) -> None:
+        _warn(
+            f"The witness folder {self.folder} cannot be used ({error.strerror}): what commits from here is not marked outside "
+            "the database, so an older copy of it in its place would go unnoticed. Make the folder writable, or name another: "
+            "TIDEGATE_WITNESS_FOLDER."
+        )
+
+
+def _is_later(known: Mark | None, mark: Mark) -> bool:
+    return known is not None and known.place >= mark.place
+
+
+def _read(file: Path) -> Mark | None:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as opened:
+        content = opened.read(MAX_BYTES)
+    try:
+        values = json.loads(content)
+        is_known = values.pop("version") == VERSION
+        mark = Mark(**values)
+        is_ours = f"{mark.pipeline}.{mark.history}.json" == file.name and all(type(number) is int for number in mark.place)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(file, str(error)) from error
+    if not is_known or not is_ours:
+        raise _damaged(file, "it has another version" if is_ours else "it is the mark of something else")
+    return mark
+
+
+def _damaged(file: Path, why: str) -> HoleDetected:
+    return HoleDetected(
+        f"{file}, which tells how far the pipeline had committed, is damaged: {why}. If the database is not an older copy of "
+        "itself, remove this file: the next commit writes it again."
+    )
+
+
+def _write(file: Path, mark: Mark) -> None:
+    unfinished = file.with_suffix(".unfinished")  # whoever writes has the lock
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        json.dump({"version": VERSION, **asdict(mark)}, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    unfinished.replace(file)
+
+
+def _make_private(folder: Path) -> None:
+    if not folder.is_dir():
+        # Root's Postgres, below the stack's folder, runs under another account, which has to get through.
+        for missing in reversed([place for place in folder.parents if not place.exists()]):
+            missing.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@lru_cache
+def _warn(message: str) -> None:
+    """Say something once."""
+    logger.warning("%s", message)

@@ -1,0 +1,139 @@
+"""What is decided about a batch while a seal or a commit of it is under way: the lock comes first, the decision after it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from state_store import Settings, StateStore
+from state_store.attempts import Tracked
+from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
+
+
+@contextmanager
+def held_open(settings: Settings, step: Callable[[StateStore], Any]) -> Iterator[Callable[[], Any]]:
+    """Take a step as another process would, but for its COMMIT; yield a function that lets it commit and returns the result."""
+    is_open, may_commit = threading.Event(), threading.Event()
+
+    def hold(_connection: object) -> None:
+        is_open.set()
+        assert may_commit.wait(PATIENCE_SECONDS)
+
+    # Settings that differ in something give an engine, so connections, of its own.
+    with StateStore.connect(replace(settings, staging_connections=3)) as store, ThreadPoolExecutor(1) as thread:
+        sa.event.listen(store.engine, "commit", hold)
+        holder: Future[Any] = thread.submit(step, store)
+
+        def commit() -> Any:
+            may_commit.set()
+            return holder.result(PATIENCE_SECONDS)
+
+        try:
+            assert is_open.wait(PATIENCE_SECONDS)
+            yield commit
+        finally:
+            may_commit.set()
+            holder.result(PATIENCE_SECONDS)
+            sa.event.remove(store.engine, "commit", hold)
+
+
+def while_it_is_held(
+    settings: Settings, step: Callable[[StateStore], Any], waiting: Callable[[], int], decide: Callable[[], Any]
+) -> Any:
+    """Return what is decided while another transaction has taken a step and has not committed yet: it waits for that one."""
+    with held_open(settings, step) as commit, ThreadPoolExecutor(1) as thread:
+        decision = thread.submit(decide)
+        until(waiting)
+        commit()
+        return decision.result(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def poisoned(tally: Tally) -> Tally:
+    """Tally with one batch, which has failed once by its content."""
+    tally.plan(1)
+    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 1", is_poison=True)
+    return tally
+
+
+def test_what_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
+    """The policy decides on the try before; the new one has just become good, and counts."""
+    attempt = poisoned.start(1)
+    staged = [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])]
+
+    is_given_up = while_it_is_held(
+        settings,
+        lambda other: other.seal(attempt, staged, Tracked(1)),
+        waiting,
+        lambda: poisoned.store.give_up("tally", 1, "the pipeline's policy", "its first try failed"),
+    )
+
+    assert is_given_up is False
+    assert poisoned.commit(1).skipped_reason is None
+    assert poisoned.state() == [("a", 1, 1, 1, 1, 1)]
+
+
+def test_what_a_newer_attempt_is_at_is_not_given_up(poisoned: Tally) -> None:
+    """However often older ones have failed: the newest tells."""
+    attempt = poisoned.start(1)
+
+    assert not poisoned.store.give_up("tally", 1, "the pipeline's policy", "its first try failed")
+
+    poisoned.store.seal(attempt, [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
+    assert poisoned.commit(1).skipped_reason is None
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_being_skipped_cannot_be_tried_again(
+    poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute, *, named: bool
+) -> None:
+    """Nobody is promised a retry of a batch whose tombstone commits at this moment, and the ledger tells of none."""
+    assert poisoned.store.give_up("tally", 1, "the pipeline's policy", "it failed")
+
+    forgiven = while_it_is_held(
+        settings,
+        lambda other: other.commit_batch(poisoned.spec, 1, "test"),
+        waiting,
+        lambda: poisoned.store.retry("tally", 1 if named else None, "ann", "the file is mended"),
+    )
+
+    assert forgiven == []
+    assert as_role("tidegate_owner", "SELECT action FROM tidegate.operator_action") == []
+    assert as_role("tidegate_owner", "SELECT skip_reason FROM tidegate.batch") == [("it failed",)]
+
+
+def test_what_is_being_committed_is_not_halted(
+    tally: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
+) -> None:
+    """A task that reports its failure late changes nothing about a batch that counts."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+
+    while_it_is_held(
+        settings,
+        lambda other: other.commit_batch(tally.spec, 1, "test"),
+        waiting,
+        lambda: tally.store.halt_batch("tally", 1, "its task was killed"),
+    )
+
+    assert as_role("tidegate_owner", "SELECT halted_reason FROM tidegate.batch") == [(None,)]
+    assert tally.store.turn("tally", 1).halted is None
+
+
+def test_a_batch_that_was_given_up_meanwhile_is_not_halted(
+    poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
+) -> None:
+    """It waits for its turn to be skipped, and stops nobody."""
+    while_it_is_held(
+        settings,
+        lambda other: other.give_up("tally", 1, "the pipeline's policy", "it failed"),
+        waiting,
+        lambda: poisoned.store.halt_batch("tally", 1, "its task was killed"),
+    )
+
+    assert as_role("tidegate_owner", "SELECT halted_reason, skip_reason FROM tidegate.batch") == [(None, "it failed")]

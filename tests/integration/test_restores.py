@@ -1,0 +1,442 @@
+"""Restores and copies of the database are noticed before anything is planned, processed or committed, or are harmless."""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import migrations
+from state_store import Settings, StateStore, commits, witness
+from state_store.errors import HoleDetected
+from state_store.witness import Mark, Witness
+from tests.conftest import Server, register_pipelines
+from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate.stack import component as components
+from tidegate.stack.postgres import EmbeddedPostgres
+
+ROW = [("a", 1, 1, 1, 1)]
+
+
+@dataclass
+class Machine:
+    """A Postgres server of the test's own, whose data folder can be copied and put back, and a pipeline on it."""
+
+    postgres: EmbeddedPostgres
+    settings: Settings
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server on whatever is in its data folder."""
+        component = self.postgres.component()
+        self.process = components.start(component, self.settings.stack_folder)
+        until(lambda: component.check() is None)
+
+    def stop(self) -> None:
+        """Stop the server."""
+        assert self.process is not None
+        self.process.send_signal(self.postgres.component().stop_signal)
+        self.process.wait(30)
+        self.process = None
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a data folder with owners and modes."""
+        subprocess.run(["cp", "-a", source, target], check=True)
+
+    def put_back(self, backup: Path) -> None:
+        """Put a backup in the place of the data folder."""
+        self.stop()
+        shutil.rmtree(self.postgres.data)
+        self.copy(backup, self.postgres.data)
+        self.start()
+
+    def base_backup(self, target: Path, *arguments: str) -> None:
+        """Take a base backup of the running server, as an administrator does."""
+        target.mkdir(mode=0o700)
+        if self.postgres.user is not None:
+            os.chown(target, self.postgres.user, -1)
+        command = [self.postgres.binaries / "pg_basebackup", "-h", "127.0.0.1", "-p", str(self.postgres.port), "-U", "postgres"]
+        done = subprocess.run(
+            [*command, "-D", target, "-X", "stream", "--checkpoint=fast", *arguments],
+            env={**os.environ, "PGPASSFILE": str(self.postgres.passfile)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        if self.postgres.user is not None:
+            subprocess.run(["chown", "-R", str(self.postgres.user), target], check=True)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
+    """A server with pipeline tally, of which txid 1 and 2 have committed."""
+    postgres = EmbeddedPostgres(tmp_path / ".tidegate", free_port())
+    postgres.initialize()
+    settings = Settings(home=tmp_path, pg_port=postgres.port, pg_passfile=postgres.passfile)
+    machine = Machine(postgres, settings)
+    machine.start()
+    try:
+        postgres.bootstrap()
+        migrations.upgrade(settings, [])
+        register_pipelines(settings, TALLY)
+        commit_next(settings, 2)
+        yield machine
+    finally:
+        if machine.process is not None:
+            machine.stop()
+        postgres.delete()
+
+
+def plan_next(settings: Settings) -> int:
+    """Plan a batch and leave it at that."""
+    with StateStore.connect(settings) as store:
+        return Tally(store).plan(run_id=f"run {time.monotonic_ns()}")[-1]
+
+
+def commit_next(settings: Settings, number: int = 1) -> int:
+    """Commit what was planned, or else new batches, as processes of their own would; return the last txid."""
+    with StateStore.connect(settings) as store:
+        tally = Tally(store)
+        txids = store.uncommitted("tally", number)
+        if number > len(txids):
+            txids += tally.plan(number - len(txids), run_id=f"run {time.monotonic_ns()}")
+        for txid in txids:
+            tally.process(txid, ROW)
+            assert not tally.commit(txid).already_committed
+    return txids[-1]
+
+
+def assert_halted(settings: Settings, message: str) -> None:
+    """Whatever a batch goes through is refused with this message, and nothing is written."""
+    before = contents(settings)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store)
+        next_txid = store.committed("tally") + 1
+        steps: list[Callable[[], object]] = [
+            lambda: tally.plan(run_id="next"),
+            lambda: tally.commit(next_txid),
+            lambda: store.commit_ready(TALLY.spec, "test"),
+            lambda: store.skip_batch(TALLY.spec, next_txid, "test", "x"),
+            lambda: store.replay_quarantined(TALLY.spec, "test", "x"),
+        ]
+        if store.uncommitted("tally", 1):
+            steps.append(lambda: tally.start(next_txid))
+        for step in steps:
+            with pytest.raises(HoleDetected, match=message):
+                step()
+    assert contents(settings) == before
+
+
+# older copies in the place of the database
+
+
+@pytest.mark.parametrize("how", ["cold copy", "base backup"])
+def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path, how: str) -> None:
+    """System identifier, timeline and database are the same: only what is outside the database knows of the third commit."""
+    backup = tmp_path / "backup"
+    assert plan_next(machine.settings) == 3
+    if how == "cold copy":
+        machine.stop()
+        machine.copy(machine.postgres.data, backup)
+        machine.start()
+    else:
+        machine.base_backup(backup)
+    assert commit_next(machine.settings) == 3
+    machine.put_back(backup)
+
+    (file,) = Witness(machine.settings).folder.glob("tally.*.json")
+    assert_halted(
+        machine.settings,
+        rf"stands at txid 2, but {file} says that txid 3 committed at .*, so txid 3 is lost\. Put back a newer backup\. "
+        r"Or give that up: .*files in a done folder.*tidegate migrate --accept-epoch",
+    )
+    migrations.upgrade(machine.settings, [])
+    assert_halted(machine.settings, "txid 3 is lost")  # an ordinary migration accepts nothing
+
+    (told,) = migrations.accept_epoch(machine.settings, "an operator").values()
+    assert told.startswith("goes on behind txid 2; given up: it stands at txid 2")
+    assert "txid 3 is lost" in told
+    assert migrations.accept_epoch(machine.settings, "an operator") == {}
+    assert commit_next(machine.settings, 2) == 4
+    with migrations.connected(machine.settings) as connection:
+        actions = connection.exec_driver_sql("SELECT pipeline, txid, action, owner, reason FROM tidegate.operator_action").all()
+    assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", told)]
+
+
+def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
+    """What was backed up behind the last commit has lost nothing."""
+    machine.stop()
+    machine.copy(machine.postgres.data, tmp_path / "backup")
+    machine.start()
+    machine.put_back(tmp_path / "backup")
+    assert commit_next(machine.settings) == 3
+
+
+def test_a_copy_that_went_on_elsewhere_is_noticed_by_the_commits_it_has_instead(machine: Machine, tmp_path: Path) -> None:
+    """Its cursor is not behind the mark, but the third commit is another one."""
+    machine.stop()
+    machine.copy(machine.postgres.data, tmp_path / "backup")
+    machine.start()
+    assert commit_next(machine.settings) == 3
+    machine.put_back(tmp_path / "backup")
+    other_machine = replace(machine.settings, witness_folder=tmp_path / "other machine")
+    assert commit_next(other_machine, 2) == 4  # a machine that never committed before knows nothing
+    assert_halted(machine.settings, r"its txid 3 committed at .*, but .* says that txid 3 committed at .*, and those")
+    migrations.accept_epoch(machine.settings, "an operator")
+    assert commit_next(machine.settings) == 5
+    assert commit_next(other_machine) == 6
+
+
+def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
+    """Commits that had not reached it may be lost, so a person looks; what the witness here knows is told."""
+    standby = tmp_path / "standby"
+    machine.base_backup(standby, "--write-recovery-conf")
+    assert commit_next(machine.settings) == 3
+    machine.put_back(standby)  # the primary is gone, so nothing more reaches it
+    connection = machine.postgres._connect("postgres", "postgres")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_promote()")
+    finally:
+        connection.close()
+    assert_halted(machine.settings, "txid 3 is lost|restored, promoted or copied")
+    machine.settings.stack_folder.joinpath("witness").rename(tmp_path / "lost")
+    assert_halted(machine.settings, "restored, promoted or copied.*commits after txid 2 may be lost")
+
+
+# copies within the server
+
+
+@pytest.mark.parametrize("how", ["template", "dump"])
+def test_a_copy_within_the_server_is_noticed(
+    tally: Tally, settings: Settings, server: Server, stack: Settings, tmp_path: Path, how: str
+) -> None:
+    """Two databases must not go on with one history: whichever acks a file takes it from the other."""
+    commit_next(settings, 2)
+    plan_next(settings)
+    if how == "template":
+        tally.store.close()
+        copy = replace(settings, pg_database=server.create_database(settings.pg_database))
+    else:
+        copy = replace(settings, pg_database=server.create_database())
+        postgres = EmbeddedPostgres(stack.stack_folder, stack.pg_port)
+        dump = str(tmp_path / "dump")
+        _tool(postgres, "pg_dump", settings, "--format=custom", f"--file={dump}")
+        _tool(postgres, "pg_restore", copy, "--exit-on-error", dump)
+    try:
+        assert_halted(copy, "restored, promoted or copied.*commits after txid 2 may be lost.*--accept-epoch")
+        assert commit_next(settings) == 3  # the original was never halted
+        assert_halted(copy, "txid 3 is lost")
+
+        # Once accepted, it has a history of its own, and neither is in the way of the other.
+        assert "txid 3 is lost" in migrations.accept_epoch(copy, "an operator")["tally"]
+        assert commit_next(copy, 2) == 4
+        assert commit_next(settings) == 4
+    finally:
+        server.drop_database(copy.pg_database)
+
+
+def _tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
+    where = settings.conninfo(user="postgres")
+    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
+    done = subprocess.run(
+        [postgres.binaries / tool, *target, *arguments],
+        env={**os.environ, "PGPASSFILE": where["passfile"]},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_lost_redo_is_noticed(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """The same txid by an older attempt: an older copy, from before the redo."""
+    commit_next(settings)
+    with migrations.connected(settings) as connection:
+        done = commits.mark(connection, "tally")
+    assert done is not None
+    tally.store.witness.advance(replace(done, attempt=2))
+    assert_halted(settings, "txid 1 is that of attempt 1, but .* a redo has put attempt 2 in its place, so the redo is lost")
+
+
+# no false alarms
+
+
+def test_a_database_that_was_dropped_on_purpose_leaves_nothing_in_the_way(
+    tally: Tally, settings: Settings, server: Server, as_role: Execute
+) -> None:
+    """The same project, pipeline, server and database: what is registered anew begins a history of its own."""
+    commit_next(settings, 3)
+    for schema in ("tidegate", "state", "staging"):
+        as_role("tidegate_owner", f"DROP SCHEMA {schema} CASCADE")
+    migrations.upgrade(settings, [])
+    register_pipelines(settings, TALLY)
+    assert commit_next(settings) == 1
+
+
+def test_projects_on_two_databases_do_not_meet_in_one_folder(
+    tally: Tally, settings: Settings, server: Server, template: str
+) -> None:
+    """The same pipeline name and witness folder, other databases."""
+    commit_next(settings, 3)
+    other = replace(settings, pg_database=server.create_database(template))
+    try:
+        register_pipelines(other, TALLY)
+        assert [commit_next(other), commit_next(settings), commit_next(other)] == [1, 4, 2]
+    finally:
+        server.drop_database(other.pg_database)
+
+
+def test_a_crash_between_commit_and_witness_is_made_up_for_by_the_next_plan(
+    tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark that lags behind is harmless, and so is one that is lost."""
+    commit_next(settings, 2)
+
+    class Died(BaseException):
+        pass
+
+    def die(_witness: Witness, _mark: Mark) -> None:
+        raise Died
+
+    tally.plan(run_id="crashing")
+    tally.process(3, ROW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Witness, "advance", die)
+        with pytest.raises(Died):
+            tally.commit(3)
+    assert marked(settings) == 2
+    assert tally.commit(3).already_committed
+    assert marked(settings) == 3
+
+    (file,) = tally.store.witness.folder.glob("tally.*.json")
+    file.unlink()
+    tally.plan(run_id="next")
+    assert marked(settings) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_breaks_nothing(
+    tally: Tally, settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose project folder is read-only: the word says what goes unnoticed, and what to do."""
+    (tmp_path / "file").touch()
+    blocked = replace(settings, witness_folder=tmp_path / "file" / "witness")
+    with caplog.at_level(logging.WARNING):
+        assert commit_next(blocked, 2) == 2
+    (said,) = [record.getMessage() for record in caplog.records if "witness folder" in record.getMessage()]
+    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in said
+    assert "TIDEGATE_WITNESS_FOLDER" in said
+
+
+def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Settings) -> None:
+    """It is not taken for a lost one: what it said is not known."""
+    commit_next(settings)
+    (file,) = tally.store.witness.folder.glob("tally.*.json")
+    for damage in ("", "{", "[]", '{"version": 1}', file.read_text().replace('"version": 1', '"version": 2')):
+        file.write_text(damage)
+        assert_halted(settings, rf"{file}.* is damaged.*remove this file")
+    file.unlink()
+    assert commit_next(settings) == 2
+
+
+# the file
+
+
+def marked(settings: Settings) -> int:
+    """Return how far the only history's mark is."""
+    (file,) = Witness(settings).folder.glob("tally.*.json")
+    return int(json.loads(file.read_text())["txid"])
+
+
+def mark(txid: int, attempt: int = 1, history: str = "h") -> Mark:
+    """Return a mark as a commit makes it."""
+    return Mark("tally", history, "e", txid, attempt, "2026-01-01T00:00:00+00:00")
+
+
+def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
+    """An older writer changes nothing; a redo is further than what it replaces."""
+    folder = Witness(Settings(home=tmp_path))
+    for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
+        folder.advance(mark(*written))
+        found = folder.mark_of("tally", "h")
+        assert found is not None
+        assert found.place == expected
+    assert stat.S_IMODE(folder.file_of("tally", "h").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.folder.stat().st_mode) == 0o700
+
+
+def test_writers_at_once_leave_the_furthest_mark(tmp_path: Path) -> None:
+    """Whoever comes last."""
+    folder = Witness(Settings(home=tmp_path))
+    writers = [threading.Thread(target=lambda n=n: [folder.advance(mark(t)) for t in range(n, 200, 8)]) for n in range(1, 9)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = folder.mark_of("tally", "h")
+    assert found is not None
+    assert found.txid == 199
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
+    """At whichever moment: the one before or the one after."""
+    code = (
+        "import sys, itertools; from pathlib import Path; from state_store import Settings; "
+        "from state_store.witness import Mark, Witness\n"
+        "w = Witness(Settings(home=Path(sys.argv[1])))\n"
+        "first = int(sys.argv[2])\n"
+        "for n in itertools.count(first):\n"
+        "    w.advance(Mark('tally', 'h', 'e', n, 1, 'x'))\n"
+        "    if n == first: print('begun', flush=True)\n"
+    )
+    reached = 0
+    for round_number in range(5):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(reached + 1)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"begun\n"
+        time.sleep(0.01 * round_number)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        found = Witness(Settings(home=tmp_path)).mark_of("tally", "h")
+        assert found is not None
+        assert found.txid > reached
+        reached = found.txid
+
+
+def test_a_writer_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark lags behind then, which is harmless."""
+    folder = Witness(Settings(home=tmp_path))
+    folder.advance(mark(1))
+    monkeypatch.setattr(witness, "LOCK_PATIENCE_SECONDS", 0.2)
+    with (folder.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        folder.advance(mark(2))
+        found = folder.mark_of("tally", "h")
+        assert found is not None
+        assert found.txid == 1
+    folder.advance(mark(3))
+    assert json.loads(folder.file_of("tally", "h").read_text())["txid"] == 3
+
+
+def test_old_histories_are_forgotten(tmp_path: Path) -> None:
+    """Databases that are made and dropped again and again leave a bounded number of marks; other pipelines' are left alone."""
+    folder = Witness(Settings(home=tmp_path))
+    folder.advance(replace(mark(1), pipeline="tally_2"))
+    for number in range(witness.HISTORIES_KEPT + 5):
+        folder.advance(mark(1, history=f"h{number}"))
+        os.utime(folder.file_of("tally", f"h{number}"), ns=(number, number))
+    left = {file.name for file in folder.folder.glob("*.json")}
+    assert left == {f"tally.h{number}.json" for number in range(5, witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}

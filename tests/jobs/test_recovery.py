@@ -1,0 +1,134 @@
+"""A run goes on by itself after servers and other runs have died: every batch counts once, and nobody has to do anything."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from jobs import phases, process
+from jobs.run import run_pipeline
+from state_store import Settings, StateStore, tables
+from state_store.attempts import LONGEST_SILENCE_SECONDS
+from state_store.errors import SparkUnavailable
+from tests.jobs.test_failures import Held, counted, server_process, skipping
+from tests.sources.conftest import Inbox
+
+BATCHES = 4
+
+
+@pytest.fixture
+def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
+    """A folder with one file for each batch."""
+    inbox = Inbox(settings, register)
+    for number in range(1, BATCHES + 1):
+        inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
+    return inbox
+
+
+def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
+    """Return what the ledger knows of the attempts at a batch."""
+    with StateStore.connect(inbox.settings) as store:
+        return list(store.batch_history("inbox", txid).attempts)
+
+
+def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings) -> None:
+    """In mid-batch, with the strictest policy there is: no row is left out, and none counts twice."""
+    held = Held(inbox.settings.home)
+    pipeline = skipping(inbox, held.transform)
+
+    def kill(_worker: int) -> None:
+        os.kill(server_process(stack, "spark"), signal.SIGKILL)
+
+    with held.when_a_worker_is_at_it(kill):
+        result = run_pipeline(inbox.settings, pipeline, run_id="run")
+
+    assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
+    assert counted(inbox, pipeline) == {"a": 10}
+    assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
+
+
+def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch meets the kill elsewhere: before it is staged, before its seal, before its query, at its merge."""
+    pipeline = skipping(inbox, window=1)
+    killed: list[str] = []
+
+    def first_kill(place: object, name: str, is_here: Callable[..., bool]) -> None:
+        original = getattr(place, name)
+
+        def kill(*arguments: Any, **more: Any) -> Any:
+            if name not in killed and is_here(*arguments):
+                killed.append(name)
+                os.kill(server_process(stack, "postgres"), signal.SIGKILL)
+            return original(*arguments, **more)
+
+        monkeypatch.setattr(place, name, kill)
+
+    first_kill(process, "_stage", lambda _store, attempt, *_: attempt.txid == 1)
+    first_kill(StateStore, "seal", lambda _store, attempt, *_: attempt.txid == 2)
+    first_kill(StateStore, "note_spark", lambda _store, attempt, *_: attempt.txid == 3)
+    first_kill(StateStore, "commit_batch", lambda _store, _spec, _txid, *_: True)
+    first_kill(StateStore, "commit_ready", lambda *_: True)
+
+    result = run_pipeline(inbox.settings, pipeline, run_id="run")
+
+    assert set(killed) >= {"_stage", "seal", "note_spark", "commit_ready"}
+    assert [commit.skipped_reason for commit in result.commits] == [None] * BATCHES
+    assert counted(inbox, pipeline) == {"a": 10}
+
+
+def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Postgres dies with the COMMIT: whether it landed is found out, never guessed."""
+    pipeline = skipping(inbox, window=1)
+    kills = iter([True])
+
+    def lose(_connection: Any) -> None:
+        if next(kills, None):
+            os.kill(server_process(stack, "postgres"), signal.SIGKILL)
+
+    original = phases._commit_together
+
+    def with_a_kill(store: StateStore, *arguments: Any, **more: Any) -> Any:
+        sa.event.listen(store.engine, "commit", lose)
+        try:
+            return original(store, *arguments, **more)
+        finally:
+            sa.event.remove(store.engine, "commit", lose)
+
+    monkeypatch.setattr(phases, "_commit_together", with_a_kill)
+    run_pipeline(inbox.settings, pipeline, run_id="run")
+    assert next(kills, None) is None
+    assert counted(inbox, pipeline) == {"a": 10}
+
+
+def test_a_run_ends_at_once_when_spark_is_not_there_at_all(inbox: Inbox) -> None:
+    """To wait is right for a server that has answered before; a person who forgot to start it is told so."""
+    pipeline = skipping(inbox)
+    with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):
+        run_pipeline(replace(inbox.settings, spark_remote="sc://127.0.0.1:9"), pipeline, run_id="run")
+    run_pipeline(inbox.settings, pipeline, run_id="run")
+    assert counted(inbox, pipeline) == {"a": 10}
+
+
+def silence(as_owner: Callable, seconds: int) -> None:
+    """Let the running attempts have said so long ago that they are alive."""
+    a = tables.attempt.c
+    ago = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+    as_owner(sa.update(tables.attempt).where(a.sealed_at.is_(None), a.failed_at.is_(None)).values(seen_at=ago))
+
+
+def test_a_run_takes_over_from_one_that_has_fallen_silent(inbox: Inbox, as_owner: Callable) -> None:
+    """A process that was killed or stopped holds up others for a minute, not until its attempt is overdue."""
+    pipeline = skipping(inbox)
+    inbox.plan(pipeline, "dead")
+    with StateStore.connect(inbox.settings) as store:
+        for txid in range(1, BATCHES + 1):
+            store.start_attempt(pipeline.spec, txid, "a dead run")
+    silence(as_owner, LONGEST_SILENCE_SECONDS)
+
+    for txid in range(1, BATCHES + 1):
+        assert phases.commit_batch(inbox.settings, pipeline, txid, owner="test").attempt == 2
+    assert counted(inbox, pipeline) == {"a": 10}

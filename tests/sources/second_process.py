@@ -1,0 +1,51 @@
+"""Runs pipelines over files in a process of its own, as Airflow's tasks do: `python -m tests.sources.second_process`.
+
+On its standard input it takes the settings, pickled. Process after process does the same steps, so that they say the same
+to Spark's server.
+"""
+
+import pickle
+import sys
+from typing import Any, Literal, get_args
+
+from jobs import Files, Pipeline, State, Sum
+from jobs.aggregates import Count
+from jobs.run import run_pipeline
+from state_store import Settings
+
+Format = Literal["parquet", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+# Parquet has the number exactly as it is declared, so that Spark's own reader reads it.
+SCHEMA = {"name": "string", "amount": "int"}
+
+
+def positive(rows: Any) -> Any:
+    """Keep all rows, as a transform that drops none of them."""
+    return rows.where("amount > 0")
+
+
+def pipelines() -> list[Pipeline]:
+    """Return a pipeline per format, with and without a transform.
+
+    The first one's first plan is the same in each process, also for what numbers its parts; what comes later is not.
+    """
+    return [
+        Pipeline(
+            name=f"{format}_{how}",
+            source=Files(f"{format}_{how}", format=format, schema=SCHEMA, kind="opaque", done_folder=f"done/{format}_{how}"),
+            states={
+                f"{format}_{how}_sums": State(
+                    key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque"
+                )
+            },
+            transform=transform,
+        )
+        for format in FORMATS
+        for how, transform in (("transformed", positive), ("plain", None))
+    ]
+
+
+if __name__ == "__main__":
+    settings: Settings = pickle.load(sys.stdin.buffer)
+    for pipeline in pipelines():
+        run_pipeline(settings, pipeline, run_id=sys.argv[1])

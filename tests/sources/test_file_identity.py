@@ -1,0 +1,454 @@
+"""A file is its name and its content: it counts once, whatever happens to it, and what has changed is named."""
+
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import migrations
+from jobs import Count, Files, Pipeline, State, Sum, phases
+from jobs.run import run_pipeline
+from jobs.sources.done_folder import DoneFolder
+from state_store import Settings, StateStore
+from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tests.sources.conftest import SCHEMA, Inbox
+
+HEADER = "name,amount\n"
+OPAQUE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")
+KINDS = ["transactional", "opaque"]
+
+
+def files(kind: Any = "opaque", **source: Any) -> Files:
+    """Return a folder of CSV files, two a batch."""
+    return Files("inbox", **{"glob": "**/*.csv", "format": "csv", "schema": SCHEMA, "max_files": 2, **source}, kind=kind)
+
+
+def declare(inbox: Inbox, source: Files) -> Pipeline:
+    """Declare the pipeline, with an opaque state: it goes with every kind of source."""
+    return inbox.declare(source, states={"per_name": OPAQUE})
+
+
+def counts(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
+    """Return lines and amount of each name."""
+    return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
+
+
+def lines(*names: str) -> str:
+    """Return the content of a file: a record of 1 for each name."""
+    return HEADER + "".join(f"{name},1\n" for name in names)
+
+
+def touch(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
+    """Change the times, as a restore or rsync without -t does."""
+    for file in inbox.folder.rglob("*.csv"):
+        file.touch()
+
+
+def copy_anew(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
+    """Put copies in the place of the files, with their times."""
+    for file in inbox.folder.rglob("*.csv"):
+        aside = shutil.copy2(file, inbox.folder.parent)
+        file.unlink()
+        shutil.copy2(aside, file)
+
+
+def delete_and_restore(inbox: Inbox, pipeline: Pipeline) -> None:
+    """Delete all but the newest file; the next run sees that; then restore them from a backup."""
+    backup = shutil.copytree(inbox.folder, inbox.folder.parent / "backup")
+    for file in sorted(inbox.folder.rglob("*.csv"))[:-1]:
+        file.unlink()
+    inbox.write("site/07.csv", lines("g"))
+    inbox.run(pipeline, "meanwhile")
+    shutil.copytree(backup, inbox.folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
+    """Take a folder away for one plan that takes another file."""
+    away = inbox.folder.parent / "away"
+    (inbox.folder / "site").rename(away)
+    inbox.write("07.csv", lines("g"))
+    inbox.run(pipeline, "meanwhile")
+    away.rename(inbox.folder / "site")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("happens", [touch, copy_anew, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
+def test_content_counts_once_whatever_happens_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:
+    """The state is that of one clean run over the same content."""
+    pipeline = declare(inbox, files(kind))
+    for name in ("site/01", "site/02", "site/03", "other/04"):
+        inbox.write(f"{name}.csv", lines(name))
+    inbox.run(pipeline, "first")
+    happens(inbox, pipeline)
+    assert inbox.run(pipeline, "second") == []
+    inbox.write("site/09.csv", lines("late"))
+    inbox.write("00.csv", lines("early"))
+    inbox.run(pipeline, "third")
+
+    read = {line.split(",")[0] for file in inbox.folder.rglob("*.csv") for line in file.read_text().splitlines()[1:]}
+    assert counts(inbox, pipeline) == dict.fromkeys(read, (1, 1))
+
+
+def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new time is noted, so that later plans know it by that."""
+    pipeline = declare(inbox, files())
+    for number in range(5):
+        inbox.write(f"{number}.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    touch(inbox)
+    assert inbox.run(pipeline, "second") == []
+    monkeypatch.setattr("jobs.sources.file_batches.digest_of", lambda path: pytest.fail(f"{path} was read"))
+    assert inbox.run(pipeline, "third") == []
+
+
+def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files there are, a plan holds no more of what is known of them at once; none is missed between."""
+    monkeypatch.setattr("state_store.store.FILES_AT_ONCE", 3)
+    pipeline = declare(inbox, files("transactional", max_files=100))
+    for number in range(0, 20, 2):
+        inbox.write(f"{number:02}.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    for number in range(1, 20, 2):
+        inbox.write(f"{number:02}.csv", lines("b"))
+    assert inbox.run(pipeline, "second") == [2]
+    assert counts(inbox, pipeline) == {"a": (10, 10), "b": (10, 10)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind: str) -> None:
+    """Whatever is in the folder and has not counted is read: no count of names stands in for the names."""
+    pipeline = declare(inbox, files(kind))
+    inbox.write("2024-01-01.csv", lines("a"))
+    inbox.write("2024-01-03.csv", lines("b"))
+    inbox.run(pipeline, "first")
+    (inbox.folder / "2024-01-01.csv").unlink()
+    inbox.write("2024-01-02.csv", lines("c"))
+    assert inbox.run(pipeline, "second") == [2]
+    inbox.write("2024-01-04.csv", lines("d"))
+    inbox.run(pipeline, "third")
+
+    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+
+
+def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
+    """10.csv comes after 9.csv, though its name sorts before: it is the next batch all the same."""
+    pipeline = declare(inbox, files("transactional", max_files=1))
+    for number in range(1, 13):
+        inbox.write(f"{number}.csv", lines("a"))
+        assert inbox.run(pipeline, f"run {number}") == [number]
+    assert counts(inbox, pipeline) == {"a": (12, 12)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
+def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, grows: bool) -> None:
+    """Nothing is planned beside it; doing as the message says loses no record and doubles none."""
+    pipeline = declare(inbox, files(kind))
+    file = inbox.write("1.csv", lines("a", "b"))
+    inbox.run(pipeline, "first")
+    counted = file.read_bytes()
+    file.write_text(lines("a", "b", "c") if grows else lines("x", "y", "z"))
+    inbox.write("2.csv", lines("d"))
+
+    with pytest.raises(SourceChanged) as refusal:
+        inbox.run(pipeline, "second")
+    assert str(refusal.value).startswith(f"{file} has changed since it counted in txid 1: ")
+    assert (f"its first {len(counted)} bytes" in str(refusal.value)) == grows
+    if grows:
+        file.write_bytes(counted)
+        inbox.write("1.rest.csv", lines("c"))
+    else:
+        file.rename(inbox.folder / "3.csv")
+    inbox.run(pipeline, "third")
+    expected = "abcd" if grows else "abdxyz"
+    assert counts(inbox, pipeline) == dict.fromkeys(expected, (1, 1))
+
+
+def test_a_planned_file_that_grew_says_how_to_keep_what_was_added(inbox: Inbox) -> None:
+    """Its batch halts; the message tells which part was planned, and where the rest may go."""
+    pipeline = declare(inbox, files("transactional"))
+    file = inbox.write("1.csv", lines("a"))
+    inbox.plan(pipeline, "first")
+    file.write_text(lines("a", "b"))
+    message = inbox.refused(pipeline, SourceChanged)
+    assert f"Its first {len(lines('a'))} bytes are what was planned." in message
+    assert "what was added, as whole records, into a file of another name" in message
+
+
+def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
+    """To skip a batch is to leave its rows out for good: they do not come back with the next plan."""
+    pipeline = inbox.declare(files("opaque", max_files=1), states={"per_name": OPAQUE})
+    inbox.write("1.csv", HEADER + "a,bad\n")
+    inbox.write("2.csv", lines("b"))
+    inbox.plan(pipeline, "run")
+    with pytest.raises(Exception, match="is no int"):
+        phases.process_batch(inbox.settings, pipeline, 1, owner="run")
+    with StateStore.connect(inbox.settings) as store:
+        store.skip_batch(pipeline.spec, 1, "me", "of no use")
+    assert inbox.run(pipeline, "second") == [2]
+    touch(inbox)
+    assert inbox.run(pipeline, "third") == []
+    assert counts(inbox, pipeline) == {"b": (1, 1)}
+
+
+def test_a_batch_that_is_cut_otherwise_is_never_taken_for_the_old_one(inbox: Inbox) -> None:
+    """Batches planned behind an abandoned cut are cut anew, though the batch before them names the same files again."""
+    pipeline = declare(inbox, files("opaque", max_files=1))
+    paths = [inbox.write(f"{name}.csv", lines(name)) for name in "abc"]
+    assert inbox.plan(pipeline, "first") == [1, 2, 3]
+    aside = [path.rename(inbox.folder.parent / path.name) for path in paths[:2]]
+    with pytest.raises(Exception, match="cut anew"):
+        phases.process_batch(inbox.settings, pipeline, 1, owner="run")
+    phases.process_batch(inbox.settings, pipeline, 1, owner="run")  # takes c
+    aside[1].rename(paths[1])
+    for txid in (1, 2, 3):
+        phases.process_batch(inbox.settings, pipeline, txid, owner="run")
+        phases.commit_batch(inbox.settings, pipeline, txid, owner="run")
+    aside[0].rename(paths[0])
+    inbox.run(pipeline, "second")
+
+    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+
+
+# ------------------------------------------------------------------------------------------------------ done folder
+
+
+def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
+    """Process the last committed batch again."""
+    phases.redo_batch(inbox.settings, pipeline, txid, owner="me", reason="test")
+
+
+@pytest.mark.parametrize("done", [None, "done"])
+def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | None) -> None:
+    """Also those that its commit has moved away; what is new in the folder does not push them out."""
+    pipeline = declare(inbox, files("opaque", done_folder=done))
+    for name in "bcd":
+        inbox.write(f"{name}.csv", lines(name))
+    inbox.run(pipeline, "first")
+    inbox.write("a.csv", lines("a"))
+    redo(inbox, pipeline, 2)
+    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+    assert inbox.run(pipeline, "second") == []
+    redo(inbox, pipeline, 2)
+    redo(inbox, pipeline, 2)
+    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+
+
+@pytest.mark.parametrize("done", [None, "done"])
+def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> None:
+    """It would take their rows away, for good."""
+    pipeline = declare(inbox, files("opaque", done_folder=done))
+    inbox.write("1.csv", lines("a"))
+    inbox.write("2.csv", lines("b"))
+    inbox.run(pipeline, "first")
+    lying = inbox.settings.home / "done" / "1" / "2.csv" if done else inbox.folder / "2.csv"
+    content = lying.read_bytes()
+    lying.unlink()
+    with pytest.raises(SourceChanged, match=r"2\.csv has counted in txid 1, and is gone"):
+        redo(inbox, pipeline, 1)
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    lying.write_bytes(content)
+    redo(inbox, pipeline, 1)
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the old one was moved away. The old content itself is left alone, which is said, also when `done` was emptied."""
+    pipeline = declare(inbox, files(kind, done_folder="done"))
+    for number, name in enumerate(("a", "b", "c"), start=1):
+        file = inbox.write("export.csv", lines(name))
+        os.utime(file, (1_000_000_000, 1_000_000_000))  # as large, and as old as the one before
+        assert inbox.run(pipeline, name) == [number]
+        assert not file.exists()
+    shutil.rmtree(inbox.settings.home / "done")
+    file.write_text(lines("b"))
+    with caplog.at_level(logging.WARNING):
+        assert inbox.run(pipeline, "restored") == []
+    assert "export.csv in txid 2. Move them away." in caplog.text
+    file.write_text(lines("d"))
+    assert inbox.run(pipeline, "new") == [4]
+
+    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -> None:
+    """Files that were moved away for a commit that a restored database has lost are not in its states."""
+    pipeline = declare(inbox, files(kind, done_folder="done", max_files=1))
+    inbox.write("1.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    done = inbox.settings.home / "done"
+    moved = done / "2" / "2.csv"
+    moved.parent.mkdir()
+    moved.write_text(lines("b"))
+    inbox.write("3.csv", lines("c"))
+    with pytest.raises(HoleDetected, match=r"has files of txid 2, but this ledger has committed no more than 1"):
+        inbox.run(pipeline, "restored")
+    moved.rename(inbox.folder / "2.csv")
+    assert inbox.run(pipeline, "as told") == [2, 3]
+    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+
+
+def test_files_that_cannot_be_moved_are_refused_before_they_are_read(inbox: Inbox) -> None:
+    """A done folder on a read-only mount is found by the plan."""
+    pipeline = declare(inbox, files(done_folder="/proc/tidegate/done"))
+    inbox.write("1.csv", lines("a"))
+    with pytest.raises(SourceUnreadable, match="could not be moved to /proc/tidegate/done when they have counted"):
+        inbox.plan(pipeline, "run")
+
+
+def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
+    """The batch counts and goes on waiting for its ack, which is made up for; nothing counts twice meanwhile."""
+    pipeline = declare(inbox, files(done_folder="done"))
+    done = inbox.settings.home / "done"
+    done.mkdir()
+    (done / "1").write_text("a file in the way")
+    file = inbox.write("1.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    assert file.exists()
+    with StateStore.connect(inbox.settings) as store:
+        assert not store.turn("inbox", 1).done
+    (done / "1").unlink()
+    touch(inbox)
+    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    assert (done / "1" / "1.csv").exists()
+    with StateStore.connect(inbox.settings) as store:
+        assert store.turn("inbox", 1).done
+    assert inbox.run(pipeline, "second") == []
+    assert counts(inbox, pipeline) == {"a": (1, 1)}
+
+
+def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox: Inbox) -> None:
+    """It is named by the next plan; what counted is not overwritten by it."""
+    pipeline = declare(inbox, files(done_folder="done"))
+    file = inbox.write("1.csv", lines("a"))
+    inbox.plan(pipeline, "run")
+    phases.process_batch(inbox.settings, pipeline, 1, owner="run")
+    with StateStore.connect(inbox.settings) as store:
+        store.commit_batch(pipeline.spec, 1, "dies before the ack")
+    file.write_text(lines("b"))
+    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    assert file.read_text() == lines("b")
+    with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
+        inbox.run(pipeline, "second")
+    file.rename(inbox.folder / "2.csv")
+    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    inbox.run(pipeline, "third")
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+
+@pytest.fixture
+def other_file_system(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than the test's own."""
+    if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
+    """In any order, any number of times; the leavings of a copy that was cut off are no file of the batch."""
+    folder = DoneFolder(tmp_path, other_file_system)
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "1.csv"
+    file.write_text("first")
+    first = {"name": "sub/1.csv", "size": 5, "mtime_ns": file.stat().st_mtime_ns, "sha256": sha256(b"first").hexdigest()}
+    (other_file_system / "4" / "sub").mkdir(parents=True)
+    (other_file_system / "4" / "sub" / ".1.csv.part").write_text("fi")
+    folder.move(4, first)
+    assert (other_file_system / "4" / "sub" / "1.csv").read_text() == "first"
+    assert not file.exists()
+    file.write_text("another")
+    folder.move(4, first)
+    assert file.read_text() == "another"
+    with pytest.raises(SourceChanged, match="so it is not moved"):
+        folder.move(5, first)
+    other = {**first, "size": 7, "sha256": sha256(file.read_bytes()).hexdigest()}
+    folder.move(5, other)
+    folder.move(4, first)
+    folder.move(5, other)
+    assert sorted(folder.txids()) == [4, 5]
+    assert (other_file_system / "4" / "sub" / "1.csv").read_text() == "first"
+    assert sorted(path.name for path in other_file_system.rglob("*") if path.is_file()) == ["1.csv", "1.csv"]
+
+
+# -------------------------------------------------------------------------------------------------------- young files
+
+
+def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
+    """If there is nothing else to do; so whoever writes a file and runs the pipeline sees it counted, once it is whole."""
+    pipeline = declare(inbox, files(min_age_seconds=1))
+    inbox.write("1.csv", lines("a"))
+    assert inbox.run(pipeline, "run") == [1]
+    assert time.time() - (inbox.folder / "1.csv").stat().st_mtime >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_young_file_is_named_and_holds_up_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that changes all the time is left alone, with a word; what is dated far in the future is no young file."""
+    pipeline = declare(inbox, files(kind, min_age_seconds=3600, max_files=5))
+    for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8)}.items():
+        os.utime(inbox.write(f"{name}.csv", lines(name)), (time.time() - age,) * 2)
+    with caplog.at_level(logging.WARNING):
+        assert inbox.run(pipeline, "first") == [1]
+    assert "not planned yet, because they changed less than 3600 s ago and may still be written: 2.csv" in caplog.text
+    assert counts(inbox, pipeline) == dict.fromkeys("134", (1, 1))
+    os.utime(inbox.folder / "2.csv", (1_000_000_000, 1_000_000_000))
+    assert inbox.run(pipeline, "second") == [2]
+
+
+def test_some_seconds_are_the_default() -> None:
+    """A file that is just being written is not planned half, unless the source says that this cannot happen."""
+    settings = Settings()
+    assert settings.min_file_age_seconds == 5
+    assert files().min_age_seconds is None
+
+
+# ---------------------------------------------------------------------------------------------------- other processes
+
+
+def run_in_a_process(settings: Settings, pipeline: Pipeline, name: str) -> None:
+    """Run a pipeline, as another process of the same machine would."""
+    run_pipeline(settings, pipeline, run_id=name)
+
+
+def test_processes_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
+    """While files arrive, and those that have counted are touched and restored."""
+    pipeline = declare(inbox, files("opaque", done_folder="done", glob="*.csv"))
+    spawn = multiprocessing.get_context("spawn")
+    written = 0
+    for round_ in range(2):
+        for _ in range(6):
+            inbox.write(f"{written:02}.csv", lines(f"{written:02}"))
+            written += 1
+        runs = [spawn.Process(target=run_in_a_process, args=(inbox.settings, pipeline, f"{round_}.{n}")) for n in range(2)]
+        for process in runs:
+            process.start()
+        for process in runs:
+            process.join(300)
+        for moved in (inbox.settings.home / "done").rglob("*.csv"):
+            shutil.copyfile(moved, inbox.folder / moved.name)
+    inbox.run(pipeline, "last")
+    assert counts(inbox, pipeline) == {f"{number:02}": (1, 1) for number in range(written)}
+
+
+def test_a_ledger_of_older_code_knows_its_files(inbox: Inbox) -> None:
+    """The migration reads from the metadata what has counted."""
+    pipeline = declare(inbox, files())
+    for name in "abc":
+        inbox.write(f"{name}.csv", lines(name))
+    inbox.run(pipeline, "first")
+    migrations.walk(inbox.settings, [pipeline.spec], "0012")
+    migrations.walk(inbox.settings, [pipeline.spec], "head")
+    touch(inbox)
+    assert inbox.run(pipeline, "second") == []
+    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))

@@ -1,0 +1,325 @@
+"""What people do to a table between two plans: where a row could get lost, PostgresTable says so; else it goes on."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+
+from jobs import PostgresTable
+from jobs.sources.postgres_late import _visible
+from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
+from tests.conftest import Server
+from tests.sources.conftest import Inbox
+from tests.sources.test_postgres_guards import DRAWN, refused
+from tests.sources.test_postgres_table import DATED, ORDERS, Shop, all_batches, expected, other_server, shop
+
+__all__ = ["other_server", "shop"]  # fixtures
+
+PARTITIONED = (
+    "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount integer,"
+    " written timestamptz NOT NULL DEFAULT now(), year integer NOT NULL DEFAULT 2025) PARTITION BY LIST (year)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _stats(server: Server) -> Iterator[None]:
+    """The stager sees the other sessions' transactions, as reading by time asks for."""
+    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
+        yield
+
+
+@pytest.fixture
+def parted(shop: Shop) -> Shop:
+    """A shop whose orders are partitioned by year, 20 of them sold."""
+    shop.execute("DROP TABLE orders")
+    shop.execute(PARTITIONED)
+    shop.execute("CREATE TABLE orders_2025 PARTITION OF orders FOR VALUES IN (2025)")
+    shop.sell(20)
+    return shop
+
+
+def run(shop: Shop, statements: list[str]) -> None:
+    """Run statements, each a transaction of its own."""
+    for statement in statements:
+        shop.execute(statement)
+
+
+# ------------------------------------------------------------------------------------------------------- partitions
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+@pytest.mark.parametrize("own_grant", [True, False])
+def test_rows_of_a_partition_that_was_attached_are_not_passed_by(parted: Shop, source: PostgresTable, own_grant: bool) -> None:
+    """They have keys of rows that were read, from a sequence of their own: neither gaps nor the newest range tell."""
+    source = replace(source, max_rows=15)
+    first, second = all_batches(parted, source)
+    parted.execute("CREATE TABLE orders_2024 (LIKE orders)")
+    parted.execute(
+        "INSERT INTO orders_2024 SELECT n, 'old', n, '2024-05-01'::timestamptz + n * interval '1 s', 2024"
+        " FROM generate_series(1, 5) AS n"
+    )
+    if not own_grant:
+        parted.execute("REVOKE SELECT ON orders_2024 FROM tidegate_stager")
+    parted.execute("ALTER TABLE orders ATTACH PARTITION orders_2024 FOR VALUES IN (2024)")
+    assert first["rows"] + second["rows"] == 20
+    message = refused(parted, source, SourceChanged, second)
+    assert "partition orders_2024 was attached" in message
+    assert "5 row(s)" in message
+    assert "keeps_position=True" in message
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_new_partition_is_read_on(parted: Shop, source: PostgresTable) -> None:
+    """Each month or year has one: created empty, or attached with rows that are all new; sub-partitions too."""
+    first = parted.planned(source)
+    run(
+        parted,
+        [
+            "CREATE TABLE orders_2026 PARTITION OF orders FOR VALUES IN (2026) PARTITION BY RANGE (id)",
+            "CREATE TABLE orders_2026_1 PARTITION OF orders_2026 FOR VALUES FROM (0) TO (1000)",
+            "INSERT INTO orders (name, amount, year) VALUES ('new', 1, 2026), ('new', 2, 2025)",
+        ],
+    )
+    second = parted.planned(source, first)
+    assert parted.ids(second, "written, id" if source is DATED else "id") == [21, 22]
+    run(parted, ["ALTER TABLE orders DETACH PARTITION orders_2025"])  # archived
+    assert parted.plan(source, second) is None
+
+
+def test_a_partition_with_a_sequence_of_its_own_is_refused(parted: Shop) -> None:
+    """Rows that are inserted into it directly have other numbers."""
+    run(parted, ["CREATE SEQUENCE mine", "CREATE TABLE orders_2024 (LIKE orders)"])
+    run(parted, ["ALTER TABLE orders_2024 ALTER id SET DEFAULT nextval('mine')"])
+    run(parted, ["ALTER TABLE orders ATTACH PARTITION orders_2024 FOR VALUES IN (2024)"])
+    assert "mine" in refused(parted, ORDERS, SourceUnreadable)
+
+
+# ------------------------------------------------------------------------------------------------------- sequences
+
+
+@pytest.mark.parametrize(
+    ("statements", "error", "message"),
+    [
+        (["ALTER SEQUENCE orders_id_seq INCREMENT -1 MINVALUE -100"], SourceUnreadable, "counts down"),
+        (["ALTER SEQUENCE orders_id_seq MAXVALUE 30 CYCLE"], SourceUnreadable, "starts over"),
+        (["ALTER TABLE orders SET UNLOGGED"], SourceUnreadable, "orders_id_seq is unlogged"),
+        (["ALTER SEQUENCE orders_id_seq RESTART 10"], SourceChanged, "is at 9, but rows up to 20 were read"),
+        (["SELECT setval('orders_id_seq', 10)"], SourceChanged, "is at 10, but rows up to 20 were read"),
+        (
+            ["INSERT INTO orders (id) OVERRIDING SYSTEM VALUE VALUES (500)"],
+            SourceChanged,
+            r"key 500, but sequence orders_id_seq is at 20",
+        ),
+        (["UPDATE orders SET id = 900 WHERE id = 20"], SourceChanged, "key 900, but sequence"),
+        (
+            [
+                "CREATE SEQUENCE other START 15",
+                "ALTER TABLE orders ALTER id DROP IDENTITY",
+                "ALTER TABLE orders ALTER id SET DEFAULT nextval('other')",
+            ],
+            SourceChanged,
+            "sequence other is at 14",
+        ),
+    ],
+)
+def test_a_sequence_that_could_hide_rows_is_refused(
+    shop: Shop, statements: list[str], error: type[TidegateError], message: str
+) -> None:
+    """At the next plan, before anything is lost."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, statements)
+    assert message in refused(shop, ORDERS, error, first)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER SEQUENCE orders_id_seq RESTART 1000"],
+        ["ALTER SEQUENCE orders_id_seq MAXVALUE 100000 CACHE 1"],
+        ["ALTER TABLE orders ALTER id SET GENERATED ALWAYS"],
+        ["ALTER SEQUENCE orders_id_seq RENAME TO drawn"],
+        ["TRUNCATE orders", "ALTER SEQUENCE orders_id_seq CACHE 1"],
+        ["DELETE FROM orders WHERE id < 15", "ALTER SEQUENCE orders_id_seq RESTART 50"],
+    ],
+)
+def test_a_sequence_that_was_altered_and_draws_higher_keys_is_read_on(shop: Shop, statements: list[str]) -> None:
+    """What was read stays as it was, so nothing was drawn twice."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, statements)
+    assert shop.plan(ORDERS, first) is None
+    shop.sell(3)
+    assert len(shop.ids(shop.planned(ORDERS, first))) == 3
+
+
+def test_keys_that_were_drawn_twice_beside_an_old_row_are_noticed(shop: Shop) -> None:
+    """As many rows with the same keys as before, one of them even the old one: only what has written them differs."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, ["DELETE FROM orders WHERE id < 20", "ALTER SEQUENCE orders_id_seq RESTART 1"])
+    shop.sell(19)
+    run(shop, ["SELECT nextval('orders_id_seq')"])  # what an INSERT draws that fails at the old row
+    shop.sell(1)
+    message = refused(shop, ORDERS, SourceChanged, first)
+    assert "19 row(s) with such keys were written since, such as 1" in message
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (["INSERT INTO words VALUES ('b')"], "has 4 row(s) up to e, but 3 when this was planned"),
+        (["DELETE FROM words WHERE code = 'c'", "INSERT INTO words VALUES ('b')"], "3, but with other keys"),
+    ],
+)
+def test_a_late_row_is_noticed_where_keys_have_no_gaps(shop: Shop, statements: list[str], message: str) -> None:
+    """Texts that an author has promised to draw: only how many rows the newest range has, and which, can be compared."""
+    run(shop, ["CREATE TABLE words (code text PRIMARY KEY)", "INSERT INTO words VALUES ('a'), ('c'), ('e')"])
+    source = PostgresTable(table="words", key="code", schema={"code": "string"}, key_is_drawn=True, wait_seconds=0)
+    first = shop.planned(source)
+    assert shop.plan(source, first) is None
+    run(shop, statements)
+    assert message in refused(shop, source, SourceChanged, first)
+
+
+# ------------------------------------------------------------------------------------- columns, views and other tables
+
+
+def test_another_column_under_the_keys_name_is_refused(shop: Shop) -> None:
+    """A position in one says nothing about the other; the table is the same, and so is the type."""
+    shop.execute("ALTER TABLE orders ADD number bigserial")
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, ["ALTER TABLE orders RENAME id TO old", "ALTER TABLE orders RENAME number TO id"])
+    shop.sell(5)
+    assert "what is called id is not the column" in refused(shop, ORDERS, SourceChanged, first)
+
+
+def test_a_key_that_was_renamed_is_refused_until_the_pipeline_says_so(shop: Shop) -> None:
+    """The error names the column."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, ["ALTER TABLE orders RENAME id TO number"])
+    assert 'column "id" does not exist' in refused(shop, ORDERS, SourceUnreadable, first)
+
+
+def test_a_view_in_the_place_of_the_table_is_refused(shop: Shop) -> None:
+    """It may hide rows, or count its keys otherwise."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    run(shop, ["ALTER TABLE orders RENAME TO sold", "CREATE VIEW orders AS SELECT id - 5 AS id, name, amount FROM sold"])
+    run(shop, ["INSERT INTO sold (name, amount) SELECT 'late', n FROM generate_series(1, 5) AS n"])
+    assert "a view has taken the table's place" in refused(shop, ORDERS, SourceChanged, first)
+
+
+def test_a_key_that_became_wider_is_read_on(shop: Shop, inbox: Inbox) -> None:
+    """Int to bigint, before the numbers run out: the order is the same."""
+    run(shop, ["DROP TABLE orders", "CREATE TABLE orders (id serial PRIMARY KEY, name text, amount integer)"])
+    shop.sell(20)
+    pipeline = inbox.declare(ORDERS)
+    assert inbox.run(pipeline, "first") == [1]
+    run(shop, ["ALTER TABLE orders ALTER id TYPE bigint"])
+    shop.sell(5)
+    assert inbox.run(pipeline, "second") == [2]
+    assert inbox.rows(pipeline) == expected(shop)
+
+
+def test_a_view_that_shows_more_rows_than_before_is_noticed(shop: Shop) -> None:
+    """They stand where keys were missing."""
+    shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount % 2 = 0")
+    shop.sell(20)
+    goods = replace(ORDERS, table="goods")
+    first = shop.planned(goods)
+    shop.execute("CREATE OR REPLACE VIEW goods AS SELECT id, name, amount FROM orders")
+    assert "10 row(s) with keys that were missing" in refused(shop, goods, SourceChanged, first)
+
+
+def test_a_table_of_the_same_name_in_another_schema_is_refused(shop: Shop) -> None:
+    """What an unqualified name means depends on the role's search_path."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    shop.execute("CREATE SCHEMA tidegate_stager")
+    shop.execute("CREATE TABLE tidegate_stager.orders (LIKE public.orders INCLUDING ALL)")
+    shop.execute("GRANT USAGE ON SCHEMA tidegate_stager TO tidegate_stager")
+    shop.execute("GRANT SELECT ON ALL TABLES IN SCHEMA tidegate_stager TO tidegate_stager")
+    shop.execute("INSERT INTO tidegate_stager.orders (name, amount) SELECT 'x', n FROM generate_series(1, 27) AS n")
+    assert "another one has taken its place" in refused(shop, ORDERS, SourceChanged, first)
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_columns_that_are_not_declared_need_no_grant(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
+    """Grants per column will do; what is missing is named."""
+    shop.sell(5)
+    columns = ", ".join(source.schema)
+    run(shop, ["REVOKE SELECT ON orders FROM tidegate_stager", "ALTER TABLE orders ADD secret text DEFAULT 'x'"])
+    run(shop, [f"GRANT SELECT ({columns}) ON orders TO tidegate_stager"])
+    first = shop.planned(source)
+    assert len(shop.rows(source, first)) == 5
+    shop.sell(1)
+    if source is DATED:
+        assert "GRANT SELECT (xmin)" in refused(shop, source, AccessRefused, first)
+        run(shop, ["GRANT SELECT (xmin) ON orders TO tidegate_stager"])
+    assert len(shop.rows(source, shop.planned(source, first))) == 1
+
+
+def test_row_level_security_that_comes_later_stops_the_next_plan(shop: Shop) -> None:
+    """Also where it is forced on the owner, and a view stands before it."""
+    shop.execute("CREATE VIEW goods WITH (security_invoker) AS SELECT id, name, amount FROM orders")
+    shop.sell(20)
+    goods = replace(ORDERS, table="goods")
+    first = shop.planned(goods)
+    shop.sell(5)
+    run(shop, ["ALTER TABLE orders ENABLE ROW LEVEL SECURITY", "ALTER TABLE orders FORCE ROW LEVEL SECURITY"])
+    run(shop, ["CREATE POLICY few ON orders USING (amount < 3)"])
+    assert "row-level security" in refused(shop, goods, AccessRefused, first)
+
+
+def test_tables_whose_rows_come_in_another_order_are_refused(shop: Shop) -> None:
+    """A subscription applies its publisher's commits in their order, and a foreign table's writers cannot be seen."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres"))) as connection:
+        connection.autocommit = True
+        cursor = connection.cursor()
+        cursor.execute("CREATE SUBSCRIPTION copies CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)")
+        cursor.execute(
+            "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate)"
+            " SELECT oid, 'orders'::regclass, 'r' FROM pg_subscription WHERE subname = 'copies'"
+        )
+        try:
+            assert "which a subscription fills" in refused(shop, ORDERS, SourceUnreadable, first)
+            assert "which a subscription fills" in refused(shop, DRAWN, SourceUnreadable, first)
+        finally:
+            cursor.execute("DELETE FROM pg_subscription_rel")
+            cursor.execute("ALTER SUBSCRIPTION copies DISABLE")
+            cursor.execute("ALTER SUBSCRIPTION copies SET (slot_name = NONE)")
+            cursor.execute("DROP SUBSCRIPTION copies")
+        cursor.execute("CREATE FOREIGN DATA WRAPPER elsewhere")
+        cursor.execute("CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere")
+        cursor.execute("ALTER TABLE orders RENAME TO sold")
+        cursor.execute("CREATE FOREIGN TABLE orders (id bigint, name text, amount integer) SERVER elsewhere")
+        cursor.execute("GRANT SELECT ON orders TO tidegate_stager")
+    assert "foreign" in refused(shop, ORDERS, SourceUnreadable, first)
+
+
+@pytest.mark.parametrize(
+    ("writer", "newest", "is_old"),
+    [
+        (2, 2**32 + 100, True),
+        (3, 2**32 + 100, True),
+        (49, 2**32 + 100, True),
+        (50, 2**32 + 100, False),
+        (99, 2**32 + 100, False),
+        (101, 2**32 + 100, True),
+        (2**32 - 1, 2**32 + 100, True),
+        (2**32 - 1, 2**33 + 10, False),
+    ],
+)
+def test_transaction_numbers_are_compared_across_their_wraparound(shop: Shop, writer: int, newest: int, is_old: bool) -> None:
+    """A row has 32 bits of its number: the last one that ends like this, and is not above the server's, is meant."""
+    statement = sql.SQL("SELECT {} FROM (VALUES (%s::bigint, %s::bigint)) AS r (x, newest)")
+    visible = _visible({"snapshot": f"{2**32 + 50}:{2**32 + 50}:"})
+    assert shop.execute(statement.format(visible), [writer, newest]) == [(is_old,)]

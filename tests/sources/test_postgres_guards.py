@@ -1,0 +1,364 @@
+"""PostgresTable refuses a table of which it could pass rows by: each case here lost rows without a word."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs import PostgresTable
+from state_store.batches import encode_metadata
+from state_store.errors import (
+    AccessRefused,
+    MalformedRecord,
+    SourceChanged,
+    SourceUnreadable,
+    TidegateError,
+)
+from tests.conftest import Server
+from tests.sources.conftest import Inbox
+from tests.sources.test_postgres_table import CREATE, DATED, ORDERS, Shop, expected, other_server, shop
+
+__all__ = ["other_server", "shop"]  # fixtures
+
+DRAWN = replace(ORDERS, key_is_drawn=True)
+TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amount": "int"}, wait_seconds=0)
+
+
+@pytest.fixture(autouse=True)
+def _stats(server: Server) -> Iterator[None]:
+    """The stager sees the other sessions' transactions, as reading by time asks for."""
+    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
+        yield
+
+
+def refused(shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None) -> str:
+    """Plan, see it refused with exactly this error, and return its one line."""
+    with pytest.raises(error) as refusal:
+        shop.plan(source, previous)
+    assert type(refusal.value) is error
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+# ------------------------------------------------------------------------------------------------- the key's sequence
+
+
+def test_a_sequence_that_cannot_be_seen_is_refused_with_the_grant_to_type(shop: Shop) -> None:
+    """With SELECT on the table alone, keys that were chosen by hand would go unnoticed; the message can be pasted."""
+    shop.sell(5)
+    shop.execute("REVOKE ALL ON SEQUENCE orders_id_seq FROM tidegate_stager")
+    message = refused(shop, ORDERS, AccessRefused)
+    grant = "GRANT SELECT ON SEQUENCE orders_id_seq TO tidegate_stager"
+    assert grant in message
+    shop.execute(grant)
+    assert shop.ids(shop.planned(ORDERS)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_key_above_its_sequence_is_refused_though_the_sequence_was_never_used(shop: Shop, used: bool) -> None:
+    """Rows that were loaded with their keys, as from a dump: the sequence has to be told."""
+    if used:
+        shop.sell()
+    shop.execute("INSERT INTO orders (id) VALUES (1000)")
+    assert "SELECT setval('orders_id_seq', 1000)" in refused(shop, ORDERS, SourceChanged)
+    shop.execute("SELECT setval('orders_id_seq', 1000)")
+    assert shop.planned(ORDERS)["to"] == ["1000"]
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (["ALTER TABLE orders ALTER id DROP IDENTITY"], "is not filled by a sequence"),
+        (
+            ["ALTER TABLE orders ALTER id DROP IDENTITY", "CREATE SEQUENCE orders_id_seq OWNED BY orders.id"],
+            "is not filled by a sequence",
+        ),
+        (
+            [
+                "ALTER TABLE orders ALTER id DROP IDENTITY",
+                "CREATE SEQUENCE mine",
+                "ALTER TABLE orders ALTER id SET DEFAULT -nextval('mine')",
+            ],
+            "computes it",
+        ),
+    ],
+)
+def test_a_key_that_no_sequence_fills_is_refused_unless_the_author_promises(
+    shop: Shop, statements: list[str], message: str
+) -> None:
+    """Rows with lower keys may come at any time; a trigger that draws the key cannot be seen, so its author says so."""
+    for statement in statements:
+        shop.execute(statement)
+    shop.execute("INSERT INTO orders (id) VALUES (10), (20)")
+    refusal = refused(shop, ORDERS, SourceUnreadable)
+    assert message in refusal
+    assert "key_is_drawn=True" in refusal
+    if "computes" not in message:
+        assert shop.planned(DRAWN)["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        "CREATE TABLE orders (code text PRIMARY KEY DEFAULT 'A' || nextval('codes'), amount int)",
+        "CREATE TABLE orders (code uuid PRIMARY KEY DEFAULT gen_random_uuid(), amount int)",
+    ],
+)
+def test_texts_and_uuids_are_not_keys_in_the_order_of_writing(shop: Shop, create: str) -> None:
+    """'A10' sorts below 'A9', and a uuid anywhere: only an author who knows better may use them."""
+    shop.execute("DROP TABLE orders")
+    shop.execute("CREATE SEQUENCE codes")
+    shop.execute(create)
+    shop.execute("INSERT INTO orders (amount) VALUES (1)")
+    refusal = refused(shop, TEXTS, SourceUnreadable)
+    assert "key_is_drawn=True" in refusal
+    assert '("updated_at", "code")' in refusal
+
+
+def test_two_sequences_do_not_make_one_order(shop: Shop) -> None:
+    """A UNION of two tables, and a child with a sequence of its own: rows of the slower one would be passed by."""
+    shop.execute("CREATE TABLE returns (LIKE orders INCLUDING DEFAULTS)")
+    shop.execute("CREATE SEQUENCE returned; ALTER TABLE returns ALTER id SET DEFAULT nextval('returned')")
+    shop.sell(3)
+    both = replace(ORDERS, table=None, query="SELECT * FROM orders UNION ALL SELECT * FROM returns")
+    assert "returned" in refused(shop, both, SourceUnreadable)
+    shop.execute("CREATE VIEW joined AS SELECT o.id, o.name, r.amount FROM orders o LEFT JOIN returns r ON r.name = o.name")
+    assert shop.planned(replace(ORDERS, table="joined"))["rows"] == 3
+    shop.execute("ALTER TABLE returns INHERIT orders")
+    assert "returned" in refused(shop, ORDERS, SourceUnreadable)
+
+
+def test_keys_between_the_steps_of_a_sequence_are_refused(shop: Shop) -> None:
+    """An object mapper that draws one number for fifty keys hands out low ones later."""
+    shop.execute("ALTER SEQUENCE orders_id_seq INCREMENT 50")
+    shop.sell(2)
+    assert shop.planned(ORDERS)["rows"] == 2
+    shop.execute("INSERT INTO orders (id) VALUES (7)")
+    assert "INCREMENT 50" in refused(shop, ORDERS, SourceChanged)
+
+
+@pytest.mark.parametrize("value", ["'NaN'", "'Infinity'"])
+def test_a_key_behind_which_nothing_comes_is_refused(shop: Shop, value: str) -> None:
+    """NaN is the highest number: every later row would be passed by."""
+    shop.execute("CREATE TABLE odd (id numeric NOT NULL)")
+    shop.execute(f"INSERT INTO odd VALUES (1), ({value})")
+    source = PostgresTable(table="odd", key="id", schema={"id": "decimal(10,0)"}, key_is_drawn=True)
+    assert "1 row(s) in which id is" in refused(shop, source, MalformedRecord)
+
+
+# --------------------------------------------------------------------------------------------- what may not be seen
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_row_level_security_is_an_error_and_not_a_filter(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
+    """At the plan and on an executor alike: fewer rows than there are is never all of them."""
+    shop.sell(5)
+    metadata = shop.planned(source)
+    shop.execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    shop.execute("CREATE POLICY few ON orders USING (amount < 3)")
+    message = refused(shop, source, AccessRefused)
+    assert "row-level security" in message
+    assert "BYPASSRLS" in message
+    with pytest.raises(AccessRefused, match="row-level security"):
+        shop.rows(source, metadata)
+
+
+# ------------------------------------------------------------------------------------- a table that is another by now
+
+
+def test_a_sequence_that_was_set_back_is_refused(shop: Shop, inbox: Inbox) -> None:
+    """TRUNCATE ... RESTART IDENTITY: the rows of afterwards have keys that were read already."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    shop.execute("TRUNCATE orders RESTART IDENTITY")
+    shop.sell(7)
+    message = refused(shop, ORDERS, SourceChanged, first)
+    assert "sequence orders_id_seq is at 7" in message
+    assert "up to 20" in message
+    assert "generation" in message
+
+
+def test_a_sequence_that_was_set_back_and_has_caught_up_is_refused(shop: Shop) -> None:
+    """27 rows after TRUNCATE ... RESTART IDENTITY: numbers alone would not tell, but none of the old rows is left."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    shop.execute("TRUNCATE orders RESTART IDENTITY")
+    shop.sell(27)
+    assert "orders_id_seq" in refused(shop, ORDERS, SourceChanged, first)
+
+
+def test_a_truncated_table_whose_sequence_goes_on_is_read_on(shop: Shop) -> None:
+    """Also after VACUUM FULL, and after its sequence was altered: its keys are higher than all before."""
+    shop.sell(20)
+    first = shop.planned(ORDERS)
+    shop.execute("VACUUM FULL orders")
+    shop.execute("ALTER SEQUENCE orders_id_seq CACHE 1")
+    shop.sell(3)
+    second = shop.planned(ORDERS, first)
+    assert shop.ids(second) == [21, 22, 23]
+    shop.execute("TRUNCATE orders")
+    shop.sell(2)
+    assert shop.ids(shop.planned(ORDERS, second)) == [24, 25]
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_table_that_was_created_anew_is_never_taken_for_the_old_one(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
+    """Its rows are others, whatever their keys: at the next plan, and when a planned batch is read."""
+    shop.sell(20)
+    pipeline = inbox.declare(replace(ORDERS, max_rows=15))
+    assert inbox.plan(pipeline, "run") == [1, 2]
+    first = shop.planned(source)
+    shop.execute("DROP TABLE orders")
+    shop.execute(CREATE)
+    shop.sell(27)
+
+    assert "table orders was dropped" in refused(shop, source, SourceChanged, first)
+    assert "dropped" in inbox.refused(pipeline, SourceChanged)
+
+
+@pytest.mark.parametrize("keeps_position", [False, True])
+def test_the_next_generation_of_a_table_goes_on_with_the_same_state(shop: Shop, inbox: Inbox, keeps_position: bool) -> None:
+    """Declared with a new version: it is read from its beginning, or on from where it stood if its rows were put back."""
+    shop.sell(20)
+    pipeline = inbox.declare(ORDERS)
+    assert inbox.run(pipeline, "first") == [1]
+    before = expected(shop)
+    shop.execute("CREATE TABLE copy (LIKE orders INCLUDING ALL)")
+    shop.execute("INSERT INTO copy SELECT * FROM orders")
+    shop.execute("DROP TABLE orders")
+    shop.execute(CREATE)
+    if keeps_position:
+        shop.execute("INSERT INTO orders SELECT * FROM copy")
+        shop.execute("SELECT setval('orders_id_seq', 20)")
+    shop.sell(7)
+
+    with pytest.raises(SourceChanged, match="generation=2"):
+        inbox.run(pipeline, "second")
+    pipeline = inbox.declare(replace(ORDERS, generation=2, keeps_position=keeps_position), version=2)
+    assert inbox.run(pipeline, "third") == [2]
+    shop.sell(3)
+    assert inbox.run(pipeline, "fourth") == [3]
+    if keeps_position:
+        assert inbox.rows(pipeline) == expected(shop)
+    else:
+        rows = {row["name"]: row for row in expected(shop)}
+        for row in before:
+            both = rows.setdefault(row["name"], {**row, "lines": 0, "amount": 0})
+            both.update(lines=both["lines"] + row["lines"], amount=both["amount"] + row["amount"])
+        assert inbox.rows(pipeline) == [rows[name] for name in sorted(rows)]
+
+
+def test_batches_that_an_older_version_planned_are_read_and_followed(shop: Shop, inbox: Inbox) -> None:
+    """Their metadata has four entries; the first batch behind them has all."""
+    shop.sell(20)
+    for source in (replace(ORDERS, max_rows=15), replace(DATED, max_rows=15)):
+        first = {name: value for name, value in shop.planned(source).items() if name in ("after", "to", "splits", "rows")}
+        assert len(shop.rows(source, first)) == 15
+        second = shop.planned(source, first)
+        assert len(shop.rows(source, second)) == 5
+        assert shop.plan(source, second) is None
+
+
+# ------------------------------------------------------------------------------------------- rows that come too late
+
+
+def test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed(shop: Shop) -> None:
+    """As many rows as when it was planned, but not the same."""
+    shop.execute("SELECT nextval('orders_id_seq')")
+    shop.sell(5)
+    first = shop.planned(ORDERS)
+    shop.execute("DELETE FROM orders WHERE id = 4")
+    shop.execute("INSERT INTO orders (id) VALUES (1)")
+    assert "key 1" in refused(shop, ORDERS, SourceChanged, first)
+
+
+@pytest.mark.parametrize("late", [-7, 2, 7])
+def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
+    """However many batches ago the gap was passed, and whatever has been deleted since."""
+    source = replace(ORDERS, max_rows=2)
+    for skipped in (2, 0, 1, 0, 0, 0):
+        for _ in range(skipped):
+            shop.execute("SELECT nextval('orders_id_seq')")
+        shop.sell(2)
+    batches = [shop.planned(source)]
+    while following := shop.plan(source, batches[-1]):
+        batches.append(following)
+    assert [batch["rows"] for batch in batches] == [2] * 6
+    shop.execute("DELETE FROM orders WHERE id % 2 = 0")
+    assert shop.plan(source, batches[-1]) is None
+    shop.execute("INSERT INTO orders (id) VALUES (%s)", [late])
+    refusal = refused(shop, source, SourceChanged, batches[-1])
+    assert f"key {late}" in refusal
+
+
+def test_rows_that_are_deleted_or_changed_after_they_have_counted_are_nobodys_business(shop: Shop) -> None:
+    """Retention, and a flag that marks a row as exported."""
+    shop.sell(50)
+    first = shop.planned(ORDERS)
+    shop.execute("DELETE FROM orders WHERE id < 40")
+    shop.execute("UPDATE orders SET name = 'exported'")
+    shop.sell(2)
+    assert shop.ids(shop.planned(ORDERS, first)) == [51, 52]
+
+
+def test_gaps_are_remembered_up_to_a_limit(shop: Shop) -> None:
+    """A filtered query has as many gaps as rows: the newest are watched, and metadata stays small."""
+    shop.sell(3000)
+    source = replace(ORDERS, table=None, query="SELECT * FROM orders WHERE id % 3 = 0")
+    first = shop.planned(source)
+    assert len(encode_metadata(first)) < 10_000
+    shop.sell(3)
+    second = shop.planned(source, first)
+    assert len(encode_metadata(second)) < 10_000
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "UPDATE orders SET amount = 99 WHERE id = 2",
+        "INSERT INTO orders (id, written) SELECT 100, min(written) + interval '1 microsecond' FROM orders",
+    ],
+)
+def test_a_row_that_is_written_without_its_time_is_noticed(shop: Shop, write: str) -> None:
+    """By time: an UPDATE that leaves updated_at alone, a clock that was put back for a while, rows loaded with old times."""
+    for _ in range(3):
+        shop.sell()
+    first = shop.planned(DATED)
+    assert shop.plan(DATED, first) is None
+    shop.execute(write)
+    message = refused(shop, DATED, SourceChanged, first)
+    assert "1 row(s)" in message
+    shop.execute("UPDATE orders SET written = now() WHERE id IN (2, 100)")
+    assert shop.planned(DATED, first)["rows"] >= 1
+
+
+def test_a_table_that_was_rewritten_has_no_late_rows(shop: Shop) -> None:
+    """ALTER TABLE and VACUUM FULL write every row again, and change none."""
+    shop.sell(5)
+    first = shop.planned(DATED)
+    shop.execute("ALTER TABLE orders ALTER amount TYPE integer USING amount + 0")
+    shop.execute("ALTER TABLE orders ADD stamp uuid DEFAULT gen_random_uuid()")
+    assert shop.plan(DATED, first) is None
+    shop.sell(1)
+    assert shop.planned(DATED, first)["rows"] == 1
+
+
+def test_a_key_whose_type_changed_is_refused(shop: Shop) -> None:
+    """'10' is below '9' among texts: the position would mean other rows."""
+    shop.execute("CREATE TABLE odd (id bigint)")
+    shop.execute("INSERT INTO odd SELECT generate_series(1, 9)")
+    source = PostgresTable(table="odd", key="id", schema={"id": "string"}, key_is_drawn=True, wait_seconds=0)
+    first = shop.planned(source)
+    shop.execute("ALTER TABLE odd ALTER id TYPE text")
+    assert "id was bigint" in refused(shop, source, SourceChanged, first)
+    with pytest.raises(ValueError, match="key_is_drawn"):
+        replace(DATED, key_is_drawn=True)
+
+
+def test_a_server_that_was_put_back_in_time_is_refused(shop: Shop) -> None:
+    """Restored from a backup: its transaction numbers are below those of the plan."""
+    shop.sell(3)
+    first: dict[str, Any] = shop.planned(ORDERS)
+    first["snapshot"] = "99999999999:99999999999:"
+    assert "backup" in refused(shop, ORDERS, SourceChanged, first)

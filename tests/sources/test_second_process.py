@@ -1,0 +1,89 @@
+"""Processes that follow one another share a Spark server: what it remembers of one must not be what it reads for the next."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import Files, Pipeline, phases, spark
+from jobs.sources.parquet_files import ParquetReader
+from jobs.spark import spark_session
+from state_store import Settings, StateStore
+from state_store.errors import RowsLost
+from tests.sources.conftest import Inbox
+from tests.sources.second_process import SCHEMA, pipelines
+
+CLONE = Path(__file__).parents[2]
+
+
+def write(folder: Path, rows: int) -> None:
+    """Write the one file of a pipeline's folder, with so many rows: the amounts are 1, 2, 3 ..."""
+    format = folder.name.partition("_")[0]
+    path, amounts = folder / f"1.{format}", range(1, rows + 1)
+    if format == "csv":
+        path.write_text("name,amount\n" + "".join(f"a,{amount}\n" for amount in amounts))
+    elif format == "json":
+        path.write_text("".join(json.dumps({"name": "a", "amount": amount}) + "\n" for amount in amounts))
+    else:
+        pq.write_table(pa.table({"name": ["a"] * rows, "amount": pa.array(amounts, pa.int32())}), path)
+
+
+def run_in_a_process(settings: Settings, run_id: str) -> None:
+    """Run all of them in a process of its own."""
+    command = [sys.executable, "-m", "tests.sources.second_process", run_id]
+    done = subprocess.run(command, input=pickle.dumps(settings), cwd=CLONE, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_file_is_read_as_it_is_whatever_an_earlier_process_saw_under_its_name(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Two rows, then a thousand in a new file of the same name; the second process says to Spark what the first one said."""
+    declared = pipelines()
+    register(*declared)
+    for rows in (2, 1000):
+        for pipeline in declared:
+            folder = settings.home / pipeline.name
+            folder.mkdir(exist_ok=True)
+            write(folder, rows)
+        run_in_a_process(settings, f"{rows} rows")
+
+    assert {pipeline.name: counted(settings, pipeline) for pipeline in declared} == {
+        pipeline.name: (1002, 3 + 500500) for pipeline in declared
+    }
+
+
+def counted(settings: Settings, pipeline: Pipeline) -> tuple[int, int]:
+    """Return lines and amount of the only key."""
+    (spec,) = pipeline.spec.states
+    with StateStore.connect(settings) as store:
+        (row,) = store.state_rows(spec)
+    return row["lines"], row["amount"]
+
+
+@pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount > 0")], ids=["as it is", "transformed"])
+def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, transform: Any
+) -> None:
+    """Should Spark see less of a file than there is, the digest fits all the same; what is missing is missed."""
+    pipeline = inbox.declare(Files("inbox", schema=SCHEMA), transform=transform)
+    pq.write_table(pa.table({"name": ["a", "b"], "amount": pa.array([1, 2], pa.int32())}), inbox.folder / "1.parquet")
+    real = ParquetReader._read
+    monkeypatch.setattr(ParquetReader, "_read", lambda reader, paths: real(reader, paths).where("name <> 'b'"))
+    inbox.plan(pipeline, "test")
+    with pytest.raises(RowsLost, match="2 rows"):
+        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+
+
+def test_spark_keeps_no_plans_and_so_no_listings(settings: Settings) -> None:
+    """Its cache of plans would answer the next process with the files of the last one."""
+    with spark_session(settings, "inbox") as session:
+        assert session.conf.get("spark.connect.session.planCache.enabled") == "false"
+    assert spark.PINNED["spark.connect.session.planCache.enabled"] == "false"

@@ -1,0 +1,271 @@
+"""What a source folder is found to hold: each file once, in order; what is left alone is named with its reason."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs import Files
+from jobs.sources.file_content import open_file
+from jobs.sources.file_listing import identify, list_files
+from jobs.sources.parquet_files import check_name
+from state_store.errors import SourceUnreadable
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write one file below the folder of the test."""
+
+    def write_file(name: str, content: str = "") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        return path
+
+    return write_file
+
+
+@pytest.mark.parametrize("pattern", ["**/**/*.json", "**/**/**", "**/*.json", "**", "{**,*/**}/*.json", "{**/*,**/*.json}"])
+def test_a_file_that_a_glob_reaches_in_several_ways_is_there_once(tmp_path: Path, write: Write, pattern: str) -> None:
+    """``**/**`` reaches a file once for each folder above it; its rows would count as often."""
+    for name in ("c.json", "x/b.json", "x/y/a.json"):
+        write(name)
+
+    assert list_files(tmp_path, pattern).names == ["c.json", "x/b.json", "x/y/a.json"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*", ["a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv"]),
+        ("*.{json,jsonl}", ["a.json", "b.jsonl"]),
+        ("{a,b,x/f}.json{,l}", ["a.json", "b.jsonl", "x/f.json"]),
+        ("[ab].*", ["a.json", "b.jsonl"]),
+        ("[!ab].*", ["d.part.csv"]),
+        ("[!ab]*", ["c{1,2}.csv", "d.part.csv", "e[1].csv"]),
+        ("c[{]1,2[}].csv", ["c{1,2}.csv"]),
+        ("e[[]1].csv", ["e[1].csv"]),
+        ("?.json", ["a.json"]),
+        ("x/*", ["x/f.json"]),
+        ("*/*", ["x/f.json"]),
+        ("x/**/*.json", ["x/f.json", "x/y/g.json"]),
+        ("**/y/*", ["x/y/g.json"]),
+        ("**/_*", ["_h.json"]),
+        ("**/{_,}*.json", ["_h.json", "a.json", "x/f.json", "x/y/g.json"]),
+        ("{_z/,}*.json", ["_z/i.json", "a.json"]),
+        ("*.part", ["j.part"]),
+        ("*.JSON", []),
+    ],
+)
+def test_a_glob_takes_what_it_says(tmp_path: Path, write: Write, pattern: str, names: list[str]) -> None:
+    """Braces are several globs in one, brackets one of several signs; what is hidden or unfinished is taken if it says so."""
+    for name in ("a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv", "x/f.json", "x/y/g.json"):
+        write(name)
+    for name in ("_h.json", "_z/i.json", "j.part"):
+        write(name)
+
+    assert [name for name in list_files(tmp_path, pattern).names if (tmp_path / name).is_file()] == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "advice"),
+    [
+        ("*.{json,jsonl", "a brace without its partner"),
+        ("*.json}", "a brace without its partner"),
+        ("}{", "a brace without its partner"),
+        ("**.json", r"as in \*\*/\*\.json"),
+        ("x**/a", r"as in \*\*/\*\.json"),
+        ("!(a|b)", "write {a,b}"),
+        ("@(a)", "write {a,b}"),
+        ("*.json|*.csv", r"write \{\*\.json,\*\.jsonl\}"),
+        ("a\\*", r"write \[\*\]"),
+        ("[^a]", r"write \[!"),
+        ("a[b", r"never closes it"),
+        ("[]", r"never closes it"),
+        ("[a/b]*", r"a / between \[ and \]"),
+        ("{a,b}" * 30, r"Use fewer braces"),
+        ("", r'write "\*"'),
+        ("/data/*.json", r'write "\*"'),
+        ("../*.json", r'write "\*"'),
+        ("./*.json", r'write "\*"'),
+        ("x//y", r'write "\*"'),
+        ("x/", r'write "\*"'),
+        ("{/etc,x}/*", r'write "\*"'),
+        ("~/x", r'write "\*"'),
+    ],
+)
+def test_a_glob_that_would_take_something_else_is_refused_when_declared(pattern: str, advice: str) -> None:
+    """A sign that means nothing here would match nothing, for ever and without a word."""
+    with pytest.raises(ValueError, match=advice) as refusal:
+        Files("inbox", glob=pattern, format="text")
+    assert str(refusal.value).startswith("Files('inbox'): the glob ")
+
+
+def test_what_is_left_alone_is_named_with_its_reason(tmp_path: Path, write: Write) -> None:
+    """Each name that lies in the folder is read or listed; nothing is left out without a word."""
+    for name in ("1.json", "a/2.json"):
+        write(name)
+    unfinished = [
+        *("3.json.filepart", "3.json.part", "3.json.PART", "3.json.tmp", "3.json~", "#3.json#", "3.json.crdownload"),
+        *("3.json.bak", "3.json.swp", "3.json.inprogress", "3.json.incomplete"),
+    ]
+    for name in ("_SUCCESS", ".hidden.json", "_a.json", "_tmp/4.json", "a/.git/5.json", "README", *unfinished):
+        write(name)
+
+    report = list_files(tmp_path, "**/*").report()
+    assert report.read == 3  # README is a name like others
+    ending, hidden = report.names.values()
+    assert hidden == [".hidden.json", "_SUCCESS", "_a.json", "_tmp/", "a/.git/"]
+    assert sorted(ending) == sorted(unfinished)
+    assert (report.sentence() or "").startswith(
+        f"In {tmp_path} {len(unfinished) + 5} name(s) are left alone, 3 match **/*. It "
+    )
+
+    report = list_files(tmp_path, "*.json").report()
+    assert report.names["does not match *.json"] == sorted(["README", "_SUCCESS", *unfinished])
+    assert report.names["is a folder that the glob does not lead into"] == ["_tmp/", "a/"]
+    assert report.names["starts with . or _, as what writers keep for themselves does"] == [".hidden.json", "_a.json"]
+
+
+def test_a_folder_is_a_sentence_when_nothing_matches(tmp_path: Path, write: Write) -> None:
+    """An empty folder is empty; one with other names says how many, and one of them."""
+    assert list_files(tmp_path, "*.json").report().sentence() == f"{tmp_path} is empty."
+    write("a.csv")
+    assert list_files(tmp_path, "*.json").report().sentence() == (
+        f"In {tmp_path} 1 name(s) are left alone, *.json matches nothing there. It does not match *.json: 1, such as a.csv."
+    )
+    assert list_files(tmp_path, "*").report().sentence() is None
+
+
+@pytest.fixture
+def inbox(tmp_path: Path, write: Write) -> Path:
+    """A folder beside a secret, with links in it that lead out in all ways."""
+    write("secret/password.txt", "hunter2")
+    write("inbox/a.txt", "a")
+    folder = tmp_path / "inbox"
+    (folder / "file.txt").symlink_to("../secret/password.txt")
+    (folder / "absolute.txt").symlink_to(tmp_path / "secret/password.txt")
+    (folder / "twice.txt").symlink_to("file.txt")
+    (folder / "folder").symlink_to(tmp_path / "secret")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["file.txt", "absolute.txt", "folder", "folder/password.txt", "twice.txt"])
+def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
+    """Whoever may put files into a folder may not choose what else of the machine is read."""
+    assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
+
+    with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
+        identify(inbox, name, 0)
+
+
+def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
+    """What several links lead to is read by one name, the first."""
+    listing = list_files(inbox, "**/*", follow_links=True)
+
+    assert listing.names == ["a.txt", "absolute.txt"]
+    assert listing.left_alone == {
+        "is a link to a file that is read by another name": ["file.txt", "folder/password.txt", "twice.txt"]
+    }
+    found = identify(inbox, "absolute.txt", 0, follow_links=True)
+    assert found is not None
+    assert found["size"] == len("hunter2")
+
+
+def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
+    """``latest.json`` is the same rows once more; a link to what the glob leaves out is the only way to it."""
+    write("2024.json")
+    write("..data/config.json")
+    write("sub/x.json")
+    (tmp_path / "config.json").symlink_to("..data/config.json")
+    (tmp_path / "latest.json").symlink_to("2024.json")
+    (tmp_path / "again").symlink_to("sub")
+    (tmp_path / "around").symlink_to(".")
+    (tmp_path / "sub/back").symlink_to("..")
+
+    listing = list_files(tmp_path, "**/*.json")
+    assert listing.names == ["2024.json", "config.json", "sub/x.json"]
+    assert listing.left_alone["is a link to a file that is read by another name"] == ["again/x.json", "latest.json"]
+    assert listing.report().names["is a link to a folder that is read by another name"] == [
+        "again/back/",
+        "around/",
+        "sub/back/",
+    ]
+    assert identify(tmp_path, "config.json", 0) is not None
+
+
+@pytest.mark.timeout(60)
+def test_links_that_lead_around_in_many_ways_end(tmp_path: Path, write: Write) -> None:
+    """A dozen folders that all link to each other are as many ways as a lifetime has seconds."""
+    for one in range(12):
+        write(f"{one}/x.json")
+        for other in range(12):
+            (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
+
+    assert len(list_files(tmp_path, "**/*.json").names) == 12
+
+
+def test_folders_may_be_nested_deeply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may put files into a folder may not stop the listing by folders in folders."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1500):
+        Path("d").mkdir()
+        os.chdir("d")
+    Path("x").touch()
+
+    found = list_files(tmp_path, "**/x").names
+    Path("x").unlink()
+    for _ in range(1500):  # deeper than shutil goes
+        os.chdir("..")
+        Path("d").rmdir()
+    assert found == ["d/" * 1500 + "x"]
+
+
+@pytest.mark.timeout(60)
+def test_what_was_a_file_when_it_was_listed_is_asked_again_when_it_is_opened(inbox: Path) -> None:
+    """Between a look and the opening a name may become another file's: what was opened decides, not its name."""
+    os.mkfifo(inbox / "pipe.txt")
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(inbox / "socket.txt"))
+    for name, why in (("pipe.txt", "is no file"), ("folder", "leads out of"), ("socket.txt", "cannot be read")):
+        with pytest.raises(SourceUnreadable, match=why):
+            identify(inbox, name, 0)
+    server.close()
+
+    reader = open_file(inbox / "a.txt", inbox)
+    (inbox / "a.txt").unlink()
+    (inbox / "a.txt").symlink_to("../secret/password.txt")
+    assert reader.read() == b"a"
+    reader.close()
+    with pytest.raises(SourceUnreadable, match="leads out of"):
+        open_file(inbox / "a.txt", inbox)
+
+
+def test_a_source_folder_that_is_a_link_itself_is_read(tmp_path: Path, inbox: Path) -> None:
+    """Where the folder lies is the author's choice; what is in it is not."""
+    (tmp_path / "link").symlink_to(inbox)
+
+    assert identify(tmp_path / "link", "a.txt", 0) is not None
+    with pytest.raises(SourceUnreadable, match="leads out of"):
+        identify(tmp_path / "link", "file.txt", 0)
+
+
+def test_names_with_colons_are_names(tmp_path: Path, write: Write) -> None:
+    """A time is a usual name."""
+    write("2024-01-01T10:00:00.json", "x")
+
+    found = identify(tmp_path, "2024-01-01T10:00:00.json", 0)
+    assert found is not None
+    assert found["name"] == "2024-01-01T10:00:00.json"
+
+
+def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Write) -> None:
+    """Planned, it could never be read: a planned file cannot be renamed."""
+    check_name(write("at 10:30/x.parquet"))
+    check_name(write("[10-30]/x.parquet"))
+    with pytest.raises(SourceUnreadable, match=r"a colon and one of \[\]\{\}\*\?\\ in its path\. Rename it"):
+        check_name(write("[10:30]/x.parquet"))

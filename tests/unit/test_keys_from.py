@@ -1,0 +1,40 @@
+"""Keys that `tidegate get --keys-from` reads from a CSV file."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from state_store.errors import SourceUnreadable, UsageError
+from tidegate.commands.inspection import _keys_of_file
+
+
+def test_every_text_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty one, and those with line ends of any kind, quotes, or what only Python takes for a line end."""
+    keys = ["", "a", "two\nlines", "two\r\nlines", "\r", "\u2028\x0b\x85", 'say "hi", b', " "]
+    content = "".join('"' + key.replace('"', '""') + '"\r\n' for key in keys).encode()
+    file = tmp_path / "keys.csv"
+    file.write_bytes(content)
+    assert list(_keys_of_file(str(file), 1)) == [(key,) for key in keys]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'\xef\xbb\xbfa,b\n\n"",c')))
+    assert list(_keys_of_file("-", 2)) == [("a", "b"), ("", "c")]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"a\nb,c\n", UsageError, "line 2: 2 value"),
+        (b'a\n"b', UsageError, "line 2: this is no CSV"),
+        (b'"a"b\n', UsageError, "line 1: this is no CSV"),
+        (b"\xff", SourceUnreadable, "cannot be read"),
+    ],
+)
+def test_what_is_no_list_of_keys_is_refused_with_its_line(
+    tmp_path: Path, content: bytes, error: type[Exception], message: str
+) -> None:
+    """Nothing is guessed."""
+    file = tmp_path / "keys.csv"
+    file.write_bytes(content)
+    with pytest.raises(error, match=message):
+        list(_keys_of_file(str(file), 1))

@@ -1,0 +1,108 @@
+"""What people see is what there is: data moves no cursor, changes no colour, and hides nothing."""
+
+import json
+import logging
+import os
+import pwd
+import sys
+import unicodedata
+
+import pytest
+
+from tidegate import cli, output
+from tidegate.commands.operations import operator
+
+HOSTILE = "\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u200b\U000e0041\ud800\tend\nnext"
+SHOWN = r"\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u200b\U000e0041\ud800\tend\nnext"
+
+
+def unseen(text: str) -> set[str]:
+    """Return what a terminal would obey or hide, by Unicode's own classes."""
+    return {c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and c != "\n"}
+
+
+def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
+    """In title, column and cell: escapes, marks of direction, line ends; and Rich makes no picture or colour of any of it."""
+    output.print_table(HOSTILE, [HOSTILE], [[HOSTILE], ["Straße 猫 👩‍👩‍👧"]])
+    output.print_table(HOSTILE, ["key"], [])
+
+    shown = capsys.readouterr().out
+    assert unseen(shown) == {"\u200d"}  # which joins the family
+    assert shown.count(SHOWN) == 4
+    assert "Straße 猫 👩‍👩‍👧" in shown
+
+
+def test_a_list_is_shown_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a verb has cut into lines stays cut; a line end in data is still shown."""
+    output.print_table(None, ["key", "values"], [["a", ["one,", "two\nthree"]]])
+
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [["key", "values"], ["a", "one,"], ["two\\nthree"]]
+
+
+def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said quotes data too; its own line ends are kept."""
+    output.say(f"first\nquoted: {HOSTILE}")
+
+    shown = capsys.readouterr().err
+    assert unseen(shown) == set()
+    assert shown == f"first\nquoted: {SHOWN}\n".replace(r"\nnext", "\nnext")
+
+
+def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes are JSON's own, so a program reads what is in the state."""
+    rows = [{"key": HOSTILE, HOSTILE: 1}, {"key": "Straße 猫", HOSTILE: None}]
+    output.print_json(rows)
+    document = capsys.readouterr().out
+    output.print_json_rows(rows)
+    lines = capsys.readouterr().out
+
+    assert json.loads(document) == json.loads(lines) == rows
+    assert unseen(document + lines) == set()
+    assert "Straße 猫" in document
+
+
+def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run logs and what nobody expected quote data as well."""
+
+    class Odd(ValueError):
+        """Quotes what it was given."""
+
+    record = logging.LogRecord("jobs", logging.ERROR, "file", 1, "quoted: %s", (HOSTILE,), None)
+    logged = output.VisibleFormatter("%(message)s").format(record)
+    try:
+        raise Odd(HOSTILE)  # noqa: TRY301
+    except Odd:
+        output.show_crash(*sys.exc_info())
+
+    shown = capsys.readouterr().err
+    assert unseen(logged + shown) == set()
+    assert "Odd: " + SHOWN.replace(r"\nnext", "\nnext") in shown
+
+
+def test_a_misspelt_request_is_quoted_visibly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of files come from a shell's pattern, so from whoever named the files."""
+    monkeypatch.setattr(sys, "argv", ["tidegate", "status", "\x1b]0;pwned\x07"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+
+    assert ended.value.code == cli.USAGE
+    assert r"\x1b]0;pwned\x07" in (said := capsys.readouterr().err)
+    assert unseen(said) == set()
+
+
+@pytest.mark.parametrize(("claimed", "expected"), [("boss", "{} (says boss)"), (None, "{}")])
+def test_the_ledger_names_the_account(claimed: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LOGNAME is what somebody says; who did it is the account."""
+    for name in ("LOGNAME", "USER", "SUDO_USER"):
+        monkeypatch.delenv(name, raising=False)
+    if claimed:
+        monkeypatch.setenv("LOGNAME", claimed)
+
+    try:
+        account = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        account = str(os.getuid())
+    assert operator("skip") == f"{expected.format(account)}, tidegate skip"
