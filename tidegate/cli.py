@@ -6,6 +6,7 @@ Exit codes are the error families: 0 done or already done, 1 a person has to loo
 import gc
 import sys
 from importlib import import_module
+from io import StringIO
 
 import click
 
@@ -20,6 +21,8 @@ VERBS = {
     "up": "stack",
     "down": "stack",
     "status": "stack",
+    "backup": "stack",
+    "restore": "stack",
     "pipelines": "pipelines",
     "settings": "pipelines",
     "migrate": "pipelines",
@@ -60,10 +63,12 @@ def main() -> None:
     """Run the command line; every error of ours is one line and an exit code."""
     # What a command makes while it starts, it keeps: to look through it for garbage would take a third of a short one's time.
     gc.set_threshold(MAKE_BEFORE_LOOKING)
+    sys.excepthook = output.show_crash
     try:
         sys.exit(app(standalone_mode=False))
     except click.ClickException as wrong:
-        wrong.show()
+        wrong.show(said := StringIO())
+        sys.stderr.write(output.visible(said.getvalue(), keep="\n"))
         sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")

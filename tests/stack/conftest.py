@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ from state_store import Settings
 from tests.conftest import COMMAND
 from tidegate import stack as embedded
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, reserve_port, wait_until
-from tidegate.stack.layout import USUAL_PORTS, Layout
+from tidegate.stack.layout import USUAL_PORTS
+from tidegate.stack.postgres import EmbeddedPostgres
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ def new_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 def remove(stack: Stack) -> None:
     """End a stack and remove its cluster, which is outside its folder if root runs the tests."""
     embedded.down(stack.settings)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(Layout.load(stack.home).postgres.data)
+    EmbeddedPostgres(stack.folder, 0).delete()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def small(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> Stack
     run = stack.folder / "run"
     run.mkdir(parents=True)
     for name in ("supervisor", "postgres", "spark"):
-        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "created": bystander.create_time() - 3600}))
+        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "started": "another boot 4711"}))
     (run / "airflow-scheduler.json").write_text('{"pid": 12')  # the disk was full
     both = [subprocess.Popen([COMMAND, "up", "--without-airflow"], env=stack.environ) for _ in range(2)]
     assert [up.wait(200) for up in both] == [0, 0]

@@ -5,13 +5,16 @@ Two stacks serve all tests: `running` without Airflow, which each test finds who
 
 import json
 import os
+import pwd
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,9 +23,11 @@ import pytest
 
 from state_store.errors import PermanentError
 from tests.stack.conftest import Stack
+from tests.stack.neighbour import SCAN, account, command_as
 from tidegate import stack as embedded
+from tidegate.stack import history, postgres
 from tidegate.stack.airflow import PROCESSES, PROJECT
-from tidegate.stack.component import is_alive, wait_until
+from tidegate.stack.component import is_alive, log_file, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import EmbeddedPostgres
 
@@ -62,7 +67,7 @@ def test_down_over_stale_pid_files_harms_nobody(new_stack: Callable[[str], Stack
     run = stack.folder / "run"
     run.mkdir(parents=True)
     for name in ("supervisor", "postgres"):
-        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "created": bystander.create_time() - 3600}))
+        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "started": "another boot 4711"}))
 
     done = stack.tidegate("down")
 
@@ -148,9 +153,14 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
 def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
     """After kill -9 the supervisor starts the component again, at the same address, and counts it."""
     before = running.statuses()
+    left = running.folder / "spark" / "tmp" / "blockmgr-of-the-killed" / "rows"
+    left.parent.mkdir(parents=True)
+    left.write_text("rows")
 
     after = running.kill(name)
 
+    assert left.exists() is (name != "spark")
+    shutil.rmtree(left.parent, ignore_errors=True)
     assert after.restarts == before[name].restarts + 1
     assert after.address == before[name].address
     assert len(running.sessions_of(name)) == 1
@@ -243,7 +253,7 @@ def test_taken_ports_are_left_to_who_has_them(full: Stack, occupied: set[int]) -
 
     assert occupied & set(ports.values()) == set()
     assert len(set(ports.values())) == len(ports)
-    assert (settings.pg_port, settings.spark_remote) == (ports["postgres"], f"sc://localhost:{ports['spark']}")
+    assert (settings.pg_port, settings.spark_remote) == (ports["postgres"], f"sc://127.0.0.1:{ports['spark']}")
     assert settings.airflow_url == f"http://127.0.0.1:{ports['airflow']}"
     assert can_query(full)
 
@@ -300,6 +310,41 @@ def test_secrets_are_nowhere_else(full: Stack) -> None:
     assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
 
 
+def test_another_account_sees_nothing(full: Stack) -> None:
+    """A scan by another account, of files, folders, processes and listeners, opens nothing and finds no secret anywhere."""
+    user = account()
+    paths = [os.path.relpath(path, full.folder) for path in full.folder.rglob("*") if not path.is_symlink()]
+    listeners = sorted({(c.laddr.ip, c.laddr.port) for process in full.processes() for c in listening(process)})
+    told = {
+        "paths": [".", *paths],
+        "secrets": secrets_of(full),
+        "since": (full.folder / "secrets" / "pgpass").stat().st_mtime,
+        "listeners": listeners,
+    }
+    command = command_as(user, SCAN, imports=f"import os; os.chdir({str(full.folder)!r})\n")
+    done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(paths) > 30
+    assert (found["opened"], found["listed"], found["written"]) == ([], [], [])
+    assert {place: names for place, names in found["texts"].items() if names} == {}
+    arguments = {place for place in found["texts"] if place.endswith("/cmdline")}
+    assert {f"/proc/{process.pid}/cmdline" for process in full.processes()} & arguments, "it saw no process of the stack"
+    ports = Layout.load(full.home).ports
+    others = {port for _, port in listeners} - {ports[name] for name in ("postgres", "spark", "airflow")}
+    (spark,) = [status.pid for status in full.statuses().values() if status.name == "spark"]
+    of_spark = {c.laddr.port for c in listening(psutil.Process(spark))}
+    assert others == of_spark - {ports["spark"]}, "only Spark has ports besides, which ask for its secret (test_neighbours.py)"
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    """Return the listeners of a process; none if it has ended."""
+    with suppress(psutil.Error):
+        return [connection for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN]
+    return []
+
+
 @pytest.mark.parametrize("part", ["metadatabase", "scheduler", "dag_processor", "triggerer"])
 def test_the_team_servers_health_check_understands_airflow(part: str, full: Stack) -> None:
     """The check of docker-compose.yml's Airflow services agrees with the embedded one on a live Airflow."""
@@ -326,6 +371,43 @@ def test_a_killed_scheduler_comes_back_alone(full: Stack) -> None:
     }
 
 
+def test_airflows_history_is_kept_for_a_while_only(full: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each day the supervisor has old runs removed from Airflow's database, and old logs of tasks; newer ones stay."""
+    airflow = Layout.load(full.home).airflow
+    logs = airflow.folder / "logs"
+    days = {"old": full.settings.airflow_history_days + 1, "new": full.settings.airflow_history_days - 1}
+    for name, age in days.items():
+        (log := logs / f"dag_id=flights/run_id={name}/attempt=1.log").parent.mkdir(parents=True)
+        log.write_text("text")
+        for path in (log, log.parent):
+            os.utime(path, times=(time.time() - age * history.DAY_SECONDS,) * 2)
+    owner = {**full.settings.conninfo(user="airflow"), "dbname": "airflow"}
+    with closing(psycopg2.connect(**owner)) as connection, connection, connection.cursor() as cursor:
+        for name, age in days.items():
+            times = {"name": name, "age": age}
+            cursor.execute("INSERT INTO log (dttm, event) VALUES (now() - make_interval(days => %(age)s), %(name)s)", times)
+            cursor.execute(
+                "INSERT INTO dag_run (dag_id, run_id, run_type, state, start_date, run_after, log_template_id, clear_number)"
+                " SELECT 'flights', %(name)s, 'manual', 'success', started, started, max(id), 0"
+                " FROM log_template, (SELECT now() - make_interval(days => %(age)s)) AS a (started) GROUP BY started",
+                times,
+            )
+
+    def remembered() -> list[str]:
+        with closing(psycopg2.connect(**owner)) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT event FROM log UNION ALL SELECT run_id FROM dag_run")
+            return sorted(name for (name,) in cursor.fetchall() if name in days)
+
+    assert remembered() == ["new", "new", "old", "old"]
+    os.utime(history.marker(airflow.folder), times=(time.time() - 2 * history.DAY_SECONDS,) * 2)
+
+    said = log_file(full.folder, "airflow-history")
+    assert wait_until(lambda: "old" not in remembered(), 120), said.read_text() if said.exists() else "it was not started"
+    assert remembered() == ["new", "new"]
+    assert {folder.name for folder in (logs / "dag_id=flights").iterdir()} == {"run_id=new"}
+    assert not history.is_due(airflow.folder)
+
+
 def test_down_leaves_no_process(full: Stack) -> None:
     """`down` ends Airflow's processes with everything that they have forked; a second `down` says that nothing was running."""
     assert_ends(full)
@@ -346,4 +428,73 @@ def test_a_cluster_whose_passwords_are_gone_is_kept(tmp_path: Path) -> None:
         assert (cluster.data / "PG_VERSION").read_text() == content
         assert not cluster.passfile.exists()
     finally:
-        shutil.rmtree(cluster.data)
+        cluster.delete()
+
+
+# -- what machines do --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def computing(running: Stack) -> Iterator[psutil.Process]:
+    """A backend of the stack's Postgres that computes, so that it does not notice the death of its server."""
+    settings = running.settings
+    query = "SELECT sum(a) FROM generate_series(1, 100000) a, generate_series(1, 10000000) b"
+    program = f"import psycopg2; psycopg2.connect(**{settings.conninfo()!r}).cursor().execute({query!r})"
+    client = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, start_new_session=True)
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+
+        def backend() -> int | None:
+            cursor.execute("SELECT pid FROM pg_stat_activity WHERE query = %s AND state = 'active'", [query])
+            connection.rollback()
+            return next((pid for (pid,) in cursor.fetchall()), None)
+
+        assert wait_until(lambda: backend() is not None, 30)
+        pid = backend()
+    yield psutil.Process(pid)
+    client.kill()
+    client.wait()
+
+
+def test_postgres_comes_back_though_a_backend_computes(running: Stack, computing: psutil.Process) -> None:
+    """Its server's death is nothing to a backend that computes, and while it lives no server starts: so it is ended first."""
+    before = running.statuses()["postgres"]
+
+    after = running.kill("postgres")
+
+    assert not is_alive(computing)
+    assert after.restarts == before.restarts + 1
+    assert can_query(running)
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_a_backend_that_outlives_supervisor_and_server_is_found(verb: str, running: Stack, computing: psutil.Process) -> None:
+    """Both were killed at once: `down` leaves nothing, and `up` needs no hand."""
+    server = psutil.Process(running.statuses()["postgres"].pid)
+    supervisor = running.supervisor()
+    for process in (supervisor, server):
+        process.kill()
+    assert wait_until(lambda: not is_alive(server), 10)
+    assert is_alive(computing)
+
+    done = running.tidegate(verb, *(["--without-airflow"] if verb == "up" else []))
+
+    assert done.returncode == 0, done.stderr
+    assert not is_alive(computing)
+    if verb == "up":
+        assert can_query(running)
+
+
+def test_roots_cluster_keeps_the_account_that_it_was_made_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A better account that is made later does not part a cluster from its files."""
+    if os.geteuid() != 0:
+        pytest.skip("only root's cluster runs under another account: run the tests as root")
+    monkeypatch.setattr(postgres, "ACCOUNTS", ("nobody-has-this-name", "daemon", "nobody"))
+    cluster = EmbeddedPostgres(tmp_path / ".tidegate", 1)
+    cluster.initialize()
+    daemon = pwd.getpwnam("daemon").pw_uid
+    monkeypatch.setattr(postgres, "ACCOUNTS", ("nobody",))
+
+    assert cluster.data.stat().st_uid == daemon
+    assert EmbeddedPostgres(tmp_path / ".tidegate", 1).user == daemon
+    assert EmbeddedPostgres(tmp_path / "another", 1).user == pwd.getpwnam("nobody").pw_uid
+    cluster.delete()

@@ -183,9 +183,13 @@ def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
             f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing."
         )
         return
+    from tidegate import stack  # noqa: PLC0415
+
     loaded = Settings.load()
     revision, changed = migrations.upgrade(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
+    if advice := stack.advice(loaded):
+        output.say(advice)
     if as_json:
         output.print_json({"revision": revision, "changed": changed, "accepted": accepted})
         return

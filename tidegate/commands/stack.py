@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,7 +28,7 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
     """Start Postgres, Spark and Airflow on this machine, and wait until they are well. Safe to repeat."""
     from tidegate import stack  # noqa: PLC0415 - verbs that do not need it start faster
 
-    settings, started = Settings.load(), time.monotonic()
+    settings, started = Settings.load(without_stack=True), time.monotonic()
     shown: set[str] = set()
 
     def watch(statuses: list[stack.ComponentStatus]) -> None:
@@ -44,6 +45,9 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
         watch=watch,
         tell=output.say,
     )
+    _say_advice(stack.advice(settings))
+    for warning in stack.warnings(settings):
+        output.say(warning)
     if as_json:
         output.print_json([asdict(status) for status in statuses])
         return
@@ -65,13 +69,13 @@ def down(delete_data: bool, yes: bool, as_json: bool) -> None:
     """Stop the stack; data stays in .tidegate. Safe to repeat."""
     from tidegate import stack  # noqa: PLC0415
 
-    settings = Settings.load()
+    settings = Settings.load(without_stack=True)
     if delete_data and not yes:
         raise UsageError(
             f"This would delete {settings.stack_folder} with ledger, states, passwords and logs of all pipelines, for good. "
             "Add --yes to do it."
         )
-    ended = stack.down(settings, delete_data=delete_data)
+    ended = stack.down(settings, delete_data=delete_data, tell=output.say)
     if as_json:
         output.print_json({"ended_processes": ended})
     else:
@@ -79,9 +83,49 @@ def down(delete_data: bool, yes: bool, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("file", type=click.Path(path_type=Path), help="The file to write; it must not exist.")
+@as_json
+def backup(file: Path, as_json: bool) -> None:
+    """Write ledger and states of the embedded stack into a file, as of one moment; pipelines may run meanwhile."""
+    from tidegate.stack import backup as backups  # noqa: PLC0415
+
+    backups.backup(Settings.load(), file)
+    if as_json:
+        output.print_json({"written": str(file), "bytes": file.stat().st_size})
+    else:
+        output.say(f"Wrote {file}. The sources' files are not in it. Put it back with: tidegate restore {file} --yes")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), help="What `tidegate backup` wrote.")
+@click.option("--yes", is_flag=True, help="Do it; without this, only tell what would be done.")
+@as_json
+def restore(file: Path, yes: bool, as_json: bool) -> None:
+    """Put a backup in the place of the embedded stack's ledger and states, which are kept under another name."""
+    from tidegate.stack import backup as backups  # noqa: PLC0415
+
+    if not yes:
+        raise UsageError(
+            f"This would put {file} in the place of the ledger and the states of all pipelines, and disconnect whoever uses "
+            "them. What is there now is kept in another database. Add --yes to do it."
+        )
+    kept = backups.restore(Settings.load(), file)
+    if as_json:
+        output.print_json({"restored": str(file), "kept": kept})
+    else:
+        output.say(
+            f"Restored {file}; what was there before is kept in database {kept}. Pipelines are halted until you have put back "
+            "what their sources have moved away since, and have run: tidegate migrate --accept-epoch"
+        )
+
+
+@click.command()
 @as_json
 def status(as_json: bool) -> None:
-    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused."""
+    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused.
+
+    Also how many names the sources leave alone.
+    """
     from tidegate import stack  # noqa: PLC0415
 
     settings = Settings.load()
@@ -89,6 +133,7 @@ def status(as_json: bool) -> None:
     with ThreadPoolExecutor(1) as asking:
         asked = asking.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
         from state_store import StateStore  # noqa: PLC0415
+        from tidegate import source_report  # noqa: PLC0415
 
         try:
             with StateStore.connect(settings) as store:
@@ -96,18 +141,34 @@ def status(as_json: bool) -> None:
         except TidegateError as error:
             trouble = error
         components = asked.result()
+    _say_advice(advice := stack.advice(settings))
+    sources = source_report.of_all(lags, settings)
     if as_json:
-        output.print_json({"pipelines": [asdict(lag) for lag in lags], "components": [asdict(c) for c in components]})
+        output.print_json(
+            {
+                "pipelines": [asdict(lag) for lag in lags],
+                "components": [asdict(c) for c in components],
+                "advice": advice,
+                "left_alone": sources,
+            }
+        )
     else:
         if trouble is None:
             _print_lags(lags)
             output.out().print()
+            for told in sources.values():
+                output.say(told)
         if components:
             _print_components(components)
         else:
             output.say("No embedded stack was started here.")
     if trouble is not None:
         raise trouble
+
+
+def _say_advice(advice: str | None) -> None:
+    if advice:
+        output.say(advice)
 
 
 def _print_lags(lags: "list[Lag]") -> None:

@@ -11,6 +11,7 @@ environment, not by what it remembers.
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import sys
 import time
@@ -18,16 +19,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+import psutil
 
 from state_store.errors import PermanentError, RetryableError, UsageError
 from state_store.settings import Settings
+from tidegate.stack import code, disk, kafka, maven
 from tidegate.stack import component as components
-from tidegate.stack import kafka, maven
 from tidegate.stack.component import Component, RunFolder, log_file
 from tidegate.stack.layout import EXTRAS, Layout, spark_packages
+from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.stack.private import check_ours, private, private_folder
 from tidegate.stack.spark import check_java
 
 SUPERVISOR_SECONDS = 30
+TELL_SECONDS = 1
 LOG_LINES_SHOWN = 5
 
 
@@ -71,8 +78,12 @@ def up(
         raise UsageError(f"There is no {', '.join(unknown)} to start the stack with. There is: {', '.join(EXTRAS)}.")
     check_java()
     folder = settings.stack_folder
-    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-    with _only_one(folder):
+    with disk.named(folder):
+        private_folder(
+            folder, passable=os.geteuid() == 0
+        )  # root's Postgres runs under another account, which has to get through
+    with disk.named(folder), _only_one(folder, tell):
+        disk.check_room(folder / "run", folder / "logs", EmbeddedPostgres(folder, 0).data.parent)
         wanted = sorted({*extras, *_extras(settings.home)})
         maven.fetch(spark_packages(settings, wanted), tell)
         if "kafka" in wanted:
@@ -87,21 +98,21 @@ def up(
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
-def down(settings: Settings, *, delete_data: bool = False) -> int:
+def down(settings: Settings, *, delete_data: bool = False, tell: maven.Teller = lambda _text: None) -> int:
     """End the stack and everything it left behind; return how many processes that were.
 
     With `delete_data`, ledger, states, secrets and logs go too: there is no way back.
     """
     folder = settings.stack_folder
     if not folder.is_dir():
-        return 0
-    with _only_one(folder):
+        return _stop(folder)  # it may have been deleted under a running stack
+    check_ours(folder)  # or its files could name any process of ours as one to end
+    with disk.named(folder), _only_one(folder, tell):
         ended = _stop(folder)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file names no extras
             Layout.load(settings.home).forget_extras()
         if delete_data:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(Layout.load(settings.home).postgres.data)  # elsewhere, if root runs the stack
+            EmbeddedPostgres(folder, 0).delete()  # elsewhere, if root runs the stack
             shutil.rmtree(folder)
         return ended
 
@@ -110,11 +121,32 @@ def status(settings: Settings) -> list[ComponentStatus]:
     """Return how each component is; empty if no stack was ever started here."""
     try:
         layout = Layout.load(settings.home)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return []
     supervised = _supervisor_status(layout.folder)
     wanted = _wanted(layout, without_airflow=bool(supervised and supervised["without_airflow"]))
     return _statuses(layout, wanted, supervised)
+
+
+def advice(settings: Settings) -> str | None:
+    """Return why the running stack should be started anew, or woken; None if all is well, or nothing runs."""
+    folder = settings.stack_folder
+    supervised, identity = _supervisor_status(folder), RunFolder(folder).read("supervisor")
+    process = identity.process() if identity else None
+    if supervised is None or process is None:
+        return None
+    with contextlib.suppress(psutil.Error):
+        if process.status() == psutil.STATUS_STOPPED:
+            return f"The stack's supervisor is stopped, so nothing is restarted. Wake it: kill -CONT {process.pid}"
+    if supervised.get("code") != code.version():
+        return "The running stack has older code in memory than is installed. Restart it: tidegate down && tidegate up"
+    return None
+
+
+def warnings(settings: Settings) -> list[str]:
+    """Return what the running stack could do without, but a person should know: pipelines that are not registered."""
+    supervised = _supervisor_status(settings.stack_folder)
+    return list(supervised.get("warnings", ())) if supervised else []
 
 
 def _wanted(layout: Layout, *, without_airflow: bool) -> list[Component]:
@@ -127,7 +159,7 @@ def _extras(home: Path) -> tuple[str, ...]:
     """Return the extras that are wanted since an earlier `up`."""
     try:
         return Layout.load(home).extras
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # damaged: it is written anew
         return ()
 
 
@@ -148,6 +180,8 @@ def _status_of(layout: Layout, component: Component, supervised: dict | None) ->
     state = "gave up" if reason else "stopped" if supervised is None else "starting"
     if state == "starting" and known.get("pid") and (reason := component.check()) is None:
         state = "up"
+    elif state == "starting":
+        reason = known.get("hindrance") or reason
     return ComponentStatus(
         name=component.name,
         state=state,
@@ -160,10 +194,10 @@ def _status_of(layout: Layout, component: Component, supervised: dict | None) ->
 
 
 def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watch: Watcher) -> list[ComponentStatus]:
-    layout = Layout.load(home)
-    wanted = _wanted(layout, without_airflow=without_airflow)
     deadline = time.monotonic() + wait_seconds
     while True:
+        layout = Layout.load(home)  # each time, because other ports are chosen if somebody is faster on one of these
+        wanted = _wanted(layout, without_airflow=without_airflow)
         supervised = _supervisor_status(layout.folder)
         if supervised is None:
             raise PermanentError(f"The supervisor ended. {_tail(log_file(layout.folder, 'supervisor'))}")
@@ -194,7 +228,6 @@ def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
 def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]) -> None:
     folder = home / ".tidegate"
     log = log_file(folder, "supervisor")
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",
@@ -215,12 +248,18 @@ def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]
 def _stop(folder: Path) -> int:
     """End the supervisor, which ends the components; then whatever is left of an earlier one."""
     run = RunFolder(folder)
-    before = len(components.members(run))
+    cluster = EmbeddedPostgres(folder, 0)
+
+    def members() -> list[psutil.Process]:
+        return list({process.pid: process for process in (*components.members(run), *cluster.processes())}.values())
+
+    before = len(members())
     identity = run.read("supervisor")
     if identity and (process := identity.process()):
         process.terminate()
+        process.resume()  # somebody may have stopped it
         components.wait_until(lambda: not components.is_alive(process), 120)
-    components.end(components.members(run))
+    components.end(members())
     for name in run.names():
         run.forget(name)
     run.status_file.unlink(missing_ok=True)
@@ -228,11 +267,33 @@ def _stop(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Let one `up` or `down` at a time work on a stack; the lock ends with the process."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _only_one(folder: Path, tell: maven.Teller) -> Iterator[None]:
+    """Let one `up` or `down` at a time work on a stack, and say whom it waits for; the lock ends with the process."""
+    file = folder / "lock"
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if file.lstat().st_mode & 0o077:  # an earlier version's, which others may hold
+                file.unlink()
+        with open(file, "a+", opener=private) as lock:
+            if not components.wait_until(lambda: _is_taken(lock), TELL_SECONDS):
+                lock.seek(0)
+                tell(f"Waiting for process {lock.read() or '?'}, which works on this stack too.")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists() or not os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                continue  # it was removed and made anew meanwhile
+            with contextlib.suppress(OSError):  # a full disk is no reason not to go on
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), f"{os.getpid()} ({' '.join(sys.argv)})".encode())
+            yield
+            return
+
+
+def _is_taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _tail(log: Path) -> str:

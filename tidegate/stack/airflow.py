@@ -14,8 +14,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from state_store.errors import PermanentError
+from tidegate.stack.airflow_database import POSTGRES_USER_VARIABLE
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
-from tidegate.stack.postgres import write_secret
+from tidegate.stack.postgres import EmbeddedPostgres, write_secret
+from tidegate.stack.private import private, private_folder
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"
@@ -39,6 +41,8 @@ def airflow_settings() -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",  # a paused Dag leaves a triggered run queued for ever
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
         "AIRFLOW__API__WORKERS": "1",
+        # The one driver that would tell the password to any server; the other one has require_auth in its address.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "tidegate.stack.airflow_database.CONNECT_ARGS",
         "AIRFLOW__SCHEDULER__MAX_TIS_PER_QUERY": "64",
         # How long an idle scheduler sleeps: 0.2 s costs an eighth of a core for good, 1 s, the default, a second between tasks.
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.4",
@@ -63,20 +67,20 @@ def airflow_settings() -> dict[str, str]:
 class EmbeddedAirflow:
     """The files and settings of one Airflow."""
 
-    def __init__(self, stack_folder: Path, ports: dict[str, int], postgres_port: int, passfile: Path) -> None:
+    def __init__(self, stack_folder: Path, ports: dict[str, int], postgres: EmbeddedPostgres) -> None:
         self.folder = stack_folder / "airflow"
         self.url = f"http://127.0.0.1:{ports['airflow']}"
         self.password_file = stack_folder / "secrets" / "airflow_password"
         self._ports = ports
         self._secrets = stack_folder / "secrets"
         self._stack_folder = stack_folder
-        self._passfile = passfile
-        self._database = f"airflow@127.0.0.1:{postgres_port}/airflow?passfile={quote(str(passfile))}"
+        self._postgres_user = postgres.user
+        self._database = f"airflow@127.0.0.1:{postgres.port}/airflow?passfile={quote(str(postgres.passfile))}"
 
     def initialize(self) -> None:
         """Write password and keys, unless they exist."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
+        private_folder(self._secrets)
         if not self.password_file.exists():
             write_secret(self.password_file, secrets.token_urlsafe(16))
         passwords = {USER: self.password_file.read_text()}
@@ -89,9 +93,13 @@ class EmbeddedAirflow:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process; secrets are named by file, not contained."""
+        user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
+        # What tasks tell the api-server goes past a proxy that the shell has set.
+        past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
         modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             **airflow_settings(),
+            **user,
             "AIRFLOW_HOME": str(self.folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(PROJECT / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
@@ -102,8 +110,10 @@ class EmbeddedAirflow:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__SECRET_KEY_CMD": _print_file(self._secrets / "api_secret_key"),
             "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _print_file(self._secrets / "jwt_secret"),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}&require_auth=scram-sha-256",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
+            "NO_PROXY": past_proxy,
+            "no_proxy": past_proxy,
             "PYTHONPATH": os.pathsep.join(modules),
             "TIDEGATE_HOME": str(self._stack_folder.parent),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -121,7 +131,7 @@ class EmbeddedAirflow:
             STACK_VARIABLE: str(self._stack_folder),
             COMPONENT_VARIABLE: "airflow-migrate",
         }
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private) as output:
             done = subprocess.run(
                 [sys.executable, "-m", "airflow", "db", "migrate"],
                 env=environment,
@@ -144,12 +154,23 @@ class EmbeddedAirflow:
                 self._check(process),
                 environment=self.environment(),
                 folder=self.folder,
+                ports=[self._ports["airflow"]] if process == "api-server" else [],
                 deadline_seconds=180,
                 # The triggerer would wait for its triggers. They hold nothing: killing it costs nothing.
                 grace_seconds=2 if process == "triggerer" else 20,
             )
             for process in PROCESSES
         ]
+
+    def history(self) -> Component:
+        """Return how to remove old runs and logs, once."""
+        return Component(
+            "airflow-history",
+            [sys.executable, "-m", "tidegate.stack.history"],
+            lambda: None,
+            environment=self.environment(),
+            folder=self.folder,
+        )
 
     def _check(self, process: str) -> Callable[[], str | None]:
         # Airflow's own health page tells of each process whether its heartbeat is recent.

@@ -8,7 +8,9 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,10 @@ from pathlib import Path
 
 import psutil
 
+from state_store.errors import PermanentError
+from state_store.settings import account_name
+from tidegate.stack.private import private, private_folder
+
 LOG_KEPT_BYTES = 20 * 1024 * 1024
 STOP_SECONDS = 15
 # Below the ports that the kernel gives to outgoing connections: one of those may be taken again before a restart.
@@ -27,6 +33,7 @@ FREE_PORTS = range(20_000, 32_000)
 # Every process of a stack carries the stack's folder in its environment, and its component's name.
 STACK_VARIABLE = "TIDEGATE_STACK"
 COMPONENT_VARIABLE = "TIDEGATE_COMPONENT"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 # Returns None when the component is well, else what is missing.
 HealthCheck = Callable[[], str | None]
@@ -42,6 +49,10 @@ class Component:
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     user: int | None = None
+    ports: Sequence[int] = ()
+    scratch: Sequence[Path] = ()  # folders of what is of use to the live process only; one that is killed leaves it behind
+    # Finds what a killed process of this component left where neither its session nor its environment tells.
+    left_behind: Callable[[], Sequence[psutil.Process]] = list
     stop_signal: signal.Signals = signal.SIGTERM
     deadline_seconds: int = 90
     grace_seconds: int = 20
@@ -49,23 +60,47 @@ class Component:
 
 @dataclass(frozen=True)
 class Identity:
-    """A process that cannot be mistaken for another one with the same number."""
+    """A process that cannot be mistaken for another one with the same number, whatever becomes of the clock."""
 
     pid: int
-    created: float
+    started: str
 
     @classmethod
     def of(cls, pid: int) -> "Identity":
-        """Return the identity of a live process."""
-        return cls(pid, psutil.Process(pid).create_time())
+        """Return the identity of a live process.
+
+        Raises: psutil.NoSuchProcess.
+        """
+        return cls(pid, _started(pid))
+
+    def is_of(self, pid: int) -> bool:
+        """Tell whether the process that has this number now is this one, ended or not."""
+        with contextlib.suppress(psutil.Error):
+            return self == Identity.of(pid)
+        return False
 
     def process(self) -> psutil.Process | None:
         """Return the process if it still runs."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
-            if process.create_time() == self.created and is_alive(process):
+            if self.is_of(self.pid) and is_alive(process):
                 return process
         return None
+
+
+def _started(pid: int) -> str:
+    """Tell when a process started: which boot, and how many ticks of the kernel later.
+
+    The time of day would not do: it is counted from a time of boot that moves when somebody sets the clock, or when a
+    suspended machine wakes up.
+    """
+    if not BOOT.exists():  # no Linux
+        return str(psutil.Process(pid).create_time())
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    return f"{BOOT.read_text().strip()} {int(ticks)}"
 
 
 class RunFolder:
@@ -82,7 +117,7 @@ class RunFolder:
 
     def write(self, name: str, identity: Identity) -> None:
         """Remember a component's process, at once and whole."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         write_whole(self._folder / f"{name}.json", json.dumps(asdict(identity)))
 
     def read(self, name: str) -> Identity | None:
@@ -103,23 +138,23 @@ class RunFolder:
         """Return the sessions that components lead, or led until they were killed."""
         found = set()
         for name in self.names():
-            if identity := self.read(name):
-                with contextlib.suppress(psutil.Error):
-                    if psutil.Process(identity.pid).create_time() != identity.created:
-                        continue  # the number belongs to somebody else by now, so its old session is long empty
+            identity = self.read(name)
+            # If the number is another process's by now, the old session is long empty.
+            if identity and (identity.is_of(identity.pid) or not psutil.pid_exists(identity.pid)):
                 found.add(identity.pid)
         return found
 
 
 def start(component: Component, stack_folder: Path) -> subprocess.Popen[bytes]:
-    """Start a component in a session of its own, its output appended to its log."""
+    """Start a component in a session of its own, its output appended to its log.
+
+    Raises: OSError if it cannot be started, or its log and process number cannot be written.
+    """
     log = log_file(stack_folder, component.name)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > LOG_KEPT_BYTES:
-        log.replace(log.with_suffix(".log.1"))
+    private_folder(log.parent)
     environment = {**os.environ, **component.environment}
     environment |= {STACK_VARIABLE: str(stack_folder), COMPONENT_VARIABLE: component.name}
-    with log.open("ab") as output:
+    with open(log, "ab", opener=private) as output:
         process = subprocess.Popen(  # noqa: S603 - our own commands, no shell
             component.command,
             stdin=subprocess.DEVNULL,
@@ -128,24 +163,64 @@ def start(component: Component, stack_folder: Path) -> subprocess.Popen[bytes]:
             env=environment,
             cwd=component.folder or stack_folder,
             user=component.user,
-            group=component.user,
+            group=None if component.user is None else group_of(component.user),
             extra_groups=[] if component.user else None,
             start_new_session=True,
+            umask=0o077,  # what it writes is nobody else's
         )
-    RunFolder(stack_folder).write(component.name, Identity.of(process.pid))
+    try:
+        RunFolder(stack_folder).write(component.name, Identity.of(process.pid))
+    except OSError:  # nobody would know that it runs
+        process.kill()
+        process.wait()
+        raise
     return process
 
 
-def write_whole(file: Path, content: str) -> None:
-    """Write a file so that whoever reads it sees the old content or the new, never half of it."""
+def group_of(user: int) -> int:
+    """Return the group of an account."""
+    try:
+        return pwd.getpwuid(user).pw_gid
+    except KeyError:
+        return user
+
+
+def write_whole(file: Path, content: str, *, durable: bool = False) -> None:
+    """Write a file so that readers see the old content or the new, never half of it; if durable, after a power cut too."""
     unfinished = file.with_name(f".{file.name}.tmp")
-    unfinished.write_text(content)
+    with open(unfinished, "w", opener=private) as output:
+        output.write(content)
+        if durable:
+            output.flush()
+            os.fsync(output.fileno())
     unfinished.rename(file)
+    if durable:
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def log_file(stack_folder: Path, name: str) -> Path:
     """Return where a component's output goes."""
     return stack_folder / "logs" / f"{name}.log"
+
+
+def cut_log(log: Path) -> None:
+    """Keep the last part of a log that has grown too long, under another name, and empty the log itself.
+
+    Its writer keeps it open and appends, so it goes on at the new end; a line that is written in between may be lost.
+
+    Raises: OSError if the copy cannot be written; then the log is left as it is.
+    """
+    if not log.exists() or log.stat().st_size <= LOG_KEPT_BYTES:
+        return
+    kept = log.with_suffix(".log.1")
+    with log.open("rb") as whole, open(kept, "wb", opener=private) as copy:
+        whole.seek(-LOG_KEPT_BYTES, os.SEEK_END)
+        shutil.copyfileobj(whole, copy)
+    os.truncate(log, 0)
 
 
 def members(run: RunFolder) -> list[psutil.Process]:
@@ -184,17 +259,47 @@ def reserve_port(usual: int | None, until: contextlib.ExitStack) -> int:
 
     Asking alone would not do: between the answer and the component's start another stack could ask too.
     """
-    folder = Path(tempfile.gettempdir()) / f"tidegate-ports-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for port in (*([usual] if usual else []), *random.SystemRandom().sample(FREE_PORTS, 100)):
-        lock = (folder / str(port)).open("w")
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_free(port):
-                until.callback(lock.close)
-                return port
-        lock.close()
+    with contextlib.ExitStack() as opened:
+        folder = _claims_folder()
+        opened.callback(os.close, folder)
+        for port in (*([usual] if usual else []), *random.SystemRandom().sample(FREE_PORTS, 100)):
+            # Neither followed, if it is a link, nor emptied: the lock is all that is wanted of the file.
+            claim = os.open(str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_free(port):
+                    until.callback(os.close, claim)
+                    return port
+            os.close(claim)
     raise OSError("no free port on 127.0.0.1")
+
+
+def _claims_folder() -> int:
+    """Open the folder of this account's claims to ports, below its home; in the shared one for temporary files if it has none.
+
+    Raises: PermanentError if another account has made it.
+    """
+    name = f"tidegate-ports-{os.geteuid()}"
+    places = [Path(tempfile.gettempdir())]
+    with contextlib.suppress(KeyError):  # HOME may be another account's, or missing
+        places.insert(0, Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache")
+    refusal: Exception | None = None
+    for folder in [place / name for place in places]:
+        try:
+            if folder.parent.parent.is_dir():
+                folder.parent.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            refusal = error
+            continue
+        found = os.fstat(opened)
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+            return opened
+        os.close(opened)
+        refusal = PermanentError(f"it belongs to user {account_name(found.st_uid)}, or others may write into it")
+    raise PermanentError(f"Ports are claimed in {folder}, but that cannot be used: {refusal}. Remove it.") from refusal
 
 
 def is_free(port: int) -> bool:
@@ -207,17 +312,32 @@ def is_free(port: int) -> bool:
     return False
 
 
+def holder(port: int) -> str:
+    """Name the process that listens on a port; the system tells other users' processes to root only."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"process {process.pid} ({process.name()}) of user {process.username()}"
+    return "another user's process"
+
+
 def listens(stack_folder: Path, name: str, port: int) -> str | None:
     """Check that this component, and nobody else who was faster, listens on a loopback port."""
     identity = RunFolder(stack_folder).read(name)
     with contextlib.suppress(psutil.Error):
         # Whose port it is takes a walk through all processes. Usually, while a stack starts on busy cores, it is nobody's.
         if identity and not is_free(port) and (leader := identity.process()):
-            for process in (leader, *leader.children(recursive=True)):
-                listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
-                if any(connection.laddr.port == port for connection in listening):
-                    return None
+            if _has_listener(leader, port):
+                return None
+            if any(_has_listener(child, port) for child in leader.children(recursive=True)):
+                return None
     return f"it does not listen on 127.0.0.1:{port}"
+
+
+def _has_listener(process: psutil.Process, port: int) -> bool:
+    listening = (connection for connection in process.net_connections("tcp") if connection.status == psutil.CONN_LISTEN)
+    return any(connection.laddr.port == port for connection in listening)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:

@@ -18,6 +18,7 @@ from state_store.settings import Settings
 from tidegate.stack import maven
 from tidegate.stack.component import Component, listens
 from tidegate.stack.postgres import write_secret
+from tidegate.stack.private import private_folder
 from tidegate.stack.spark import java_program
 
 VERSION = "4.3.1"
@@ -76,8 +77,8 @@ class EmbeddedKafka:
     def initialize(self) -> None:
         """Write passwords and properties, and format the storage unless that was done; half-made storage is made anew."""
         maven.fetch(PACKAGES)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # others may pass through its parents
-        self.client_properties.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
+        private_folder(self.client_properties.parent)
         for file in self._passwords.values():
             if not file.exists():
                 write_secret(file, secrets.token_urlsafe(24))
@@ -105,6 +106,7 @@ class EmbeddedKafka:
             self._check,
             environment=ENVIRONMENT,
             folder=self.folder,
+            ports=[self._ports["kafka"], self._ports["kafka_controller"]],
         )
 
     def _java(self, *options: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from tidegate.stack import component as components
 from tidegate.stack.airflow import USER, EmbeddedAirflow
 from tidegate.stack.kafka import SPARK_PACKAGES, EmbeddedKafka
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.stack.private import private_folder
 from tidegate.stack.spark import EmbeddedSpark
 
 USUAL_PORTS = {
@@ -37,9 +39,15 @@ class Layout:
 
     @classmethod
     def load(cls, home: Path) -> "Layout":
-        """Return the layout that `choose` wrote down."""
+        """Return the layout that `choose` wrote down.
+
+        Raises: FileNotFoundError if there is none, ValueError if it is damaged.
+        """
         content = json.loads((home / STACK_FOLDER / "stack.json").read_text())
-        return cls._of(home / STACK_FOLDER, {**USUAL_PORTS, **content.get("ports", {})}, content.get("extras", ()))
+        ports = content.get("ports", {}) if isinstance(content, dict) else None
+        if not isinstance(ports, dict) or not all(type(port) is int for port in ports.values()):
+            raise ValueError(f"{home / STACK_FOLDER / 'stack.json'} holds no ports")
+        return cls._of(home / STACK_FOLDER, {**USUAL_PORTS, **ports}, content.get("extras", ()))
 
     @classmethod
     def choose(cls, home: Path, until: contextlib.ExitStack, extras: Collection[str] = ()) -> "Layout":
@@ -48,10 +56,10 @@ class Layout:
         The ports are this stack's until `until` closes.
         """
         folder = home / STACK_FOLDER
-        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        private_folder(folder, passable=os.geteuid() == 0)
         try:
-            wanted = json.loads((folder / "stack.json").read_text())["ports"]
-        except (OSError, ValueError, KeyError):
+            wanted = cls.load(home).ports
+        except (FileNotFoundError, ValueError):
             wanted = USUAL_PORTS
         ports = {name: components.reserve_port(wanted.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
         layout = cls._of(folder, ports, extras)
@@ -78,23 +86,33 @@ class Layout:
             **(kafka if "kafka" in self.extras else {}),
         }
 
-    def migrate(self) -> None:
-        """Bring Tidegate's own tables to this code's revision and register the pipelines."""
+    def migrate(self) -> list[str]:
+        """Bring Tidegate's own tables to this code's revision and register the pipelines.
+
+        A pipeline that cannot be imported or registered keeps none of the others from working: the sentences that are returned
+        say which, why, and what to do.
+        """
         import migrations  # noqa: PLC0415 - Alembic is for the supervisor only
-        from jobs.registry import all_pipelines  # noqa: PLC0415
+        from jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
 
         settings = Settings.load({"TIDEGATE_HOME": str(self.folder.parent)})
-        migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
+        specs, warnings = [], []
+        for name in pipeline_names():
+            try:
+                specs.append(find_pipeline(name).spec)
+            except Exception as error:  # noqa: BLE001 - an author's module may raise anything
+                warnings.append(f"Pipeline {name} cannot be imported: {type(error).__name__}: {error}")
+        return warnings + list(migrations.upgrade_all_but_broken(settings, specs).values())
 
     def _write(self) -> None:
         content = {"ports": self.ports, "extras": self.extras, "settings": self.settings()}
-        components.write_whole(self.folder / "stack.json", json.dumps(content, indent=2))
+        components.write_whole(self.folder / "stack.json", json.dumps(content, indent=2), durable=True)
 
     @classmethod
     def _of(cls, folder: Path, ports: dict[str, int], extras: Collection[str]) -> "Layout":
         postgres = EmbeddedPostgres(folder, ports["postgres"])
         spark = EmbeddedSpark(folder, ports["spark"], postgres.stager_passfile)
-        airflow = EmbeddedAirflow(folder, ports, ports["postgres"], postgres.passfile)
+        airflow = EmbeddedAirflow(folder, ports, postgres)
         return cls(folder, ports, postgres, spark, airflow, EmbeddedKafka(folder, ports), tuple(extras))
 
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from state_store.errors import PermanentError, SettingsInvalid
+from tidegate.stack.private import check_installed
 from tidegate.stack.spark import java_program, spark_home
 
 COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
+PINS = Path(__file__).with_name("jars.sha256")
 FETCH_SECONDS, CONNECT_MILLISECONDS = 600, 10_000
 SERVER_ERROR = re.compile(r"Server access error at url \S+ \((.+)\)")
 
@@ -53,11 +55,19 @@ def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
 
     Whoever else fetches the same is waited for. If the process dies, the next one fetches anew.
 
-    Raises: SettingsInvalid (no coordinates), PermanentError (they cannot be fetched), which says what to do.
+    What a stack needs has to have the checksums in jars.sha256. What `spark_packages` asks for besides has none there: of it
+    Ivy compares the checksums that the repository tells.
+
+    Raises: SettingsInvalid (no coordinates), PermanentError (they cannot be fetched, or are not the right ones, or another
+    account has put them there), which says what to do.
     """
     if wrong := [package for package in packages if not COORDINATES.fullmatch(package)]:
         raise SettingsInvalid(f"{wrong[0]!r} is no Maven package: write group:artifact:version.")
-    if not packages or (target := folder(packages)).is_dir():
+    if not packages:
+        return
+    target = folder(packages)
+    if target.is_dir():
+        check_installed(target)
         return
     with _only_one(target):
         if not target.is_dir():
@@ -66,7 +76,26 @@ def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
                 shutil.rmtree(left_over, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f"{target.name}.unfinished-", dir=target.parent) as unfinished:
                 _resolve(packages, Path(unfinished), target)
+                _check(Path(unfinished) / "jars", packages)
                 (Path(unfinished) / "jars").rename(target)
+
+
+def _check(fetched: Path, packages: Sequence[str]) -> None:
+    """Compare jars with the checksums that are known; those of packages that are all known have to be known too.
+
+    Raises: PermanentError.
+    """
+    pinned = {name: digest for digest, name in map(str.split, PINS.read_text().splitlines())}
+    is_ours = all("{1}-{2}.jar".format(*package.split(":")) in pinned for package in packages)
+    for jar in sorted(fetched.glob("*.jar")):
+        with jar.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if pinned.get(jar.name, None if is_ours else digest) != digest:
+            raise PermanentError(
+                f"{jar.name} is not what it has to be: its SHA-256 is {digest}, {PINS.name} has "
+                f"{pinned.get(jar.name, 'no such file')}. It was thrown away. Fetch from another network; if that gives the "
+                "same, do not use it, and report it (SECURITY.md)."
+            )
 
 
 def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:

@@ -1,16 +1,21 @@
 """The embedded PostgreSQL 18: a cluster below ``.tidegate``, on loopback, every user with a password.
 
-Postgres refuses to run as root. Then its files belong to ``nobody`` and, if that user cannot reach the project folder, live
-in /var/lib/tidegate instead; no permission of anybody else's folder is changed.
+Postgres refuses to run as root. Then its files belong to ``tidegate``, if there is such an account, else to ``nobody``. If that
+account cannot reach the project folder, they live in /var/lib/tidegate instead; no permission of anybody else's folder is
+changed.
 """
 
+import contextlib
 import hashlib
+import json
 import os
 import pwd
 import secrets
 import shutil
 import signal
+import struct
 import subprocess
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,14 +24,47 @@ import psycopg2
 from psycopg2 import sql
 
 from state_store.errors import PermanentError
-from tidegate.stack.component import Component
+from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, write_whole
+from tidegate.stack.private import private_folder
 
 ADMINISTRATOR = "postgres"
 # Who logs in: the owner migrates, the worker plans, processes and commits, executors stage, people read.
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader", "airflow")
 DATABASES = {"tidegate": "tidegate_owner", "airflow": "airflow"}
+# Of root's clusters: the first that there is. Other services may run as nobody, too.
+ACCOUNTS = ("tidegate", "nobody")
 ROOTS_FOLDER = Path("/var/lib/tidegate")
 MAX_SHARED_BUFFERS = 8 * 1024**3
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a stack's cluster is and which one it is: what tells a lost cluster from one that was never made."""
+
+    data: Path
+    identifier: int
+
+    @classmethod
+    def at(cls, data: Path) -> "Cluster":
+        """Return the cluster in a folder, by the number that Postgres gave it when it was made."""
+        with (data / "global" / "pg_control").open("rb") as control:
+            (identifier,) = struct.unpack("=Q", control.read(8))
+        return cls(data, identifier)
+
+    @classmethod
+    def read(cls, record: Path) -> "Cluster | None":
+        """Return what `write` wrote; None if there is nothing, or nothing legible."""
+        try:
+            content = json.loads(record.read_text())
+            return cls(record.parent / content["data"], int(content["identifier"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, record: Path) -> None:
+        """Write it down, relative to the record, so that what moves together stays together."""
+        inside = self.data.is_relative_to(record.parent)
+        data = self.data.relative_to(record.parent) if inside else self.data
+        write_whole(record, json.dumps({"data": str(data), "identifier": self.identifier}), durable=True)
 
 
 class EmbeddedPostgres:
@@ -40,8 +78,14 @@ class EmbeddedPostgres:
         self.secrets_folder = stack_folder / "secrets"
         self.passfile = self.secrets_folder / "pgpass"
         self.stager_passfile = self.secrets_folder / "pgpass_stager"
-        self.user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
+        self.user = _account() if os.geteuid() == 0 else None
+        self._stack_folder = stack_folder
+        self._record = stack_folder / "cluster.json"
         self.binaries, self.data = self._places(stack_folder)
+        if known := Cluster.read(self._record):
+            self.data = known.data
+        if self.user is not None and self._exists():
+            self.user = self.data.stat().st_uid or self.user  # whose it was made for
 
     def component(self) -> Component:
         """Return how to start the server."""
@@ -67,15 +111,34 @@ class EmbeddedPostgres:
             self._check,
             folder=self.data,
             user=self.user,
+            ports=[self.port],
+            left_behind=self.processes,
             stop_signal=signal.SIGINT,  # "fast": ends transactions, writes a checkpoint
             deadline_seconds=60,
         )
 
+    def processes(self) -> list[psutil.Process]:
+        """Return every live process of this cluster, by the folder it works in.
+
+        Backends lead sessions of their own and write their title over their environment. One that computes does not notice that
+        its server was killed, and as long as it lives Postgres refuses to start.
+        """
+        found, data = [], self.data.resolve()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if Path(process.exe()).name.startswith("postgres") and Path(process.cwd()) == data and is_alive(process):
+                    found.append(process)
+        return found if self._is_ours() else []
+
     def initialize(self) -> None:
-        """Create the cluster and its passwords, unless they exist; a half-made one is made anew."""
-        self.secrets_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the cluster and its passwords, unless they exist; a half-made one is made anew.
+
+        Raises: PermanentError if a cluster that was here is gone, is another one, or is not this stack's.
+        """
+        private_folder(self.secrets_folder)
+        self._check_cluster()
         if not self.passfile.exists():
-            if (self.data / "PG_VERSION").exists():
+            if self._exists():
                 raise PermanentError(
                     f"{self.data} holds the ledger and the states of an earlier stack here, but the passwords to it, "
                     f"{self.passfile}, are gone. Put them back, or delete {self.data} with everything in it."
@@ -84,8 +147,62 @@ class EmbeddedPostgres:
             lines = {role: f"127.0.0.1:*:*:{role}:{password}\n" for role, password in passwords.items()}
             write_secret(self.stager_passfile, lines["tidegate_stager"])
             write_secret(self.passfile, "".join(lines.values()))
-        if (self.data / "PG_VERSION").exists():
+        if self._owner_note is not None:
+            self._owner_note.write_text(str(self._stack_folder))
+        if not self._exists():
+            self._create()
+        Cluster.at(self.data).write(self._record)
+
+    def delete(self) -> None:
+        """Delete the cluster and what tells of it; what belongs to another stack stays."""
+        if self._owner_note is None or self._is_ours():
+            shutil.rmtree(self.data, ignore_errors=True)
+            if self._owner_note is not None:
+                self._owner_note.unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
+
+    @property
+    def _owner_note(self) -> Path | None:
+        """Return the file that names the stack of a cluster outside its stack's folder."""
+        return None if self.data.is_relative_to(self._stack_folder) else self.data.with_name(f"{self.data.name}.stack")
+
+    def _exists(self) -> bool:
+        return (self.data / "PG_VERSION").exists()
+
+    def _is_ours(self) -> bool:
+        """Tell whether a cluster outside the stack's folder is this stack's: one that was moved has taken it along."""
+        note = self._owner_note
+        if note is None or not note.exists():
+            return True
+        owner = Path(note.read_text())
+        known = None if owner == self._stack_folder else Cluster.read(owner / self._record.name)
+        return known is None or known.data != self.data
+
+    def _check_cluster(self) -> None:
+        known = Cluster.read(self._record)
+        if not self._is_ours() and self._owner_note is not None:
+            raise PermanentError(
+                f"{self._stack_folder} is a copy of {self._owner_note.read_text()}, to which the ledger and the states in "
+                f"{self.data} belong. To have them here too, run `tidegate backup` there and `tidegate restore` here; to begin "
+                "with empty ones: tidegate down --delete-data"
+            )
+        if not self._exists():
+            # A log, because versions before this one kept no record.
+            if known or log_file(self._stack_folder, "postgres").exists():
+                raise PermanentError(
+                    f"The ledger and the states of this stack were in {self.data}, and are gone. Put that folder back, or "
+                    "bring back a backup with `tidegate restore`; to begin with empty ones: tidegate down --delete-data"
+                )
             return
+        if (owner := self.data.stat().st_uid) != (os.geteuid() if self.user is None else self.user):
+            raise PermanentError(f"{self.data} belongs to {_name(owner)}. Run the stack as the user who made it.")
+        if known and (found := Cluster.at(self.data)) != known:
+            raise PermanentError(
+                f"{self.data} holds cluster {found.identifier}, but the ledger and the states of this stack were in cluster "
+                f"{known.identifier}. Put that one back; if the other one is meant, delete {self._record}."
+            )
+
+    def _create(self) -> None:
         unfinished = self.data.with_name(f"{self.data.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700, parents=True)
@@ -93,7 +210,7 @@ class EmbeddedPostgres:
         write_secret(password, self._passwords()[ADMINISTRATOR])
         if self.user is not None:
             for path in (unfinished, password):
-                os.chown(path, self.user, self.user)
+                os.chown(path, self.user, group_of(self.user))
         command = [self.binaries / "initdb", "-D", unfinished, "-U", ADMINISTRATOR, "-A", "scram-sha-256", "-E", "UTF8"]
         try:
             done = subprocess.run(  # noqa: S603 - our own command, no shell
@@ -101,7 +218,7 @@ class EmbeddedPostgres:
                 capture_output=True,
                 text=True,
                 user=self.user,
-                group=self.user,
+                group=None if self.user is None else group_of(self.user),
                 extra_groups=[] if self.user else None,
                 cwd=unfinished,
                 check=False,
@@ -138,6 +255,8 @@ class EmbeddedPostgres:
             connection.close()
 
     def _check(self) -> str | None:
+        if missing := listens(self.secrets_folder.parent, "postgres", self.port):
+            return missing
         try:
             self._connect(ADMINISTRATOR, "postgres").close()
         except psycopg2.OperationalError as error:
@@ -146,7 +265,13 @@ class EmbeddedPostgres:
 
     def _connect(self, user: str, database: str) -> psycopg2.extensions.connection:
         return psycopg2.connect(
-            host="127.0.0.1", port=self.port, user=user, dbname=database, passfile=str(self.passfile), connect_timeout=3
+            host="127.0.0.1",
+            port=self.port,
+            user=user,
+            dbname=database,
+            passfile=str(self.passfile),
+            connect_timeout=3,
+            require_auth="scram-sha-256",  # the server has to prove that it knows the password, which it is never told
         )
 
     def _passwords(self) -> dict[str, str]:
@@ -164,15 +289,26 @@ class EmbeddedPostgres:
             return install / "bin", data
         if not _everybody_reaches(install):
             copy = ROOTS_FOLDER / f"postgresql-{hashlib.sha256(str(install).encode()).hexdigest()[:12]}"
+            private_folder(ROOTS_FOLDER, passable=True)
             if not copy.exists():
                 unfinished = copy.with_suffix(f".{os.getpid()}")
                 shutil.copytree(install, unfinished, symlinks=True)
                 unfinished.rename(copy)
             install = copy
         if not _everybody_reaches(stack_folder):
-            ROOTS_FOLDER.mkdir(parents=True, exist_ok=True)
+            private_folder(ROOTS_FOLDER, passable=True)
             data = ROOTS_FOLDER / f"data-{hashlib.sha256(str(stack_folder).encode()).hexdigest()[:12]}"
         return install / "bin", data
+
+
+def _account() -> int:
+    """Return the account that a cluster of root's is made for: Postgres refuses to run as root."""
+    for name in ACCOUNTS:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_uid
+    raise PermanentError(
+        f"Postgres does not run as root, and there is no account {' or '.join(ACCOUNTS)}. Run this as another."
+    )
 
 
 def write_secret(file: Path, content: str) -> None:
@@ -180,6 +316,14 @@ def write_secret(file: Path, content: str) -> None:
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as secret:
         secret.write(content)
+
+
+def _name(user: int) -> str:
+    """Return the name of a user, or the number of one that has none."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def _everybody_reaches(path: Path) -> bool:

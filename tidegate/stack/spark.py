@@ -15,7 +15,11 @@ import psutil
 from state_store.errors import PermanentError
 from tidegate.stack.component import Component, listens
 from tidegate.stack.postgres import write_secret
+from tidegate.stack.private import private_folder
 
+# The ports that Spark opens for other machines, of which there are none, are on loopback and ask for a secret that it makes up
+# by itself. As in jobs/spark.py, which this module does not import: that loads pyspark.
+PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 JAVA_VERSIONS = range(17, 22)
 MAX_DRIVER_MEMORY = 4 * 1024**3
@@ -40,8 +44,8 @@ class EmbeddedSpark:
 
         The server will load these jars too, and map this archive of classes if Java finds that it fits.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.folder)
+        private_folder(self.token_file.parent)
         if not self.token_file.exists():
             write_secret(self.token_file, secrets.token_urlsafe(32))
         memory = min(psutil.virtual_memory().total // 6, MAX_DRIVER_MEMORY) // 1024**2
@@ -50,8 +54,7 @@ class EmbeddedSpark:
             "spark.app.name": "tidegate",
             "spark.driver.memory": f"{memory}m",
             "spark.driver.extraJavaOptions": JAVA_OPTIONS if archive is None else f"{JAVA_OPTIONS} {_mapping(archive)}",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
+            **PRIVATE,
             "spark.ui.enabled": "false",
             "spark.sql.ui.explainMode": "simple",  # each query is described at length all the same, for nobody
             "spark.log.level": "WARN",
@@ -72,8 +75,8 @@ class EmbeddedSpark:
 
     @property
     def remote(self) -> str:
-        """Where clients find the server: by the very name to which Spark's client sends a token without TLS, not 127.0.0.1."""
-        return f"sc://localhost:{self.port}"
+        """Where clients find the server: by its address, because a resolver may lead the name localhost to ::1."""
+        return f"sc://127.0.0.1:{self.port}"
 
     def component(self) -> Component:
         """Return how to start the server."""
@@ -92,6 +95,8 @@ class EmbeddedSpark:
             lambda: listens(self._stack_folder, "spark", self.port),
             environment=environment,
             folder=self.folder,
+            ports=[self.port],
+            scratch=[self.folder / "tmp"],
             deadline_seconds=120,
         )
 

@@ -7,23 +7,26 @@ Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow] [EXTRA ...
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from state_store.errors import PermanentError, TidegateError
+from state_store.errors import PermanentError
 from state_store.settings import Settings
+from tidegate.stack import code, history, maven
 from tidegate.stack import component as components
-from tidegate.stack import maven
 from tidegate.stack.component import Component, Identity, RunFolder
 from tidegate.stack.layout import Layout, spark_packages
 from tidegate.stack.spark import class_archive
@@ -31,6 +34,11 @@ from tidegate.stack.spark import class_archive
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
+# What keeps dying, or what cannot be started, may be well again once somebody has made room on a disk.
+TRY_AGAIN_SECONDS = 30
+WELL_SECONDS = 20  # a component that has lived for so long does not count as one that keeps dying
+PORT_PATIENCE_SECONDS = 5  # until others are chosen: what has just died may hold its port a little longer
+LOGS_EVERY_SECONDS = 10
 
 
 class Supervised:
@@ -40,29 +48,66 @@ class Supervised:
         self.component = component
         self.process: subprocess.Popen[bytes] | None = None
         self.gave_up: str | None = None
+        self.hindrance: str | None = None
         self.restarts = -1
         self._stack_folder = stack_folder
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._not_before = 0.0
+        self._started = 0.0
+        self._port_taken_since: float | None = None
 
     def keep_alive(self) -> None:
-        """Start the component if it is not there; give up when it dies too often."""
-        if self.gave_up or (self.process and self.process.poll() is None):
-            return
+        """Start the component if it is not there; try less often when it dies too often."""
         now = time.monotonic()
+        if self.process and self.process.poll() is None:
+            if now - self._started > WELL_SECONDS:
+                self.gave_up = None
+            return
         if self.process:
-            self._deaths.append(now)
-            if len(self._deaths) == MAX_RESTARTS and now - self._deaths[0] < WITHIN_SECONDS:
-                self.gave_up = f"{self.component.name} died {MAX_RESTARTS} times within {WITHIN_SECONDS} s"
-                return
-            self._not_before = now + min(FIRST_BACKOFF_SECONDS * 2 ** (len(self._deaths) - 1), MAX_BACKOFF_SECONDS)
+            self._note_death(now)
             # What the dead process left behind (Java's workers, forked tasks) would hold ports and locks.
             components.end(_rest_of_session(self.process.pid), seconds=2)
             self.process = None
         if now < self._not_before:
             return
-        self.process = components.start(self.component, self._stack_folder)
-        self.restarts += 1
+        self.hindrance = self._find_hindrance(now)
+        if self.hindrance is None:
+            for folder in self.component.scratch:
+                shutil.rmtree(folder, ignore_errors=True)
+            try:
+                self.process = components.start(self.component, self._stack_folder)
+            except OSError as error:
+                self.hindrance = f"it cannot be started: {error}"
+                self._not_before = now + TRY_AGAIN_SECONDS
+                return
+            self._started = now
+            self.restarts += 1
+
+    def needs_another_port(self) -> bool:
+        """Tell whether a port of the component, which does not run, has been in other hands for a while."""
+        since = self._port_taken_since
+        return since is not None and time.monotonic() - since > PORT_PATIENCE_SECONDS
+
+    def _note_death(self, now: float) -> None:
+        self._deaths.append(now)
+        if len(self._deaths) == MAX_RESTARTS and now - self._deaths[0] < WITHIN_SECONDS:
+            often = f"{self.component.name} died {MAX_RESTARTS} times within {WITHIN_SECONDS} s"
+            self.gave_up = f"{often}; it is tried again every {TRY_AGAIN_SECONDS} s"
+            self._deaths.clear()
+        pause = min(FIRST_BACKOFF_SECONDS * 2 ** max(len(self._deaths) - 1, 0), MAX_BACKOFF_SECONDS)
+        self._not_before = now + (TRY_AGAIN_SECONDS if self.gave_up else pause)
+
+    def _find_hindrance(self, now: float) -> str | None:
+        """Return what the component would certainly die of, after trying to end that."""
+        components.end(self.component.left_behind(), seconds=2)
+        if left := [str(process.pid) for process in self.component.left_behind()]:
+            return f"it waits for the end of process {', '.join(left)}, which one that was killed has left behind"
+        taken = [port for port in self.component.ports if not components.is_free(port)]
+        if not taken:
+            self._port_taken_since = None
+            return None
+        self._port_taken_since = self._port_taken_since or now
+        return f"port {taken[0]} belongs to {components.holder(taken[0])}"
 
     def ask_to_stop(self) -> None:
         """Tell the component to end, without waiting for it."""
@@ -79,23 +124,33 @@ class Supervised:
                 self.process.wait()
         if self.process:
             components.end(_rest_of_session(self.process.pid), seconds=2)
-        RunFolder(self._stack_folder).forget(self.component.name)
+            components.end(self.component.left_behind(), seconds=2)
+        with contextlib.suppress(OSError):
+            RunFolder(self._stack_folder).forget(self.component.name)
 
 
 class Supervisor:
     """Runs one stack until it is told to stop."""
 
     def __init__(self, home: Path, *, without_airflow: bool, extras: Collection[str]) -> None:
+        self._home = home
+        self._code = code.version()
         self._ports = contextlib.ExitStack()  # held until this process ends
         self._layout = Layout.choose(home, self._ports, extras)
         self._run = RunFolder(self._layout.folder)
         self._without_airflow = without_airflow
         self._supervised: list[Supervised] = []
         self._failure: str | None = None
+        self._warnings: list[str] = []
+        self._failed_at: float | None = None
         self._stopping = threading.Event()
+        self._moving = threading.Event()
+        self._cannot_report = False
+        self._logs_looked_at = 0.0
+        self._removing_history: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Start the stack, watch it, stop it."""
+        """Start the stack, watch it, stop it. What the machine refuses meanwhile, as room on a disk, it is asked for again."""
         self._run.write("supervisor", Identity.of(os.getpid()))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -104,24 +159,68 @@ class Supervisor:
             while not self._stopping.is_set():
                 for supervised in list(self._supervised):
                     supervised.keep_alive()
-                if starting.done() and self._failure is None and (error := starting.exception()):
-                    self._failure = str(error)
-                    if not isinstance(error, TidegateError):
-                        raise error
+                if any(supervised.needs_another_port() for supervised in self._supervised):
+                    self._moving.set()
+                    starting.exception()
+                    self._move()
+                    starting = background.submit(self._start)
+                elif starting.done() and self._has_failed_long_ago(starting.exception()):
+                    starting = background.submit(self._start)
+                self._cut_logs()
                 self._report()
+                if not self._layout.folder.exists():  # deleted or moved: what runs would write where nobody looks
+                    self._stopping.set()
                 self._stopping.wait(POLL_SECONDS)
-            # Postgres last: the others still write into it. All others at once, because some take their time.
-            postgres, others = self._supervised[:1], self._supervised[1:]
-            for together in (others, postgres):
-                for supervised in together:
-                    supervised.ask_to_stop()
-                for supervised in together:
-                    supervised.stop()
-        self._run.status_file.unlink(missing_ok=True)
-        self._run.forget("supervisor")
+            self._stop_components()
+        with contextlib.suppress(OSError):
+            self._run.status_file.unlink(missing_ok=True)
+            self._run.forget("supervisor")
+
+    def _has_failed_long_ago(self, error: BaseException | None) -> bool:
+        """Note how the start ended; tell whether it failed and may be tried again."""
+        if error is None:
+            self._failure = self._failed_at = None
+            return False
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+            if self._failure != str(error):
+                self._failure = str(error)
+                _log("".join(traceback.format_exception(error)))
+        if time.monotonic() < self._failed_at + TRY_AGAIN_SECONDS:
+            return False
+        self._failed_at = None
+        return True
+
+    def _move(self) -> None:
+        """Choose other ports; whatever runs knows the old ones, so all of it starts anew."""
+        hindrances = [f"{s.component.name}: {s.hindrance}" for s in self._supervised if s.needs_another_port()]
+        _log(f"Other ports are chosen. {'; '.join(hindrances)}\n")
+        self._stop_components()
+        self._ports.close()
+        try:
+            self._layout = Layout.choose(self._home, self._ports, self._layout.extras)
+        except OSError as error:  # the same ports again, then, until there is room on the disk
+            _log(f"Other ports cannot be written down: {error}\n")
+        self._supervised.clear()
+        self._moving.clear()
+        self._failed_at = None
+
+    def _stop_components(self) -> None:
+        if self._removing_history is not None and self._removing_history.poll() is None:
+            components.end([psutil.Process(self._removing_history.pid), *_rest_of_session(self._removing_history.pid)])
+        # Postgres last: the others still write into it. All others at once, because some take their time.
+        postgres, others = self._supervised[:1], self._supervised[1:]
+        for together in (others, postgres):
+            for supervised in together:
+                supervised.ask_to_stop()
+            for supervised in together:
+                supervised.stop()
 
     def _start(self) -> None:
-        """Start Postgres, Spark and the extras at once, Airflow when its database is ready; then Tidegate's own tables."""
+        """Start Postgres, Spark and the extras at once, Airflow when its database is ready; then Tidegate's own tables.
+
+        Safe to repeat: what is supervised already stays.
+        """
         postgres, spark, airflow = self._layout.postgres, self._layout.spark, self._layout.airflow
         settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
         packages = spark_packages(settings, self._layout.extras)
@@ -140,39 +239,81 @@ class Supervisor:
             if not self._without_airflow:
                 airflow.initialize()
                 airflow.migrate()
-            migrated.result()
+            if warnings := migrated.result():
+                _log("".join(f"{warning}\n" for warning in warnings))
+            self._warnings = warnings
         if not self._without_airflow:
             for process in airflow.components():
                 self._supervise(process)
 
     def _supervise(self, component: Component) -> None:
-        self._supervised.append(Supervised(component, self._layout.folder))
+        if component.name not in {supervised.component.name for supervised in self._supervised}:
+            self._supervised.append(Supervised(component, self._layout.folder))
 
     def _await(self, component: Component) -> None:
-        def ready() -> bool:
-            return self._stopping.is_set() or component.check() is None
+        def given_up() -> bool:
+            return self._stopping.is_set() or self._moving.is_set()
 
-        if not components.wait_until(ready, component.deadline_seconds) or self._stopping.is_set():
+        if not components.wait_until(lambda: given_up() or component.check() is None, component.deadline_seconds) or given_up():
             raise PermanentError(f"{component.name} did not come up: {component.check()}")
+
+    def _cut_logs(self) -> None:
+        if time.monotonic() < self._logs_looked_at + LOGS_EVERY_SECONDS:
+            return
+        self._logs_looked_at = time.monotonic()
+        self._remove_history()
+        for name in ["supervisor", "airflow-history", *(s.component.name for s in self._supervised)]:
+            with contextlib.suppress(OSError):  # the disk may be full: the log is not lost, and looked at again
+                components.cut_log(components.log_file(self._layout.folder, name))
+
+    def _remove_history(self) -> None:
+        """Have Airflow's old runs and logs removed each day, once Airflow runs."""
+        if self._removing_history is not None:
+            if (exit_code := self._removing_history.poll()) is None:
+                return
+            self._removing_history = None
+            if exit_code:
+                log = components.log_file(self._layout.folder, "airflow-history")
+                _log(f"Airflow's old runs and logs could not be removed; it is tried again in a day. See {log}\n")
+        runs = any(supervised.component.name == "airflow-scheduler" for supervised in self._supervised)
+        with contextlib.suppress(OSError):  # the disk may be full: it is tried again
+            if runs and history.is_due(self._layout.airflow.folder):
+                history.marker(self._layout.airflow.folder).touch()
+                self._removing_history = components.start(self._layout.airflow.history(), self._layout.folder)
 
     def _report(self) -> None:
         status = {
+            "code": self._code,
             "without_airflow": self._without_airflow,
             "extras": self._layout.extras,
             "failure": self._failure,
+            "warnings": self._warnings,
             "components": {
                 s.component.name: {
                     "pid": s.process.pid if s.process else None,
                     "restarts": max(s.restarts, 0),
                     "gave_up": s.gave_up,
+                    "hindrance": s.hindrance,
                 }
                 for s in self._supervised
             },
         }
-        components.write_whole(self._run.status_file, json.dumps(status))
+        try:
+            components.write_whole(self._run.status_file, json.dumps(status))
+            self._cannot_report = False
+        except OSError as error:  # such as a full disk: what runs must be watched all the same
+            if not self._cannot_report:
+                _log(f"{self._run.status_file} cannot be written: {error}\n")
+            self._cannot_report = True
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._stopping.set()
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not end the supervisor
+        sys.stderr.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}")
+        sys.stderr.flush()
 
 
 def _rest_of_session(session: int) -> list[psutil.Process]:

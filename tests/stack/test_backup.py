@@ -1,0 +1,83 @@
+"""Ledger and states can be backed up and put back, and what was lost in between is said, not passed over."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from state_store import StateStore
+from state_store.errors import HoleDetected
+from tests.conftest import register_pipelines
+from tests.integration.conftest import TALLY, Tally
+from tests.stack.conftest import Stack
+
+ROW = [("a", 1, 1, 1, 1)]
+
+
+def commit(tally: Tally, *txids: int) -> None:
+    """Plan, process and commit these batches, the next ones."""
+    assert tally.plan(len(txids), run_id=f"run {txids}") == list(txids)
+    for txid in txids:
+        tally.process(txid, ROW)
+        tally.commit(txid)
+
+
+def test_a_backup_is_put_back_and_says_what_was_lost_since(running: Stack, tmp_path: Path) -> None:
+    """Three commits, a backup after two: the pipeline halts, tells of the third, goes on behind the second once accepted."""
+    register_pipelines(running.settings, TALLY)
+    file, tidegate = tmp_path / "backup", running.tidegate
+    with StateStore.connect(running.settings) as store:
+        tally = Tally(store)
+        commit(tally, 1, 2)
+        assert (made := tidegate("backup", str(file))).returncode == 0, made.stderr
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert tidegate("backup", str(file)).returncode == 2  # never over another one
+        commit(tally, 3)
+
+    assert tidegate("restore", str(file)).returncode == 2  # it has to be said twice
+    done = tidegate("restore", str(file), "--yes")
+    assert done.returncode == 0, done.stderr
+    kept = next(word.rstrip(".") for word in done.stderr.split() if word.startswith("tidegate_before_"))
+
+    with StateStore.connect(running.settings) as store:
+        tally = Tally(store)
+        assert store.committed("tally") == 2
+        assert tally.state() == [("a", 2, 2, 1, 1, 2)]
+        with pytest.raises(HoleDetected, match="txid 3 is lost"):
+            tally.plan(run_id="next")
+        accepted = tidegate("migrate", "--accept-epoch")
+        assert accepted.returncode == 0, accepted.stderr
+        assert "tally goes on behind txid 2; given up:" in accepted.stderr
+        assert "txid 3 is lost" in accepted.stderr
+        commit(tally, 3, 4)
+    with StateStore.connect(replace(running.settings, pg_database=kept), user="tidegate_owner") as store:
+        assert store.committed("tally") == 3  # nothing was thrown away
+    with pytest.raises(psycopg2.OperationalError, match="permission denied for database"):
+        psycopg2.connect(**running.settings.conninfo(user="airflow"))
+
+
+def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> None:
+    """It is read as a whole before anything is put in its place, and leaves no database behind."""
+    file = tmp_path / "backup"
+    assert running.tidegate("backup", str(file)).returncode == 0
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+    done = running.tidegate("restore", str(file), "--yes")
+    assert done.returncode == 1
+    assert "pg_restore failed" in done.stderr
+    connection = psycopg2.connect(**{**running.settings.conninfo(user="postgres"), "dbname": "postgres"})
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'tidegate_restored%'")
+        assert cursor.fetchone() == (0,)
+    connection.close()
+    with StateStore.connect(running.settings):
+        pass
+
+
+def test_without_a_stack_the_verbs_say_where_to_read(tmp_path: Path) -> None:
+    """A server of one's own is backed up with its own tools."""
+    done = Stack(tmp_path).tidegate("backup", str(tmp_path / "backup"))
+    assert done.returncode == 2
+    assert "docs/backup.md" in done.stderr

@@ -1,0 +1,318 @@
+"""The stack survives its machine: full disks, taken ports, moved and copied folders, stopped and replaced code."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from state_store.errors import PermanentError
+from tests.conftest import COMMAND
+from tests.stack.conftest import Stack, remove
+from tests.stack.test_stack import can_query
+from tidegate import stack as embedded
+from tidegate.stack import component as components
+from tidegate.stack.airflow import PROJECT
+from tidegate.stack.component import is_alive, log_file, wait_until
+from tidegate.stack.layout import Layout
+from tidegate.stack.postgres import Cluster, EmbeddedPostgres
+
+TRY_AGAIN = 75
+
+
+# -- disks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A folder on a small disk of its own, which everybody reaches."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-disk-"))
+    folder.chmod(0o755)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=240m,mode=0755", "none", folder], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        folder.rmdir()
+        pytest.skip("a disk of its own needs the right to mount one: run the tests as root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+    folder.rmdir()
+
+
+def fill(disk: Path) -> Path:
+    """Use up all room on a disk; return the file that does."""
+    ballast = disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024 * 1024))
+    with suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
+    return ballast
+
+
+def test_a_full_disk_ends_nothing_for_good(small_disk: Path) -> None:
+    """The supervisor lives on, `up` says what it cannot write, and what has died comes back when there is room again."""
+    stack = Stack(small_disk / "home")
+    stack.home.mkdir()
+    try:
+        embedded.up(stack.settings, without_airflow=True)
+        supervisor, before = stack.supervisor(), stack.statuses()
+        ballast = fill(small_disk)
+        for name in ("postgres", "spark"):
+            psutil.Process(before[name].pid).kill()
+        assert wait_until(lambda: stack.statuses()["spark"].state != "up", 10)
+
+        said = stack.tidegate("up", "--without-airflow")
+
+        assert said.returncode == TRY_AGAIN, said.stderr
+        assert f"{stack.folder}/" in said.stderr
+        assert "No space left on device. Make room there" in said.stderr
+        assert "Traceback" not in said.stderr
+        assert not wait_until(lambda: not is_alive(supervisor), 5)
+        assert stack.statuses()["spark"].state != "up"
+
+        ballast.unlink()
+
+        assert wait_until(lambda: {s.state for s in stack.statuses().values()} == {"up"}, 120), stack.statuses()
+        assert stack.supervisor() == supervisor
+        assert can_query(stack)
+    finally:
+        remove(stack)
+
+
+def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
+    """Every verb of the stack says so in a sentence."""
+    home = small_disk / "home"
+    home.mkdir()
+    stack = Stack(home)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+
+    for verb in ("up", "down", "status"):
+        done = stack.tidegate(verb)
+        assert "Traceback" not in done.stderr
+        if verb == "up":
+            assert done.returncode == 1
+            assert f"{home}/.tidegate: Read-only file system." in done.stderr
+            assert "TIDEGATE_HOME" in done.stderr
+
+
+def test_logs_are_cut_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part is kept beside, the writer goes on in the same file, and its next line is there."""
+    monkeypatch.setattr(components, "LOG_KEPT_BYTES", 1000)
+    log = log_file(tmp_path, "spark")
+    log.parent.mkdir()
+    with log.open("ab", buffering=0) as writer:
+        for number in range(300):
+            writer.write(b"line %03d\n" % number)
+        components.cut_log(log)
+        writer.write(b"the next line\n")
+        components.cut_log(log)  # short now, so left alone
+
+    assert log.read_bytes() == b"the next line\n"
+    kept = log.with_suffix(".log.1").read_bytes()
+    assert len(kept) == 1000
+    assert kept.endswith(b"line 299\n")
+
+
+def test_the_logs_of_a_running_stack_are_cut(running: Stack) -> None:
+    """By its supervisor, which looks every few seconds; the components keep running and writing."""
+    before, log = running.statuses(), log_file(running.folder, "spark")
+    with log.open("ab") as file:
+        file.write(b"a line that fills the disk\n" * (components.LOG_KEPT_BYTES // 27 + 1000))
+
+    assert wait_until(lambda: log.stat().st_size < components.LOG_KEPT_BYTES, 60)
+    assert log.with_suffix(".log.1").stat().st_size == components.LOG_KEPT_BYTES
+    assert running.statuses() == before
+    log.with_suffix(".log.1").unlink()
+
+
+# -- moved, copied and damaged folders ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Path]:
+    """The project folder of a stack whose Postgres was started once, and its cluster with it."""
+    home = tmp_path / "home"
+    EmbeddedPostgres(home / ".tidegate", 1).initialize()
+    yield home
+    for folder in tmp_path.glob("*/.tidegate"):
+        EmbeddedPostgres(folder, 1).delete()
+
+
+def test_a_moved_project_keeps_its_ledger(cluster: Path) -> None:
+    """Wherever Postgres' files are: they are written down, not worked out from the folder's name."""
+    before = Cluster.at(EmbeddedPostgres(cluster / ".tidegate", 1).data)
+    moved = cluster.rename(cluster.with_name("moved"))
+
+    postgres = EmbeddedPostgres(moved / ".tidegate", 1)
+    postgres.initialize()
+
+    assert Cluster.at(postgres.data).identifier == before.identifier
+
+
+def test_a_ledger_that_is_gone_is_missed(cluster: Path) -> None:
+    """An empty one in its place would begin all pipelines at txid 1, on states that are lost."""
+    postgres = EmbeddedPostgres(cluster / ".tidegate", 1)
+    aside = postgres.data.rename(postgres.data.with_name("aside"))
+    try:
+        with pytest.raises(PermanentError, match=f"were in {postgres.data}, and are gone"):
+            EmbeddedPostgres(cluster / ".tidegate", 1).initialize()
+        assert not postgres.data.exists()
+    finally:
+        aside.rename(postgres.data)
+
+
+def test_another_ledger_in_its_place_is_noticed(cluster: Path) -> None:
+    """The cluster's own number tells."""
+    record = cluster / ".tidegate" / "cluster.json"
+    known = json.loads(record.read_text())
+    record.write_text(json.dumps({**known, "identifier": known["identifier"] + 1}))
+
+    with pytest.raises(
+        PermanentError, match=rf"cluster {known['identifier']}, but .* were in cluster {known['identifier'] + 1}"
+    ):
+        EmbeddedPostgres(cluster / ".tidegate", 1).initialize()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's clusters are outside their stack's folder: run the tests as root")
+def test_a_copy_of_a_project_does_not_take_its_ledger(cluster: Path) -> None:
+    """Root's copy leads to the same cluster: two stacks on it would each end the other's server."""
+    original = EmbeddedPostgres(cluster / ".tidegate", 1)
+    copy = cluster.with_name("copy")
+    shutil.copytree(cluster, copy)
+    postgres = EmbeddedPostgres(copy / ".tidegate", 1)
+
+    with pytest.raises(PermanentError, match=f"is a copy of {cluster}/.tidegate"):
+        postgres.initialize()
+    assert postgres.processes() == []
+    postgres.delete()
+    assert original.data.exists()
+
+
+def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
+    """After a power cut `down` ends what runs, `up` chooses anew what it cannot read, and other verbs say so."""
+    file = running.folder / "stack.json"
+    for content in ('{"ports": {"post', "[]", '"text"', '{"ports": {"spark": "x"}}', '{"ports": [1]}', ""):
+        file.write_text(content)
+
+        done = running.tidegate("down")
+
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in running.tidegate("status").stderr
+
+    said = running.tidegate("get", "flights", "daily", "UA", "2013-01-01").stderr
+    assert f"{file} cannot be read" in said
+    assert "tidegate up" in said
+    up = running.tidegate("up", "--without-airflow")
+    assert up.returncode == 0, up.stderr
+    assert can_query(running)
+
+
+def test_a_deleted_stack_folder_ends_the_stack(new_stack: Callable[[str], Stack]) -> None:
+    """Nobody could find what runs on; and `down` finds it if it is quicker."""
+    stack = new_stack("deleted")
+    embedded.up(stack.settings, without_airflow=True)
+    data = Layout.load(stack.home).postgres.data
+    processes = stack.processes()
+    folder = stack.folder.rename(stack.home / "elsewhere")
+    try:
+        assert wait_until(lambda: not any(map(is_alive, processes)), 60), [p for p in processes if is_alive(p)]
+        assert stack.tidegate("down").returncode == 0
+    finally:
+        shutil.rmtree(stack.folder, ignore_errors=True)
+        folder.rename(stack.folder)
+    assert data.exists()
+
+
+# -- ports -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_somebody_took_meanwhile_is_named_and_given_up(running: Stack) -> None:
+    """Between a component's death and its next start another program was faster: others are chosen, the settings follow."""
+    before, supervisor = running.statuses(), running.supervisor()
+    port = Layout.load(running.home).ports["spark"]
+    spark = psutil.Process(before["spark"].pid)
+    supervisor.suspend()
+    spark.kill()
+    assert wait_until(lambda: components.is_free(port), 10)
+    with socket.create_server(("127.0.0.1", port)):
+        supervisor.resume()
+        assert wait_until(
+            lambda: f"port {port} belongs to process {os.getpid()}" in (running.statuses()["spark"].reason or ""), 10
+        )
+        assert wait_until(lambda: Layout.load(running.home).ports["spark"] != port, 30)
+        assert wait_until(lambda: {status.state for status in running.statuses().values()} == {"up"}, 120)
+
+    assert running.supervisor() == supervisor
+    assert running.settings.spark_remote == f"sc://127.0.0.1:{Layout.load(running.home).ports['spark']}"
+    assert can_query(running)
+
+
+# -- stopped and replaced ----------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_supervisor_is_told_of_and_ended(running: Stack) -> None:
+    """`status` says how to wake it, and `down` ends it at once."""
+    supervisor = running.supervisor()
+    supervisor.suspend()
+
+    said = json.loads(running.tidegate("status", "--json").stdout)["advice"]
+    done = subprocess.run([COMMAND, "down"], env=running.environ, check=False, timeout=60)
+
+    assert said.endswith(f"kill -CONT {supervisor.pid}")
+    assert done.returncode == 0
+    assert running.marked() == []
+
+
+def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
+    """`status`, `up` and `migrate` of newer code say that the stack has to be restarted; new pipelines are no reason to."""
+    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
+        shutil.copytree(PROJECT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "requirements.txt"):
+        shutil.copy(PROJECT / file, tmp_path)
+
+    def newer(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments],
+            cwd=tmp_path,
+            env=running.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+    def advice() -> str | None:
+        return json.loads(newer("status", "--json").stdout)["advice"]
+
+    (tmp_path / "jobs/pipelines/another.py").write_text("")
+    assert advice() is None
+    (tmp_path / "jobs/pipelines/another.py").unlink()
+    with (tmp_path / "jobs/phases.py").open("a") as phases:
+        phases.write("# newer\n")
+    assert "Restart it: tidegate down && tidegate up" in advice()
+    for verb in (["up", "--without-airflow"], ["migrate"], ["status"]):
+        assert "Restart it: tidegate down && tidegate up" in newer(*verb).stderr
+
+
+def test_a_stack_that_was_asleep_goes_on(running: Stack) -> None:
+    """All of its processes stood still, as those of a suspended machine do: nothing is restarted, nothing is lost."""
+    before = running.statuses()
+    processes = running.processes()
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    assert wait_until(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED}, 10)
+    for process in reversed(processes):
+        process.send_signal(signal.SIGCONT)
+
+    assert wait_until(lambda: running.statuses() == before, 20)
+    assert can_query(running)

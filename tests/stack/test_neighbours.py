@@ -1,0 +1,408 @@
+"""Another account of the same machine gets nothing: no token, no password, no file, no way to stop the stack's user."""
+
+import asyncio
+import json
+import os
+import queue
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from jobs import loopback
+from jobs.spark import _Channel, spark_session
+from state_store import Settings
+from state_store.errors import ListenerNotTrusted, PermanentError
+from tests.conftest import COMMAND
+from tests.stack.neighbour import (
+    ASKS_FOR_PASSWORD,
+    HOLDER,
+    LISTENER,
+    SPARK,
+    WEB_PAGE,
+    account,
+    command_as,
+    impostor,
+    run_as,
+    with_hosts,
+)
+from tidegate import stack as embedded
+from tidegate.airflow_client import AirflowClient
+from tidegate.stack.airflow import EmbeddedAirflow
+from tidegate.stack.airflow_database import ADDRESS_VARIABLE, CONNECT_ARGS, POSTGRES_USER_VARIABLE
+from tidegate.stack.component import Identity, RunFolder
+from tidegate.stack.layout import Layout
+from tidegate.stack.postgres import EmbeddedPostgres
+
+JOINS_SPARK = """
+import sys
+from dataclasses import replace
+from jobs.spark import spark_session
+from state_store import Settings
+settings = replace(Settings.load(), spark_remote=sys.argv[1])
+with spark_session(settings, "neighbours") as session:
+    print(session.range(3).count())
+"""
+
+
+@pytest.fixture(scope="module")
+def neighbour() -> int:
+    """The user number of another account."""
+    return account()
+
+
+def has_ipv6() -> bool:
+    """Tell whether this machine has the other loopback address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def call_spark(settings: Settings) -> str:
+    """Make a call as a session would, behind all that looks at the port before; return how it failed."""
+    with _Channel(settings, str(uuid.uuid4())).toChannel() as channel, pytest.raises(grpc.RpcError) as failure:
+        channel.unary_unary("/anything")(b"", timeout=10)
+    return str(failure.value)
+
+
+def end_spark(address: str) -> None:
+    """End the neighbour's Spark server."""
+    with grpc.insecure_channel(f"ipv4:{address}") as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/END")(b"", timeout=10)
+
+
+# -- Spark's token -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_listener_on_the_other_loopback_address_sees_nothing(
+    host: str, stack: Settings, neighbour: int, tmp_path: Path
+) -> None:
+    """Where ``localhost`` is ::1 first, and a neighbour listens there, Spark is asked all the same, and nobody else."""
+    if not has_ipv6():
+        pytest.skip("this machine has no ::1: nobody can listen there")
+    port = int(stack.spark_remote.rpartition(":")[2])
+    joins = [sys.executable, "-c", JOINS_SPARK, f"sc://{host}:{port}"]
+    command = with_hosts(tmp_path, "::1 localhost\n127.0.0.1 localhost\n", joins)
+    environ = {"TIDEGATE_HOME": str(stack.home), "PATH": "/usr/bin:/bin"}
+
+    with impostor(neighbour, LISTENER, "::1", port) as listener:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+        heard = listener.heard()
+
+    assert heard == []
+    assert done.stdout == "3\n", done.stderr[-3000:]
+
+
+def test_a_neighbour_who_took_sparks_port_gets_no_token(stack: Settings, neighbour: int, free_port: Callable[[], int]) -> None:
+    """While Spark is away its port is free: who took it is named, and told nothing, not even by a client that was faster."""
+    port = free_port()
+    settings = replace(stack, spark_remote=f"sc://localhost:{port}")
+
+    with impostor(neighbour, SPARK, "127.0.0.1", port) as server:
+        with (
+            pytest.raises(ListenerNotTrusted, match=f"127.0.0.1:{port} is in the hands of user {neighbour}"),
+            spark_session(settings, "neighbours"),
+        ):
+            pass
+        heard = [call_spark(settings), call_spark(replace(settings, trusted_users=str(neighbour)))]
+        end_spark(f"127.0.0.1:{port}")
+        said = server.heard()
+
+    token = stack.spark_token_file.read_text()
+    assert "is in the hands of" in heard[0]
+    assert said == [f"Bearer {token}", "None"]  # to whom we trust, and none from the call that ends it
+
+
+@pytest.mark.parametrize("way", ["_ask", "_look_up"])
+def test_a_connection_to_a_neighbour_is_told_nothing_though_the_port_is_ours_again(
+    way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had the port for a moment may hold a connection of ours: as long as one is there, the port counts as theirs."""
+    if way == "_look_up":
+        monkeypatch.setattr(loopback, "_ask", refuse)
+    port = free_port()
+    server = loopback.Server("127.0.0.1", port, "the token", [])
+    command = command_as(neighbour, HOLDER, "127.0.0.1", port)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "listens\n"
+        with pytest.raises(ListenerNotTrusted, match=f"user {neighbour}"):
+            server.check()
+        with socket.create_connection(("127.0.0.1", port)) as ours:
+            assert holder.stdout.readline() == "holds\n"
+            with socket.create_server(("127.0.0.1", port)):
+                with pytest.raises(ListenerNotTrusted, match=f"user {neighbour}"):
+                    server.check()
+                holder.stdin.close()
+                assert ours.recv(1) == b""
+                holder.wait()
+                server.check()
+                assert run_check_as(neighbour, port) == ""  # root's is trusted by all; to ask needs no right
+
+
+def refuse(*_arguments: object) -> None:
+    """What a sandbox answers that does not let a process ask."""
+    raise PermissionError
+
+
+def run_check_as(user: int, port: int) -> str:
+    """Look at a port as another account does; return what went wrong."""
+    program = f"jobs.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
+    command = command_as(user, program, imports="import jobs.loopback\n")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_sparks_own_ports_refuse_who_has_no_secret(stack: Settings) -> None:
+    """What Spark opens besides its server answers a client of its own kind only if that knows the secret.
+
+    The same client gets answers where authentication is off: it would have got them here.
+    """
+    (status,) = [status for status in embedded.status(stack) if status.name == "spark"]
+    server = psutil.Process(status.pid)
+    listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    others = listening - {int(stack.spark_remote.rpartition(":")[2])}
+    program = Path(__file__).with_name("spark_client.py")
+
+    done = subprocess.run(
+        [sys.executable, program, *map(str, others)], capture_output=True, text=True, timeout=200, check=False
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    control, blocks = answers.pop("without authentication")
+    assert control == "answer: 1 block managers"
+    assert "incorrect application id" in blocks
+    assert len(answers) >= 2, "Spark's driver and its block manager listen"
+    assert [answer for pair in answers.values() for answer in pair if not refuses(answer)] == []
+
+
+def refuses(answer: str) -> bool:
+    """Tell whether a server has refused a client because it did not log in."""
+    return "Expected SaslMessage" in answer
+
+
+# -- passwords ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
+def test_an_impostor_of_postgres_is_not_told_the_password(
+    verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int]
+) -> None:
+    """A server that asks for the password in clear gets none, and the verb says what it was and how to allow it."""
+    port = free_port()
+    environ = {**os.environ, "TIDEGATE_HOME": str(stack.home), "PGPORT": str(port)}
+
+    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
+        done = subprocess.run([COMMAND, *verb], env=environ, capture_output=True, text=True, check=False)
+        heard = server.heard()
+
+    assert heard, "it was not asked at all"
+    assert set(heard) == {"b''"}
+    assert done.returncode == 1
+    assert "does not prove that it is the right one" in done.stderr
+    assert "PGREQUIREAUTH" in done.stderr
+
+
+def test_the_stack_tells_an_impostor_no_superusers_password(
+    stack: Settings, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor's look at Postgres, its superuser, and both drivers of Airflow tell nothing to who has taken the port."""
+    port = free_port()
+    layout = Layout.load(stack.home)
+    postgres = EmbeddedPostgres(layout.folder, port)
+    airflow = EmbeddedAirflow(layout.folder, {**layout.ports, "postgres": port}, postgres).environment()
+    monkeypatch.setenv(ADDRESS_VARIABLE, airflow[ADDRESS_VARIABLE])
+    monkeypatch.delenv(POSTGRES_USER_VARIABLE, raising=False)
+
+    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
+        assert postgres.component().check() == f"it does not listen on 127.0.0.1:{port}"
+        with pytest.raises(psycopg2.OperationalError, match="server requested a cleartext password"):
+            postgres.bootstrap()
+        with pytest.raises(sa.exc.OperationalError, match="server requested a cleartext password"):
+            sa.create_engine(airflow["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]).connect()
+        with pytest.raises(ListenerNotTrusted, match=f"in the hands of user {neighbour}"):
+            asyncio.run(connect(airflow[ADDRESS_VARIABLE], CONNECT_ARGS))
+        monkeypatch.setenv(POSTGRES_USER_VARIABLE, str(neighbour))
+        with pytest.raises(Exception, match="connection"):
+            asyncio.run(connect(airflow[ADDRESS_VARIABLE], CONNECT_ARGS))
+        *unanswered, told = server.heard()
+
+    assert set(unanswered) == {"b''"}
+    passwords = dict(line.split(":")[3:] for line in postgres.passfile.read_text().splitlines())
+    assert passwords["airflow"] in told  # the impostor would have heard it
+
+
+async def connect(address: str, connect_args: dict[str, Any]) -> None:
+    """Connect as Airflow does where it works asynchronously."""
+    engine = create_async_engine(address, connect_args=connect_args)
+    async with engine.connect():
+        pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_impostor_of_airflow_is_not_told_the_password(
+    host: str, neighbour: int, free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line sends Airflow's password to no stranger, and past every proxy; to an account that is trusted it does."""
+    port = free_port()
+    (tmp_path / "password").write_text("correct horse")
+    settings = Settings(airflow_url=f"http://{host}:{port}", airflow_password_file=tmp_path / "password")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+
+    with impostor(neighbour, WEB_PAGE, "127.0.0.1", port) as server:
+        with pytest.raises(ListenerNotTrusted, match=f"user {neighbour}, so Airflow's password is not sent there"):
+            AirflowClient(settings)
+        with pytest.raises(PermanentError, match="refuses the user or password"):
+            AirflowClient(replace(settings, trusted_users=str(neighbour)))
+        heard = server.heard()
+
+    assert len(heard) == 1
+    assert "correct horse" in heard[0]
+
+
+# -- files and folders -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for temporary files as every account has it: all may write, none may remove what is another's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+CLAIM = """
+import os, sys, tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from tidegate.stack.component import reserve_port
+with ExitStack() as until:
+    port = reserve_port(int(sys.argv[1]), until)
+    print(port)
+"""
+LAYS_OUT = """
+folder = pathlib.Path(sys.argv[1], f"tidegate-ports-{sys.argv[2]}")
+folder.mkdir(mode=int(sys.argv[5], 8))
+folder.joinpath(sys.argv[3]).symlink_to(sys.argv[4])
+os.chmod(folder, int(sys.argv[5], 8))
+"""
+
+
+@pytest.mark.parametrize("mode", ["777", "700"])
+def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
+    mode: str, shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    """A neighbour made the folder of claims in the shared folder, with our file as a claim: the file stays whole."""
+    precious, port = tmp_path / "precious.txt", free_port() + 1_000
+    precious.write_text("her text")
+    run_as(neighbour, LAYS_OUT, shared, os.geteuid(), port, precious, mode)
+
+    environ = {**os.environ, "TMPDIR": str(shared)}
+    command = [sys.executable, "-c", CLAIM, str(port)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    assert precious.read_text() == "her text"
+    assert done.stdout.strip() == str(port), done.stderr
+
+
+def test_an_account_without_a_home_claims_ports_in_no_folder_of_a_neighbours(
+    shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    """An account whose only folder is the shared one uses its own there, and refuses to use another's, which it names."""
+    port, other = free_port() + 1_000, neighbour + 1
+    claim = "import tempfile; tempfile.tempdir = sys.argv[2]\n" + CLAIM
+    imports = "import tidegate.stack.component\n"
+
+    def claims() -> subprocess.CompletedProcess[str]:
+        command = command_as(other, claim, port, shared, imports=imports)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    mine = claims()
+    (own,) = shared.iterdir()
+    shutil.rmtree(own)
+    run_as(neighbour, LAYS_OUT, shared, other, port, tmp_path, "777")
+    refused = claims()
+
+    assert mine.stdout.strip() == str(port), mine.stderr
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+    assert f"belongs to user {neighbour}" in refused.stderr
+    assert refused.returncode == 1
+
+
+LOCKS = """
+files = [open(name) for name in sys.argv[1:]]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -> None:
+    """A neighbour who held the lock of an earlier version, which all could read, holds up no `down`, and gets no new one."""
+    folder = shared / "project" / ".tidegate"
+    folder.mkdir(parents=True)
+    folder.chmod(0o711)
+    (folder / "lock").touch(0o644)
+    settings = Settings(home=folder.parent)
+    holder = subprocess.Popen(
+        command_as(neighbour, LOCKS, folder / "lock"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "listens\n"
+    try:
+        assert embedded.down(settings) == 0
+        assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
+    finally:
+        holder.communicate()
+
+
+def test_an_operator_who_waits_is_told_for_whom(tmp_path: Path) -> None:
+    """`down` beside an `up` that takes its time says after a second which process it waits for, and goes on behind it."""
+    folder = tmp_path / ".tidegate"
+    folder.mkdir()
+    settings, said = Settings(home=tmp_path), queue.Queue()
+    with ThreadPoolExecutor(1) as other:
+        with embedded._only_one(folder, said.put):
+            waiting = other.submit(embedded.down, settings, tell=said.put)
+            message = said.get(timeout=60)
+            assert not waiting.done()
+        assert waiting.result(60) == 0
+    assert message.startswith(f"Waiting for process {os.getpid()} (")
+
+
+@pytest.mark.parametrize("verb", [["up", "--without-airflow"], ["down"]], ids=["up", "down"])
+def test_a_neighbours_stack_is_neither_started_nor_ended(verb: list[str], neighbour: int, shared: Path) -> None:
+    """Files in a folder of a neighbour's that name a process of ours as the supervisor end nothing; the verb says whose."""
+    run = shared / ".tidegate" / "run"
+    run.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as bystander:
+        RunFolder(run.parent).write("supervisor", Identity.of(bystander.pid))
+        for path in (run.parent, run, *run.iterdir()):
+            os.chown(path, neighbour, neighbour)
+        environ = {name: value for name, value in os.environ.items() if name != "TIDEGATE_HOME"}
+
+        done = subprocess.run([COMMAND, *verb], cwd=shared, env=environ, capture_output=True, text=True, check=False)
+
+        assert bystander.poll() is None
+        bystander.kill()
+    assert done.returncode == 1
+    assert f"belongs to user {neighbour}" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,34 @@
+"""How a stack tells its processes from others."""
+
+import os
+
+import psutil
+import pytest
+
+from tidegate.stack.component import Identity, RunFolder
+
+
+def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step of the clock or a resumed machine moves, the time of boot, has no part in who a process is."""
+    run = RunFolder(tmp_path)
+    run.write("spark", Identity.of(os.getpid()))
+    boot = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot - 86_400)
+
+    identity = run.read("spark")
+
+    assert identity is not None
+    assert identity.process() == psutil.Process()
+    assert run.sessions() == {os.getpid()}
+
+
+def test_a_process_of_another_boot_is_somebody_else(tmp_path) -> None:
+    """The same number at the same tick of another boot, and what an earlier version wrote, name no process."""
+    run = RunFolder(tmp_path)
+    mine = Identity.of(os.getpid())
+    run.write("spark", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))
+    (tmp_path / "run" / "postgres.json").write_text('{"pid": 1, "created": 1.5}')
+
+    assert run.read("spark").process() is None
+    assert run.sessions() == set()
+    assert run.read("postgres") is None

@@ -1,0 +1,41 @@
+"""Which logs of Airflow's tasks are removed."""
+
+import os
+import time
+from pathlib import Path
+
+from tidegate.stack import history
+
+
+def log(logs: Path, name: str, age: int) -> Path:
+    """Write a log that was last written to so many days ago, in a folder as old."""
+    file = logs / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("text")
+    for path in (file, *file.parents[: len(file.relative_to(logs).parts) - 1]):
+        os.utime(path, times=(time.time() - age * history.DAY_SECONDS,) * 2)
+    return file
+
+
+def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: Path) -> None:
+    """Newer ones stay, in whichever folder; and so do a folder that was just made, a link, and what it leads to."""
+    logs, elsewhere = tmp_path / "logs", log(tmp_path, "elsewhere/precious", 40)
+    new = log(logs, "dag_id=a/run_id=2/attempt=2.log", 20)
+    old = [log(logs, "dag_id=a/run_id=2/attempt=1.log", 40), log(logs, "dag_id=b/run_id=1/task_id=x/attempt=1.log", 40)]
+    (about_to_be_used := logs / "dag_id=a/run_id=3").mkdir()
+    (link := logs / "latest").symlink_to(elsewhere.parent)
+
+    assert history.remove_logs(logs, time.time() - 30 * history.DAY_SECONDS) == len(old)
+
+    assert not any(file.exists() for file in old)
+    assert not (logs / "dag_id=b").exists()
+    assert [path.exists() for path in (new, about_to_be_used, link, elsewhere)] == [True] * 4
+
+
+def test_history_is_removed_once_a_day(tmp_path: Path) -> None:
+    """For the first time a day after Airflow was set up; a clock that was put back does not put it off."""
+    assert not history.is_due(tmp_path)
+    marker = history.marker(tmp_path)
+    for days, due in {0.9: False, 1.1: True, -400: True}.items():
+        os.utime(marker, times=(time.time() - days * history.DAY_SECONDS,) * 2)
+        assert history.is_due(tmp_path) is due

@@ -1,0 +1,36 @@
+"""How Airflow's asynchronous driver logs in to Postgres: its setting ``sql_alchemy_connect_args_async`` names CONNECT_ARGS.
+
+asyncpg tells a server the password in clear if the server asks for that, and cannot be told not to. So it gets the password
+only when the port belongs to our server.
+"""
+
+import os
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from jobs.loopback import Server, loopback_address
+
+ADDRESS_VARIABLE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"
+POSTGRES_USER_VARIABLE = "TIDEGATE_POSTGRES_USER"  # the account that the embedded Postgres runs under, if it is not ours
+
+
+def password() -> str:
+    """Return the password for a connection that is about to be made.
+
+    Raises: ListenerNotTrusted if another account has the port, LookupError if the password file has none.
+    """
+    address = urlsplit(os.environ[ADDRESS_VARIABLE])
+    port = address.port or 5432
+    if loopback := loopback_address(address.hostname):
+        user = os.environ.get(POSTGRES_USER_VARIABLE)
+        Server(loopback, port, "the password of Airflow's database", [int(user)] if user else []).check()
+    file = Path(parse_qs(address.query)["passfile"][0])
+    wanted = address.hostname, str(port), address.path.lstrip("/"), unquote(address.username or "")
+    for line in file.read_text().splitlines():
+        *place, found = line.split(":", 4)
+        if len(place) == len(wanted) and all(given in ("*", asked) for given, asked in zip(place, wanted, strict=True)):
+            return found
+    raise LookupError(f"{file} has no password of {address.username} for {address.hostname}:{port}.")
+
+
+CONNECT_ARGS = {"password": password}

@@ -1,0 +1,127 @@
+"""Backups of the embedded stack's ledger and states: a dump by `pg_dump`, which is put in the database's place by `restore`.
+
+Ledger and states are in one database, so a dump is one moment of both. It holds no passwords: each stack has its own. A
+restored database is another one than before, so its pipelines halt until a person has accepted what was lost since the dump.
+"""
+
+import os
+import subprocess
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg2
+from psycopg2 import errors, sql
+
+from state_store.errors import PermanentError, StoreUnavailable, UsageError
+from state_store.settings import Settings
+from tidegate.stack.layout import Layout
+from tidegate.stack.postgres import ADMINISTRATOR, EmbeddedPostgres
+from tidegate.stack.private import private
+
+DATABASE, OWNER = "tidegate", "tidegate_owner"
+PATIENCE_SECONDS = 30.0
+
+
+def backup(settings: Settings, file: Path) -> None:
+    """Write a dump of ledger and states, whole or not at all; pipelines may run meanwhile.
+
+    Raises: UsageError if the file exists or there is no embedded stack here, PermanentError, StoreUnavailable.
+    """
+    postgres = _postgres_of(settings)
+    if file.exists():
+        raise UsageError(f"{file} exists. Name a new file: a backup replaces none.")
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    try:
+        with open(unfinished, "wb", opener=private) as output:
+            _run(postgres, "pg_dump", ["--format=custom", f"--dbname={DATABASE}"], stdout=output)
+            os.fsync(output.fileno())
+        unfinished.rename(file)
+    except OSError as error:
+        raise PermanentError(f"{file} cannot be written: {error.strerror}.") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def restore(settings: Settings, file: Path) -> str:
+    """Put a dump in the place of the database, which is kept under another name; return that name.
+
+    Until the dump is there as a whole, nothing changes. Whoever is connected to the database is disconnected.
+
+    Raises: UsageError if there is no such file or no embedded stack here, PermanentError, StoreUnavailable.
+    """
+    postgres = _postgres_of(settings)
+    if not file.is_file():
+        raise UsageError(f"There is no file {file}.")
+    moment = f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    restored, kept = f"{DATABASE}_restored_{moment}", f"{DATABASE}_before_{moment}"
+    with closing(_connect(postgres)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(restored), sql.Identifier(OWNER)))
+            try:
+                with file.open("rb") as dump:
+                    _run(postgres, "pg_restore", ["--exit-on-error", f"--dbname={restored}"], stdin=dump)
+                _exchange(cursor, restored, kept)
+            except BaseException:
+                cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(restored)))
+                raise
+    postgres.bootstrap()  # who may connect is not in the dump
+    return kept
+
+
+def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> None:
+    """Rename both in one transaction; that needs a moment in which nobody is connected."""
+    rename = sql.SQL("BEGIN; ALTER DATABASE {} RENAME TO {}; ALTER DATABASE {} RENAME TO {}; COMMIT").format(
+        *map(sql.Identifier, (DATABASE, kept, restored, DATABASE))
+    )
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IN (%s, %s)", [DATABASE, restored])
+        try:
+            cursor.execute(rename)
+        except errors.ObjectInUse as busy:
+            cursor.execute("ROLLBACK")
+            if time.monotonic() >= ends_at:
+                raise StoreUnavailable(
+                    f"Others connect to database {DATABASE} again and again. Pause the pipelines, or start the stack with "
+                    "`tidegate up --without-airflow`, then try again."
+                ) from busy
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _postgres_of(settings: Settings) -> EmbeddedPostgres:
+    try:
+        postgres = Layout.load(settings.home).postgres
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(
+            f"There is no embedded stack in {settings.home}. How to back up a server of your own is in docs/backup.md."
+        ) from error
+    _connect(postgres).close()
+    return postgres
+
+
+def _connect(postgres: EmbeddedPostgres) -> psycopg2.extensions.connection:
+    try:
+        return psycopg2.connect(
+            host="127.0.0.1",
+            port=postgres.port,
+            user=ADMINISTRATOR,
+            dbname="postgres",
+            passfile=str(postgres.passfile),
+            require_auth="scram-sha-256",
+        )
+    except psycopg2.OperationalError as error:
+        raise StoreUnavailable(f"The stack's Postgres does not answer: {str(error).strip()}. Start it: tidegate up") from error
+
+
+def _run(postgres: EmbeddedPostgres, tool: str, arguments: list[str], **streams: object) -> None:
+    where = ["--host=127.0.0.1", f"--port={postgres.port}", f"--username={ADMINISTRATOR}", "--no-password"]
+    environment = {**os.environ, "PGPASSFILE": str(postgres.passfile), "PGREQUIREAUTH": "scram-sha-256"}
+    command = [str(postgres.binaries / tool), *where, *arguments]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False, **streams)  # type: ignore[call-overload]  # noqa: S603 - our own command, no shell
+    if done.returncode:
+        raise PermanentError(f"{tool} failed: {done.stderr.decode(errors='replace').strip()}")

@@ -1,0 +1,67 @@
+"""What `up` and `down` need of disk and machine, and how they say that it is missing."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from state_store.errors import PermanentError, RetryableError, TidegateError
+from tidegate.stack.private import private_folder
+
+PROBE_BYTES = 1024 * 1024
+ADVICE = {
+    errno.ENOSPC: "Make room there (`df` and `df -i` tell how much there is); what runs goes on by itself then.",
+    errno.EDQUOT: "Make room there; what runs goes on by itself then.",
+    errno.EMFILE: "Raise this shell's limit on open files: ulimit -n 4096",
+    errno.ENFILE: "The machine has too many files open; try again when it has fewer.",
+    errno.ENOMEM: "The machine has no memory left; try again when it has.",
+    errno.EAGAIN: "This user may not start more processes: see ulimit -u.",
+}
+
+
+class MachineRefuses(RetryableError):
+    """The machine has no room, files, memory or processes left; nothing is lost."""
+
+
+class NotPermitted(PermanentError):
+    """A file of the stack can neither be read nor written by this user."""
+
+
+def check_room(*folders: Path) -> None:
+    """Make folders and check that something can be written into each.
+
+    Raises: OSError, which names the folder.
+    """
+    for folder in folders:
+        if not folder.exists():
+            private_folder(folder)
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(os.urandom(PROBE_BYTES))  # no file system makes nothing of it
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+
+
+@contextlib.contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """Turn what the machine refuses into a sentence about the file; `folder` is the stack's.
+
+    Raises: MachineRefuses, NotPermitted.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise sentence(error, folder) from error
+
+
+def sentence(error: OSError, folder: Path) -> TidegateError:
+    """Return the error that says which file it is and what to do."""
+    what = f"{error.filename or folder}: {error.strerror or error}."
+    if error.errno in ADVICE:
+        return MachineRefuses(f"{what} {ADVICE[error.errno]}")
+    return NotPermitted(
+        f"{what} A stack keeps everything in {folder}: let this user read and write there, or name another project folder "
+        "by TIDEGATE_HOME."
+    )

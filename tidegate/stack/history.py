@@ -1,0 +1,89 @@
+"""What Airflow remembers is kept for a while only: its runs in its database, and the logs of its tasks. No state is in either.
+
+    python -m tidegate.stack.history           removes what is older than the setting `airflow_history_days`
+    python -m tidegate.stack.history --daily   does so now, and again each day
+
+It runs with the environment of Airflow's processes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from state_store.settings import Settings
+
+DAY_SECONDS = 24 * 60 * 60
+# Not `dag`: Airflow would forget that a person has paused a Dag whose file was not there to be parsed, as during an outage.
+TABLES = (
+    "asset_event",
+    "dag_run",
+    "dag_version",
+    "import_error",
+    "job",
+    "log",
+    "revoked_token",
+    "task_instance",
+    "task_instance_history",
+    "task_reschedule",
+    "xcom",
+)
+
+
+def marker(airflow_home: Path) -> Path:
+    """Return the file whose time tells when history was last removed."""
+    return airflow_home / "logs" / ".history"
+
+
+def is_due(airflow_home: Path) -> bool:
+    """Tell whether a day has gone by; in a new Airflow the first one begins now."""
+    file = marker(airflow_home)
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(0o600)
+    return abs(time.time() - file.stat().st_mtime) > DAY_SECONDS  # a clock that was put back makes it due as well
+
+
+def remove_logs(logs: Path, before: float) -> int:
+    """Remove files that nothing was written to since a time, and the folders that they leave empty; return how many files."""
+    folders = []
+    for place, _, names in os.walk(logs):
+        folders.append((Path(place), Path(place).stat().st_mtime, names))
+    removed = 0
+    for folder, changed, names in reversed(folders):
+        for file in (folder / name for name in names):
+            if not file.is_symlink() and file.stat().st_mtime < before:
+                file.unlink()
+                removed += 1
+        if changed < before and folder != logs and not any(folder.iterdir()):  # in a newer one a task may be about to write
+            folder.rmdir()
+    return removed
+
+
+def remove(airflow_home: Path, days: int) -> None:
+    """Remove what is older than so many days.
+
+    Raises: OSError, subprocess.CalledProcessError.
+    """
+    marker(airflow_home).touch(0o600)
+    before = datetime.now(UTC) - timedelta(days=days)
+    removed = remove_logs(airflow_home / "logs", before.timestamp())
+    print(f"Removed {removed} logs of tasks from before {before:%Y-%m-%d %H:%M} UTC.", flush=True)  # noqa: T201 - into its log
+    command = [sys.executable, "-m", "airflow", "db", "clean", "--clean-before-timestamp", before.isoformat()]
+    options = ["--tables", ",".join(TABLES), "--skip-archive", "--batch-size", "10000", "--error-on-cleanup-failure", "--yes"]
+    subprocess.run([*command, *options], check=True)  # noqa: S603 - our own command, no shell
+
+
+def main(*, daily: bool) -> None:
+    """Do the work once, or each day."""
+    while True:
+        remove(Path(os.environ["AIRFLOW_HOME"]), Settings.load().airflow_history_days)
+        if not daily:
+            return
+        time.sleep(DAY_SECONDS)
+
+
+if __name__ == "__main__":
+    main(daily="--daily" in sys.argv[1:])

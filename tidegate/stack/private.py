@@ -1,0 +1,58 @@
+"""Folders and files of one account alone: nothing that another account has put in their place is used or followed."""
+
+import os
+import stat
+from pathlib import Path
+
+from state_store.errors import PermanentError
+from state_store.settings import account_name
+
+
+def private_folder(folder: Path, *, passable: bool = False) -> Path:
+    """Make a folder that only this account can enter, or close the one that there is; return it.
+
+    Others may pass through a passable one to what they know the name of, but not look into it.
+
+    Raises: PermanentError if the folder, or the link to it, belongs to another account.
+    """
+    wanted = 0o711 if passable else 0o700
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        check_ours(folder)
+        wanted &= folder.stat().st_mode  # one that is closed stays closed
+    if stat.S_IMODE(folder.stat().st_mode) != wanted:
+        folder.chmod(wanted)
+    return folder
+
+
+def check_ours(path: Path) -> None:
+    """Refuse what another account may have put here. A link of ours or root's may lead elsewhere, to what is ours.
+
+    Raises: PermanentError, which names the owner.
+    """
+    for found, owners in ((path.lstat(), {os.geteuid(), 0}), (path.stat(), {os.geteuid()})):
+        if found.st_uid not in owners:
+            raise PermanentError(
+                f"{path} belongs to user {account_name(found.st_uid)}, not to {account_name(os.geteuid())}, who runs this. "
+                f"Remove it, or run this as {account_name(found.st_uid)}."
+            )
+
+
+def check_installed(folder: Path) -> None:
+    """Refuse a folder of code that another account, but root, has put here, or could change.
+
+    Raises: PermanentError, which names the owner.
+    """
+    for path in (folder.parent, folder, *folder.iterdir()):
+        found = path.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
+            raise PermanentError(
+                f"{path} belongs to user {account_name(found.st_uid)}, and what is in it would run as "
+                f"{account_name(os.geteuid())}. Remove it, or give it to this account and take the right to write from others."
+            )
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file, as `open` asks its opener to: a new one is private, and no link is followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
