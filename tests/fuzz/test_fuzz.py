@@ -1,0 +1,42 @@
+"""Random inputs of every format: what an independent reader reads comes out, or the input is refused with place and reason.
+
+A few hundred inputs; with ``SOAK`` set, FUZZ_INPUTS of each format. A failure prints FUZZ_SEED and FUZZ_ROUND: set both to
+have it again.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Server
+from tests.fuzz.csv_inputs import Csv
+from tests.fuzz.harness import Format, Fuzz
+from tests.fuzz.json_inputs import Json
+from tests.fuzz.text_inputs import Text
+
+FORMATS: list[Format] = [Csv(), Json(), Text()]
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "5000" if os.environ.get("SOAK") else "120"))
+PER_ROUND, PER_BATCH = (150, 50) if INPUTS > 1000 else (60, 30)
+SHOWN_FAILURES = 10
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_what_comes_out_is_what_an_independent_reader_reads(
+    server: Server, template: str, tmp_path: Path, format: Format
+) -> None:
+    """Nothing is lost, doubled or changed in silence, whatever is in the input."""
+    fuzz = Fuzz(server, template, tmp_path, format, SEED)
+    started = time.monotonic()
+    only = os.environ.get("FUZZ_ROUND")
+    for number in [int(only)] if only else range(-(-INPUTS // PER_ROUND)):
+        fuzz.round(number, PER_ROUND, PER_BATCH)
+        if len(fuzz.found) >= SHOWN_FAILURES:
+            break
+    print(  # noqa: T201 - the figures of a long run
+        f"{format.name}: {fuzz.inputs} inputs with {fuzz.records} records, {fuzz.refused} inputs refused as a whole, "
+        f"{fuzz.quarantined} records in quarantine, seed {SEED}, {time.monotonic() - started:.0f} s"
+    )
+    assert not fuzz.found, f"{len(fuzz.found)} wrong:\n" + "\n".join(fuzz.found[:SHOWN_FAILURES])

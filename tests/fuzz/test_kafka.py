@@ -1,0 +1,193 @@
+"""Random producers and topics: the states are what the producers were told is there, folded in Python.
+
+Transactions that commit or abort, tombstones, empty values, bytes that are no text, headers, records set aside and taken up
+again, batches processed in any order. ``SOAK`` runs many more rounds, and ``FUZZ_SEED`` one of them.
+"""
+
+import os
+import random
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from jobs import Count, Kafka, Max, Min, Pipeline, State, phases
+from state_store import Settings, StateStore
+from tests.sources.beside_kafka import server, template
+from tests.sources.test_kafka import SECONDS, TestTopic
+
+__all__ = ["server", "template"]  # fixtures
+
+SEEDS = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else range(60 if os.environ.get("SOAK") else 2)
+KEYS = [None, b"", b"\x00", b"a", b"A", b"\xff\xfe", b"\\x00", b"\xed\xa0\x80", b"'\"\n,", "\U0001f30a".encode(), b"k" * 2000]
+VALUES = [None, b"", b"\x00" * 3, b"null", b"\\N", b"\xc3\x28", bytes(range(256)), b"v" * 20_000, b'{"a": 1}']
+HEADERS: list[list[tuple[str, bytes | None]]] = [[], [("", None)], [("a", b""), ("a", b"\xff")], [("ü\n", b"\x00;=")]]
+TOLD = "concat_ws(';', transform(headers, h -> concat(hex(encode(h.key, 'UTF-8')), '=', coalesce(hex(h.value), 'NULL'))))"
+COLUMNS = ["key", "value", "partition AS part", "offset AS place", "timestamp AS moment", f"{TOLD} AS told"]
+
+Place = tuple[int, int]
+Record = tuple[bytes | None, bytes | None, str, datetime]
+
+
+def told(headers: list[tuple[str, bytes | None]]) -> str:
+    """Write headers as the transform does."""
+    return ";".join(f"{key.encode().hex().upper()}={'NULL' if v is None else v.hex().upper()}" for key, v in headers)
+
+
+class Round:
+    """A topic, and who produces into it."""
+
+    def __init__(self, settings: Settings, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.topic = TestTopic(settings, self.draw.choice([1, 2, 5]))
+        self.partitions = len(self.topic.admin.list_topics(self.topic.name, SECONDS).topics[self.topic.name].partitions)
+        self.has_transactions = self.draw.random() < 0.7
+        self.committed: dict[Place, Record] = {}
+
+    def produce(self) -> None:
+        """Produce for a while; open transactions end, one way or the other."""
+        for _ in range(self.draw.choice([1, 2, 4])):
+            if self.has_transactions and self.draw.random() < 0.7:
+                self._in_transaction()
+            else:
+                self.committed |= self._send(self.topic.producer)
+
+    def _in_transaction(self) -> None:
+        identity = {"transactional.id": uuid.uuid4().hex, "linger.ms": 0, "log_level": 0}
+        producer = Producer({**self.topic.settings.kafka_client(), **identity})
+        producer.init_transactions(SECONDS)
+        producer.begin_transaction()
+        sent = self._send(producer)
+        if self.draw.random() < 0.3:
+            self.committed |= self._send(self.topic.producer)  # in between, by another
+        if self.draw.random() < 0.4:
+            producer.abort_transaction(SECONDS)
+        else:
+            producer.commit_transaction(SECONDS)
+            self.committed |= sent
+
+    def _send(self, producer: Producer) -> dict[Place, Record]:
+        sent: dict[Place, Record] = {}
+
+        def confirmed(headers: list[tuple[str, bytes | None]]) -> Callable[[Any, Any], None]:
+            def remember(error: object, message: Any) -> None:
+                assert error is None
+                moment = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+                sent[message.partition(), message.offset()] = (message.key(), message.value(), told(headers), moment)
+
+            return remember
+
+        for _ in range(self.draw.choice([1, 3, 10, 40])):
+            headers = self.draw.choice(HEADERS)
+            producer.produce(
+                self.topic.name,
+                key=self.draw.choice(KEYS),
+                value=self.draw.choice(VALUES),
+                headers=headers,
+                partition=self.draw.randrange(self.partitions),
+                on_delivery=confirmed(headers),
+            )
+        assert producer.flush(SECONDS) == 0
+        return sent
+
+    def declare(self, register: Callable[..., None], version: int, check: dict[str, str]) -> Pipeline:
+        """Declare the pipeline: each record by its place, and what its keys come to."""
+        source = Kafka(self.topic.name, kind=self.kind, gaps=self.has_transactions, headers=True, max_records=self.most)
+        every = {"key": Min("key", "bytea"), "value": Min("value", "bytea"), "told": Min("told", "text")}
+        pipeline = Pipeline(
+            name="orders",
+            source=source,
+            version=version,
+            check=check,
+            on_poison="quarantine",
+            transform=lambda rows: rows.selectExpr(*COLUMNS),
+            states={
+                "per_place": State(
+                    key={"part": "integer", "place": "bigint"},
+                    aggregates={**every, "moment": Min("moment", "timestamptz"), "times": Count()},
+                    kind=source.kind,
+                ),
+                "per_key": State(
+                    key={"key": "bytea"},
+                    aggregates={"least": Min("value", "bytea"), "most": Max("value", "bytea"), "known": Count("value")},
+                    null_keys=True,
+                    kind=source.kind,
+                ),
+            },
+        )
+        register(pipeline)
+        return pipeline
+
+    @property
+    def kind(self) -> Any:
+        """What the source is declared as."""
+        return ["transactional", "opaque"][self.partitions % 2]
+
+    @property
+    def most(self) -> int:
+        """How many offsets a batch has at most."""
+        return 300 if self.partitions > 1 else 1_000_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_states_are_what_was_produced(
+    kafka_stack: Settings, settings: Settings, register: Callable[..., None], seed: int
+) -> None:
+    """Each committed record once, at its place, with every byte; what was set aside counts after the replay."""
+    current = Round(settings, seed)
+    strict = {"not long": "coalesce(length(value), 0) < 10000", "no zeros": "NOT coalesce(value = X'000000', false)"}
+    pipeline = current.declare(register, 1, strict)
+    for number in range(current.draw.choice([1, 2, 3])):
+        current.produce()
+        process_and_commit(current, pipeline, f"run {number}")
+    pipeline = current.declare(register, 2, {})
+    with StateStore.connect(settings) as store:
+        taken = store.replay_quarantined(pipeline.spec, "test", "mended")
+    is_bad = {place for place, (_, value, *_) in current.committed.items() if value in (b"v" * 20_000, b"\x00" * 3)}
+    assert (taken[1] if taken else 0) == len(is_bad), f"seed {seed}"
+    current.produce()
+    process_and_commit(current, pipeline, "last")
+
+    found = {(row["part"], row["place"]): row for row in state_rows(settings, pipeline, "per_place")}
+    later = {place for place, row in found.items() if row["times"] != 1}
+    assert not later, f"seed {seed}: counted more than once: {later}"
+    read = {p: (_bytes(r["key"]), _bytes(r["value"]), r["told"], r["moment"]) for p, r in found.items()}
+    missing = sorted(set(current.committed) - set(read))
+    assert not missing, f"seed {seed}: missing {missing[:5]}"
+    assert read == current.committed, f"seed {seed}"
+
+    groups: dict[bytes | None, list[bytes]] = {}
+    for key, value, *_ in current.committed.values():
+        groups.setdefault(key, []).extend([] if value is None else [value])
+    folded = {k: (min(known, default=None), max(known, default=None), len(known)) for k, known in groups.items()}
+    rows = state_rows(settings, pipeline, "per_key")
+    assert {_bytes(r["key"]): (_bytes(r["least"]), _bytes(r["most"]), r["known"]) for r in rows} == folded, f"seed {seed}"
+
+
+def process_and_commit(current: Round, pipeline: Pipeline, run_id: str) -> None:
+    """Plan what is there, process it in any order, some of it twice, and commit."""
+    settings = current.topic.settings
+    while txids := phases.plan_batches(settings, pipeline, run_id=run_id):
+        order = list(txids)
+        if pipeline.source.kind == "transactional":
+            order = current.draw.sample([*txids, *current.draw.choices(txids, k=len(txids) // 4)], len(txids) + len(txids) // 4)
+        for txid in order:
+            phases.process_batch(settings, pipeline, txid, owner="test", restage=current.draw.random() < 0.2)
+        for txid in txids:
+            phases.commit_batch(settings, pipeline, txid, owner="test")
+        run_id += "+"
+
+
+def state_rows(settings: Settings, pipeline: Pipeline, name: str) -> list[dict[str, Any]]:
+    """Return a state's rows."""
+    spec = pipeline.spec.state(name)
+    assert spec is not None
+    with StateStore.connect(settings) as store:
+        return [dict(row) for row in store.state_rows(spec)]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
