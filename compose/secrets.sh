@@ -7,7 +7,15 @@
 # password of a Postgres role, change it in Postgres too (`\password ROLE` in psql): roles are created only once.
 set -euo pipefail
 
-folder=${1:-$(dirname "$0")/secrets}
+here=$(dirname "$0")
+folder=${1:-$here/secrets}
+
+# These are mounted into containers whose users are not this one. A clone that was made with a narrow umask keeps them from
+# reading: Postgres would come up without roles, and never ask for them again.
+for file in roles.sql kafka.properties kafka.sh; do
+    [ -n "$(find "$here/$file" -perm -004)" ] || chmod a+rX "$here/$file"
+done
+[ -n "$(find "$here/kafka.sh" -perm -005)" ] || chmod a+rx "$here/kafka.sh"
 umask 077
 mkdir -p "$folder"
 chmod 700 "$folder"

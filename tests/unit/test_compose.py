@@ -4,6 +4,7 @@ No Docker engine is needed: the file is compared with the embedded stack's own c
 made in a Postgres of the same version.
 """
 
+import configparser
 import itertools
 import json
 import os
@@ -28,7 +29,7 @@ from jobs.registry import all_pipelines
 from state_store import Settings
 from tests.conftest import fetch_kafka
 from tidegate.stack import component as components
-from tidegate.stack import maven
+from tidegate.stack import history, maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
 from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
 from tidegate.stack.layout import USUAL_PORTS, Layout
@@ -40,7 +41,8 @@ IMAGE_FOLDER = "/opt/tidegate"
 STACK = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
 SERVICES = STACK["services"]
 AIRFLOW = [f"airflow-{process}" for process in PROCESSES]
-ONE_SHOT = {"airflow-migrate", "tidegate-migrate", "tidegate"}
+COMMAND_LINES = {"tidegate", "tidegate-owner"}
+ONE_SHOT = {"airflow-migrate", "tidegate-migrate", *COMMAND_LINES}
 DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
 
 
@@ -78,7 +80,7 @@ def test_services_are_the_embedded_components(embedded: Layout) -> None:
     names |= {component.name for component in embedded.airflow.components()}
 
     assert names <= set(SERVICES)
-    assert set(SERVICES) - names == ONE_SHOT | {"loopback"}
+    assert set(SERVICES) - names == ONE_SHOT | {"loopback", "airflow-history"}
 
 
 def test_commands_are_the_embedded_ones(embedded: Layout) -> None:
@@ -105,7 +107,17 @@ def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
     assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: wanted[k] for k in actual if k != of_the_machine}
 
 
-@pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate"])
+def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) -> None:
+    """By the same program, every day, with the same limit, where the logs are."""
+    service = SERVICES["airflow-history"]
+
+    assert service["command"] == [*by_place(list(embedded.airflow.history().command)), "--daily"]
+    assert given("airflow-history")["TIDEGATE_AIRFLOW_HISTORY_DAYS"].endswith(f":-{Settings().airflow_history_days}}}")
+    assert service["volumes"] == SERVICES["airflow-scheduler"]["volumes"][:1]
+    assert str(history.marker(Path(given("airflow-history")["AIRFLOW_HOME"]))) in service["healthcheck"]["test"][1]
+
+
+@pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate", "airflow-history"])
 def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
     """Every process has every shared setting with its value, and settings for the same things as the embedded one."""
     actual = {name: value for name, value in given(service).items() if name.startswith("AIRFLOW")}
@@ -116,12 +128,15 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
     assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
 
 
-@pytest.mark.parametrize("service", ["spark", "tidegate", "tidegate-migrate", "airflow-migrate", *AIRFLOW])
+@pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
 def test_every_service_is_told_where_the_others_are(service: str, embedded: Layout) -> None:
     """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""
     variables = Settings.environment_names()
     actual = {name: value for name, value in given(service, with_kafka=True).items() if name.startswith(("TIDEGATE_", "PG"))}
-    wanted = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {"TIDEGATE_HOME"}
+    wanted = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {
+        "TIDEGATE_HOME",
+        "TIDEGATE_WITNESS_FOLDER",
+    }
 
     assert actual.keys() - {"TIDEGATE_SPARK_PACKAGES"} == wanted
     settings = Settings.load(actual)
@@ -171,7 +186,7 @@ def test_kafka_is_there_if_it_is_wanted() -> None:
     assert given("spark")["TIDEGATE_SPARK_PACKAGES"] == ""
     assert given("spark", with_kafka=True)["TIDEGATE_SPARK_PACKAGES"].split(",") == list(SPARK_PACKAGES)
     with_password = {name for name, service in SERVICES.items() if "kafka_tidegate_password" in service.get("secrets", [])}
-    assert with_password == {"kafka", "spark", "airflow-scheduler", "tidegate"}
+    assert with_password == {"kafka", "spark", "airflow-scheduler", *COMMAND_LINES}
 
 
 def test_spark_has_the_embedded_environment(embedded: Layout) -> None:
@@ -185,7 +200,7 @@ def test_spark_and_its_users_share_a_loopback() -> None:
     """Spark listens on a loopback that it shares with tasks and command line only; so they can send the token."""
     together = {name for name, service in SERVICES.items() if service.get("network_mode") == "service:loopback"}
 
-    assert together == {"spark", "airflow-scheduler", "tidegate"}
+    assert together == {"spark", "airflow-scheduler", *COMMAND_LINES}
     assert not SERVICES["loopback"].get("ports")
     assert all("spark_token" in SERVICES[name]["secrets"] for name in together)
 
@@ -193,13 +208,40 @@ def test_spark_and_its_users_share_a_loopback() -> None:
 def test_planned_files_have_one_path_everywhere() -> None:
     """The data folder is below the project folder, at the same path wherever batches are planned or read."""
     mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
-    places = {
-        name: volume for name, volumes in mounts.items() for volume in volumes if volume.endswith(":/srv/tidegate/data:ro")
+    places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
+
+    assert places.keys() == {"spark", "airflow-scheduler", *COMMAND_LINES}
+    assert {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()} == {"${TIDEGATE_DATA:-./data}"}
+    assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
+
+
+def test_whoever_commits_keeps_the_witness_outside_the_database() -> None:
+    """Tasks commit, reports of failed ones do, and people by hand; who migrates accepts a loss. All see one folder."""
+    folder = "/var/lib/tidegate/witness"
+    mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
+
+    assert {name for name, volumes in mounts.items() if f"witness:{folder}" in volumes} == {
+        *("airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "tidegate-migrate"),
+        *COMMAND_LINES,
+    }
+    assert all(given(name)["TIDEGATE_WITNESS_FOLDER"] == folder for name in mounts if f"witness:{folder}" in mounts[name])
+    assert "witness" in STACK["volumes"]
+    made = (COMPOSE / "Dockerfile").read_text()
+    assert folder in made[made.index("install --directory --owner tidegate") :]  # or the volume would be root's
+
+
+def test_only_who_calls_back_to_a_source_may_move_its_files() -> None:
+    """`done_folder` needs a data folder that can be written, if the operator says so; Spark only ever reads."""
+    modes = {
+        name: mode
+        for name, service in SERVICES.items()
+        for volume in service.get("volumes", [])
+        for _, data, mode in [str(volume).partition(":/srv/tidegate/data:")]
+        if data
     }
 
-    assert places.keys() == {"spark", "airflow-scheduler", "tidegate"}
-    assert len(set(places.values())) == 1
-    assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
+    assert modes.pop("spark") == "ro"
+    assert set(modes.values()) == {"${TIDEGATE_DATA_MODE:-ro}"}
 
 
 # -- safe by default ---------------------------------------------------------------------------------------------------
@@ -245,6 +287,44 @@ def test_the_image_has_java_and_every_file_it_copies() -> None:
     assert path == f"{IMAGE_FOLDER}:{IMAGE_FOLDER}/{LOCAL_SETTINGS.relative_to(PROJECT)}"
 
 
+def test_one_service_builds_the_image() -> None:
+    """Several that build the same name at once fail; and none takes an image of this name from a registry."""
+    ours = {name: service for name, service in SERVICES.items() if service["image"].startswith("tidegate:")}
+
+    assert [name for name, service in ours.items() if "build" in service] == ["loopback"]
+    assert {service["pull_policy"] for service in ours.values()} == {"never"}
+    assert not any("build" in service for name, service in SERVICES.items() if name not in ours)
+
+
+def test_nothing_grows_without_bounds() -> None:
+    """Logs of containers are rotated, and no service may start processes until the machine has none left."""
+    for name, service in SERVICES.items():
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert service["pids_limit"] > 0, name
+
+
+def test_a_reboot_starts_the_stack_in_its_order() -> None:
+    """The engine alone may leave Spark down, because it starts containers before the one whose loopback they share."""
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read_string((COMPOSE / "tidegate.service").read_text())
+
+    assert unit["Service"]["Type"] == "oneshot"
+    assert unit["Service"]["ExecStart"].split() == ["docker", "compose", "up", "--detach"]
+    assert unit["Unit"]["Requires"] == "docker.service"
+    assert "compose/tidegate.service" in (PROJECT / "docker-compose.yml").read_text()
+
+
+def test_the_image_can_be_read_whatever_the_clones_modes_are() -> None:
+    """Copies keep modes; the user of the image owns none of them."""
+    lines = DOCKERFILE.splitlines()
+    last_copy = max(number for number, line in enumerate(lines) if line.startswith("COPY"))
+    opened = next(number for number, line in enumerate(lines) if line == f"RUN chmod --recursive a+rX {IMAGE_FOLDER}")
+    user = next(number for number, line in enumerate(lines) if line.startswith("USER"))
+
+    assert last_copy < opened < user
+
+
 def test_every_service_is_watched_or_runs_once() -> None:
     """A service either has a health check and is restarted, or does its work once."""
     assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == ONE_SHOT
@@ -269,11 +349,11 @@ def test_roles_passwords_go_to_who_logs_in_as_them() -> None:
 
     assert users == {
         ADMINISTRATOR: set(),
-        "tidegate_owner": {"tidegate-migrate"},
-        "tidegate": {"airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "tidegate"},
+        "tidegate_owner": {"tidegate-migrate", "tidegate-owner"},  # the latter for a redo, which changes rows by hand
+        "tidegate": {"airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", *COMMAND_LINES},
         "tidegate_stager": {"spark"},
         "tidegate_reader": set(),
-        "airflow": {*AIRFLOW, "airflow-migrate"},
+        "airflow": {*AIRFLOW, "airflow-migrate", "airflow-history"},
     }
 
 
@@ -330,6 +410,22 @@ def test_secrets_are_random_closed_and_kept(secrets: Path) -> None:
     assert len(set(before.values())) == len(before)
     assert all(re.fullmatch(r"[\w=-]{24,}", value) for value in before.values())
     assert not any(value in again.stdout + again.stderr for value in before.values())
+
+
+def test_what_is_mounted_can_be_read_by_the_containers_users(tmp_path: Path) -> None:
+    """Whatever umask the clone was made with: a Postgres that cannot read its roles would come up without any."""
+    clone = tmp_path / "compose"
+    shutil.copytree(COMPOSE, clone, ignore=shutil.ignore_patterns("secrets"))
+    mounted = [Path(v.split(":")[0]).name for s in SERVICES.values() for v in map(str, s.get("volumes", [])) if v[0] == "."]
+    assert sorted(mounted) == ["kafka.properties", "kafka.sh", "roles.sql"]
+    for file in clone.iterdir():
+        file.chmod(file.stat().st_mode & 0o700)
+
+    subprocess.run([clone / "secrets.sh"], check=True, capture_output=True)
+
+    assert {name for name in mounted if not (clone / name).stat().st_mode & 0o004} == set()
+    assert (clone / "kafka.sh").stat().st_mode & 0o005 == 0o005
+    assert (clone / "roles.sql").stat().st_mode & 0o001 == 0
 
 
 @pytest.mark.parametrize("script", sorted(COMPOSE.glob("*.sh")), ids=lambda script: script.name)
@@ -455,7 +551,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], in
     finally:
         process.send_signal(component.stop_signal)
         process.wait(30)
-        shutil.rmtree(postgres.data)
+        postgres.delete()
 
 
 @pytest.fixture(scope="module")
