@@ -3,12 +3,13 @@
     plan -> batch, once per txid
 
 plan freezes the batches of this run and hands on their txids, nothing else. A batch task goes through both phases. It
-processes, side by side with as many others as the window allows; whoever finishes what the next commit waits for commits
+processes, side by side with as many others as its Dag allows; whoever finishes what the next commit waits for commits
 it at once, with all that is ready behind it. Then it goes on with batches of the run that nobody has begun: to start a
 process for each costs Airflow more than most batches take. A task that comes later finds its batch committed. If it is not,
 the task stays for a while as long as only commits are missing (`phases.await_commit`); then it waits for its turn in the
 triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a worker commits it, in one Postgres
-transaction. If one txid fails, the others are processed all the same, and those before it commit; those after it fail, saying
+transaction. A task that comes while the pipeline's window is full waits in the triggerer too, until there is room. If one
+txid fails, those behind it are processed as far as the window goes, and those before it commit; those after it fail, saying
 why. The next run starts with whatever is left over. A txid that was given up stops nobody: in its turn, a commit without its
 rows takes its place.
 
@@ -28,7 +29,7 @@ from airflow.sdk import DAG, BaseOperator, ExceptionRetryPolicy, Param, RetryRul
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferralTimeout
 
-from dags.turn_trigger import BATCH, TurnTrigger
+from dags.turn_trigger import BATCH, Awaited, TurnTrigger
 from jobs.registry import has_pipeline, pipeline_names
 from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry
@@ -118,6 +119,7 @@ BATCH_DOC = (
     "that nobody has begun, whose own tasks find the work done; then it stays for up to half a minute while only commits are "
     "missing. Deferred: it waits, without a worker, for its turn: until "
     "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. "
+    "While as many batches as the pipeline's window are in flight, it waits so to begin, too. "
     "Repeating any of it changes nothing."
 )
 
@@ -126,7 +128,7 @@ def batch_dag(
     pipeline_name: str,
     *,
     schedule: Any = None,
-    window: int = 4,
+    concurrency: int = 4,
     turn_timeout: timedelta = timedelta(hours=6),
     default_args: Mapping[str, Any] | None = None,
     tags: tuple[str, ...] = (),
@@ -134,7 +136,7 @@ def batch_dag(
 ) -> DAG:
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
-    `window` is how many batches a run processes at once; plan warns if the pipeline declares another one.
+    `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another one.
     `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own; with an `execution_timeout` among
     `default_args`, a task keeps to its own batch instead of going on with others. More than one active run is safe, but both
     would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
@@ -148,7 +150,7 @@ def batch_dag(
         "start_date": datetime(2024, 1, 1, tzinfo=UTC),  # a schedule without one never runs
         "catchup": False,  # what is missing, the ledger knows, not the calendar
         "max_active_runs": 1,
-        "max_active_tasks": window,  # not a limit of the batch task: Airflow would count the deferred too
+        "max_active_tasks": concurrency,  # not a limit of the batch task: Airflow would count the deferred too
         **dag_arguments,
     }
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
@@ -159,7 +161,7 @@ def batch_dag(
         tags=["tidegate", *tags],
         **arguments,
     ) as dag:
-        planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, window)
+        planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, concurrency)
 
         BatchOperator.partial(
             task_id=BATCH,
@@ -172,7 +174,7 @@ def batch_dag(
     return dag
 
 
-def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
+def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
     """Return the txids that this run covers; with none, the whole run is skipped."""
     from jobs import phases  # noqa: PLC0415 - brings pyspark
     from jobs.registry import find_pipeline  # noqa: PLC0415
@@ -180,8 +182,10 @@ def plan(pipeline_name: str, window: int, *, params: Mapping[str, Any], run_id: 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
         raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
     declared = find_pipeline(pipeline_name)
-    if declared.window != window:
-        logger.warning("The pipeline declares window=%d, its Dag processes %d batches at once.", declared.window, window)
+    if declared.concurrency != concurrency:
+        logger.warning(
+            "The pipeline declares concurrency=%d, its Dag processes %d batches at once.", declared.concurrency, concurrency
+        )
     if declared.tries != (tries := dag.get_task(BATCH).retries + 1):
         logger.warning(
             "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
@@ -252,33 +256,50 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         author's time limit is meant for one batch. A server that is away is waited for here: Airflow's next try would begin by
         the clock, long after the server is back.
         """
+        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
+        self._execute(context)
+
+    def execute_begin(self, context: Any, event: str | None = None) -> None:
+        """Go on when the window has room for the batch, or fail with why it will not in this run."""
+        if event:
+            raise WaitedInVain(event)
+        self._execute(context)
+
+    def _execute(self, context: Any) -> None:
         from jobs.recovery import with_servers  # noqa: PLC0415 - brings pyspark
 
         here, settings = _try(context["ti"]), Settings.load()
-        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
-        if with_servers(settings, lambda: self._process(settings, here)):
+        awaited = with_servers(settings, lambda: self._process(settings, here))
+        if awaited is None:
             return
-        trigger = TurnTrigger(self.pipeline_name, here.run_id, self.txid)
-        self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=self.execute_complete.__name__)
+        trigger = TurnTrigger(self.pipeline_name, here.run_id, self.txid, awaited)
+        method = self.execute_begin if awaited == "begin" else self.execute_complete
+        self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=method.__name__)
 
-    def _process(self, settings: Settings, here: AirflowTry) -> bool:
-        """Do all that has to be done before the batch's turn; tell whether it has committed. What is done already stays."""
+    def _process(self, settings: Settings, here: AirflowTry) -> Awaited | None:
+        """Do all that can be done now; return what the batch waits for then, None if it has committed. What is done stays."""
         from jobs import phases  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
         with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
             if store.turn(name, txid).done:
                 logger.info("%s %d has committed; whose log tells of it: tidegate inspect %s --txid %d", name, txid, name, txid)
-                return True
+                return None
             phases.await_thief(settings, name, txid)
+            is_ahead = False
             try:
-                logger.info("%s", phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True))
+                processed = phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True)
+                logger.info("%s", processed)
+                is_ahead = processed.is_ahead
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
-            if self.execution_timeout is not None:
-                return store.turn(name, txid).done
-            phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
-            return phases.await_commit(settings, name, txid, owner=str(here))
+            if self.execution_timeout is None:
+                phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
+            if is_ahead:
+                return "begin"
+            if self.execution_timeout is None and phases.await_commit(settings, name, txid, owner=str(here)):
+                return None
+            return None if store.turn(name, txid).done else "commit"
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""

@@ -1,4 +1,4 @@
-"""Waiting for a batch's turn to commit, in Airflow's triggerer: no worker, and one query for everybody who waits.
+"""Waiting for a batch's turn, to begin or to commit, in Airflow's triggerer: no worker, and one query for all who wait.
 
     TurnTrigger  one per waiting txid; Airflow starts, moves, repeats and drops it as it likes
     TurnPoller   one per triggerer process, shared by all of them, alive while somebody waits
@@ -7,8 +7,9 @@ Nothing here decides anything. A turn that opens too early meets the cursor's lo
 that is never reported ends by the task's timeout, and the next run starts with the txids that were left over. So a
 trigger that is lost, doubled or late costs time and nothing else.
 
-A wait ends in one of three ways. The turn opens when every earlier txid has committed; if the batch itself has too, which
-other tasks see to, the task is over, otherwise a worker goes on with it and commits. It is halted when the ledger says
+A wait ends in one of three ways. The turn to begin opens when the pipeline's window has room for the batch, the turn to commit
+when every earlier txid has committed; if the batch itself has too, which other tasks see to, the task is over, otherwise a
+worker goes on with it. It is halted when the ledger says
 that an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
 anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
 batch that was given up halts nobody, though its task may have failed, as long as a commit before it is still to come: that
@@ -19,7 +20,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -34,19 +35,23 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
 # A task that ends in the triggerer makes the Dag processor parse its file, 0.2 core seconds; several that end together once.
-# Until then it holds no worker and no slot of the window.
+# Until then it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
 BATCH = "batch"  # the task that waits, once per txid
 UNKNOWN = Turn(opens=False, halted="the ledger knows no such batch of this run")
 
 
+Awaited = Literal["begin", "commit"]
+
+
 class Place(NamedTuple):
-    """A batch that waits, and the run on whose behalf."""
+    """A batch that waits, the run on whose behalf, and what for: room in the window, or its turn to commit."""
 
     pipeline: str
     run_id: str
     txid: int
+    awaited: Awaited = "commit"
 
 
 class TurnPoller:
@@ -125,7 +130,7 @@ class TurnPoller:
             turn = turns.get((place.pipeline, place.txid), UNREGISTERED)
             if turn.done and not look_at_ends and not turns[place.pipeline, last_of[run]].done:
                 continue
-            if turn.opens or turn.halted:
+            if turn.opens or turn.halted or (place.awaited == "begin" and turn.begins):
                 over[place] = turn
         if look_at_tasks:
             over |= self._behind_failed_tasks(store, [place for place in places if place not in over], txids_of)
@@ -143,7 +148,7 @@ class TurnPoller:
         turns = store.turns(sorted({(place.pipeline, place.txid) for place in failed}))
         committed = {pipeline: store.committed(pipeline) for pipeline in {place.pipeline for place in failed}}
         blocking: dict[tuple[str, str], int] = {}
-        for pipeline, run_id, txid in sorted(failed):
+        for pipeline, run_id, txid, _ in sorted(failed):
             is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1
             if txid > committed[pipeline] and not is_skipped_in_turn:
                 blocking.setdefault((pipeline, run_id), txid)
@@ -175,21 +180,22 @@ _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
     """Ends the batch's task when it has committed; sends it to a worker if it has to commit, or never will in this run."""
 
-    def __init__(self, pipeline_name: str, run_id: str, txid: int) -> None:
+    def __init__(self, pipeline_name: str, run_id: str, txid: int, awaited: Awaited = "commit") -> None:
         super().__init__()
-        self.place = Place(pipeline_name, run_id, txid)
+        self.place = Place(pipeline_name, run_id, txid, awaited)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what another triggerer needs to go on waiting."""
-        pipeline_name, run_id, txid = self.place
-        return "dags.turn_trigger.TurnTrigger", {"pipeline_name": pipeline_name, "run_id": run_id, "txid": txid}
+        pipeline_name, run_id, txid, awaited = self.place
+        kept = {"pipeline_name": pipeline_name, "run_id": run_id, "txid": txid, "awaited": awaited}
+        return "dags.turn_trigger.TurnTrigger", kept
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then end the task here if nothing is left to be done; a worker commits, or fails with what is halted.
 
         To fail here would be to be tried again, and to wait for the same thing.
         """
-        pipeline, _, txid = self.place
+        pipeline, _, txid, awaited = self.place
         turn = await _poller.wait(self.place)
         if turn.halted:
             yield TriggerEvent(
@@ -200,5 +206,5 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
             self.log.info("%s %d has committed", pipeline, txid)
             yield TaskSuccessEvent()
         else:
-            self.log.info("%s %d: its turn has come, a worker commits it now", pipeline, txid)
+            self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, awaited)
             yield TriggerEvent(None)

@@ -46,12 +46,13 @@ LONGEST_STAY_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
 
 @dataclass(frozen=True)
 class Processed:
-    """How processing a batch ended: sealed by this attempt, sealed before, or committed before."""
+    """How processing a batch ended: sealed by this attempt, sealed before, committed before, or not begun: `is_ahead`."""
 
     pipeline: str
     txid: int
     attempt: int | None
     outcome: str
+    is_ahead: bool = False
 
     def __str__(self) -> str:
         number = f":{self.attempt}" if self.attempt else ""
@@ -103,6 +104,8 @@ def process_batch(
 ) -> Processed:
     """Process a batch under a new attempt, unless its newest attempt is sealed, or it has committed or was given up.
 
+    Nor is it begun while the pipeline's window is full: `Turn.begins` tells when to come again.
+
     With `only_first`, not if it has an attempt already, in whichever state.
 
     With `commit_ready`, whoever finishes what the next commit waits for commits it, with all that is ready behind it, unless
@@ -118,7 +121,7 @@ def process_batch(
     with StateStore.connect(settings) as store, _halting(store, pipeline.name, txid):
         attempt = _start_attempt(store, pipeline, txid, owner, airflow=airflow, restage=restage, only_first=only_first)
         if isinstance(attempt, Settled):
-            return Processed(pipeline.name, txid, None, attempt.value)
+            return Processed(pipeline.name, txid, None, attempt.value, is_ahead=attempt is Settled.AHEAD)
         if isinstance(attempt, Commit):
             return Processed(pipeline.name, txid, attempt.attempt, "committed already")
         try:

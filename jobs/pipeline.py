@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jobs.aggregates import Aggregate
 from state_store.declaration import (
+    WINDOW,
     ColumnType,
     KeyColumn,
     PipelineSpec,
@@ -63,8 +64,12 @@ class Pipeline:
     whenever and however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrame
     (`selectExpr`, `where`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
-    `window` is how many batches are processed at once. Raise `version` when the transform's meaning or the source changes:
-    attempts that an older version computed then never count, and batches that have committed stay as they are.
+    `concurrency` is how many batches are processed at once, `window` how many may be in flight: begun, and not committed. So
+    what is staged behind a batch that is stuck has a bound. The three designs of transactional topologies are batches of one
+    record and a window of 1, larger batches and a window of 1, larger batches and a larger window.
+
+    Raise `version` when the transform's meaning or the source changes: attempts that an older version computed then never
+    count, and batches that have committed stay as they are.
 
     `guarantee`: source and states must be of kinds that give exactly-once, unless this says that at-least-once will do.
 
@@ -72,7 +77,7 @@ class Pipeline:
 
     `on_poison` is what becomes of a batch whose content is bad (``docs/poison.md`` has the whole table):
 
-        block       it waits for a person; later txids are processed up to the window
+        block       it waits for a person; later txids are processed as far as the window goes
         quarantine  records that cannot be read, or fail a check, are set aside in ``tidegate.quarantine`` in the commit of
                     their batch, and the others count; a batch that fails otherwise blocks
         skip        after `tries` tries a commit without its rows takes its place, with the reason, and order goes on
@@ -89,7 +94,8 @@ class Pipeline:
     source: "Source"
     states: Mapping[str, State]
     transform: Transform | None = None
-    window: int = 4
+    concurrency: int = 4
+    window: int = WINDOW
     version: int = 1
     description: str = field(default="", compare=False)
     guarantee: Guarantee = "exactly_once"
@@ -102,6 +108,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         for name, value, least in (
+            ("a concurrency", self.concurrency, 1),
             ("a window", self.window, 1),
             ("a version", self.version, 1),
             ("tries", self.tries, 1),
@@ -128,7 +135,14 @@ class Pipeline:
         quarantines = self.on_poison == "quarantine"
         source = self.source
         return PipelineSpec(
-            self.name, source.kind, source.identity, states, self.version, quarantines, keeps_files=source.keeps_files
+            self.name,
+            source.kind,
+            source.identity,
+            states,
+            self.version,
+            quarantines,
+            keeps_files=source.keeps_files,
+            window=self.window,
         )
 
     @property

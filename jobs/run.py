@@ -1,6 +1,7 @@
 """The same engine without Airflow: plan, process and commit in one process, for notebooks, tests and benchmarks."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -20,6 +21,7 @@ from state_store.store import StateStore
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS_AT_WINDOW = 0.05
 Progress = Callable[[int, str], None]
 
 
@@ -41,7 +43,7 @@ def run_pipeline(
     max_batches: int | None = None,
     progress: Progress = lambda _txid, _event: None,
 ) -> RunResult:
-    """Plan, then process up to the pipeline's window of batches at once while the caller's thread commits in order.
+    """Plan, then process some batches at once, within the pipeline's window, while the caller's thread commits in order.
 
     Batches that are ready wait for others that could be merged with them, for a while (`state_store.queries.PATIENCE`).
 
@@ -67,11 +69,17 @@ def run_pipeline(
 def _process_and_commit(
     settings: Settings, store: StateStore, pipeline: Pipeline, txids: list[int], run_id: str, progress: Progress
 ) -> list[Commit]:
-    """Process the batches up to the window at once, while this thread commits in order; return the commits."""
+    """Process batches, as many at once as the pipeline says, while this thread commits in order; return the commits."""
+    stopped = threading.Event()
 
     def process(txid: int) -> None:
         try:
-            with_retries(settings, pipeline, lambda: phases.process_batch(settings, pipeline, txid, owner=run_id))
+            while with_retries(
+                settings, pipeline, lambda: phases.process_batch(settings, pipeline, txid, owner=run_id)
+            ).is_ahead:
+                while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
+                    if stopped.wait(SECONDS_BETWEEN_LOOKS_AT_WINDOW):
+                        return
         except AttemptFenced as fenced:
             logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
         progress(txid, "processed")
@@ -92,7 +100,7 @@ def _process_and_commit(
         if is_due:
             commit_first(number)
 
-    with ThreadPoolExecutor(pipeline.window, thread_name_prefix=f"{pipeline.name}-process") as pool:
+    with ThreadPoolExecutor(pipeline.concurrency, thread_name_prefix=f"{pipeline.name}-process") as pool:
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for number, processed in enumerate(processing, start=1):
@@ -106,6 +114,7 @@ def _process_and_commit(
                 commit_due(number)
             commit_first(len(txids))
         except BaseException:
+            stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
     return commits

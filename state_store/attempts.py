@@ -83,6 +83,7 @@ class Settled(Enum):
     SEALED = "processed already"
     BEGUN = "begun by somebody else"
     GIVEN_UP = "given up: it is skipped in its turn"
+    AHEAD = "not begun: the window is full until earlier txids commit"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import tables
-from state_store.declaration import SourceMetadata
+from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
@@ -136,6 +136,20 @@ def _checked(pipeline: str, row: sa.Row) -> Cut:  # type: ignore[type-arg]
         decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)
     continues = None if row.previous_digest is None else bytes(row.previous_digest)
     return Cut(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+
+
+def has_room(connection: Connection, pipeline: str, txid: int) -> bool:
+    """Tell whether a batch is in the window behind the cursor, as the newest plan has declared it."""
+    p, c = tables.pipeline.c, tables.cursor.c
+    both = sa.join(tables.cursor, tables.pipeline, p.pipeline == c.pipeline)
+    return bool(connection.scalar(sa.select(txid <= c.txid + p.in_flight).select_from(both).where(c.pipeline == pipeline)))
+
+
+def note_window(connection: Connection, spec: PipelineSpec) -> None:
+    """Write down how many batches of a pipeline may be in flight: all who wait, or stop waiting, go by that."""
+    p = tables.pipeline.c
+    changed = sa.update(tables.pipeline).where(p.pipeline == spec.name, p.in_flight != spec.window)
+    connection.execute(changed.values(in_flight=spec.window))
 
 
 def insert_batches(

@@ -15,6 +15,8 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
+# More than are worth merging together, and few enough for what they have staged: a million keys take some 100 MB.
+WINDOW = 16
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
@@ -26,6 +28,8 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
+# What may be declared otherwise without a stored value meaning something else.
+_MEANS_NOTHING = ("quarantines", "keeps_files", "window")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 
 
@@ -171,6 +175,8 @@ class PipelineSpec:
     quarantines: bool = False
     # Whether the ledger keeps the files of committed batches (`state_store.source_files`).
     keeps_files: bool = False
+    # How many batches may be in flight: begun, and not committed.
+    window: int = WINDOW
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
@@ -180,7 +186,7 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        meaning = {name: value for name, value in asdict(self).items() if name not in ("quarantines", "keeps_files")}
+        meaning = {name: value for name, value in asdict(self).items() if name not in _MEANS_NOTHING}
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property

@@ -74,13 +74,14 @@ class Lag:
 class Turn:
     """Whether a txid may commit now; `halted` tells why it will not in this run; given up, it only waits to be skipped.
 
-    Done, it has committed, and its source knows or need not.
+    Done, it has committed, and its source knows or need not. `begins` tells whether it may be processed: it is in the window.
     """
 
     opens: bool
     halted: str | None = None
     given_up: bool = False
     done: bool = False
+    begins: bool = True
 
 
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
@@ -182,7 +183,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
         return {}
     pipelines, txids = zip(*waiting, strict=True)
     found = connection.execute(_TURNS, {"pipelines": list(pipelines), "txids": list(txids)})
-    return {(row[0], row[1]): Turn(opens=row[2], halted=row[3], given_up=row[4], done=row[5]) for row in found}
+    return {(row[0], row[1]): Turn(*row[2:]) for row in found}
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
@@ -220,8 +221,15 @@ def _turns() -> sa.Select[Any]:
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
     done = sa.and_(c.txid >= asked.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
-    answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up, done)
+    begins = asked.c.txid <= c.txid + _in_flight()
+    answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up, done, begins)
     return answer.join(tables.cursor, c.pipeline == asked.c.pipeline)
+
+
+def _in_flight() -> sa.ScalarSelect[int]:
+    """Return how many batches behind the cursor at hand may have begun."""
+    p, c = tables.pipeline.c, tables.cursor.c
+    return sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
 
 
 def _waits_for_company() -> sa.ColumnElement[bool]:
@@ -233,7 +241,8 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
     later = tables.batch.alias("later")
     is_company_coming = (
         sa.exists()
-        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, ~attempts.newest_has_ended(later))
+        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, later.c.txid <= c.txid + _in_flight())
+        .where(~attempts.newest_has_ended(later))
         .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
         .correlate(tables.cursor)
     )

@@ -16,11 +16,14 @@ _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("applic
 
 
 def next_unbegun(connection: Connection, pipeline: str, run_id: str, behind: int) -> int | None:
-    """Return the first txid of a run behind this one that has no attempt, no thief, and was not given up."""
-    b, r = tables.batch.c, tables.run_batch.c
+    """Return the first txid of a run behind this one that has no attempt, no thief and room in the window, if any."""
+    b, r, c, p = tables.batch.c, tables.run_batch.c, tables.cursor.c, tables.pipeline.c
     return connection.scalar(
         sa.select(b.txid)
         .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
+        .join(tables.cursor, c.pipeline == r.pipeline)
+        .join(tables.pipeline, p.pipeline == r.pipeline)
+        .where(r.txid <= c.txid + p.in_flight)
         .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > behind, b.attempt == 0, b.skip_reason.is_(None))
         .where(~_has_thief(b.pipeline, b.txid))
         .order_by(r.txid)

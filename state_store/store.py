@@ -160,6 +160,7 @@ class StateStore:
                 return planned
             operations.check_not_paused(connection, spec.name)
             commits.check_history(connection, spec.name, self.witness)
+            batches.note_window(connection, spec)
             if (committed := commits.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # others may have committed it, on other machines
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
@@ -194,9 +195,9 @@ class StateStore:
         """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
 
         Returns the commit if the batch has committed, unless `redo`; `Settled` if its newest attempt is sealed already (its
-        work is kept, unless `restage`), if it was given up, or, with `only_first`, if it has an attempt; `CutWanted` if the
-        source has to cut the batch anew, which is to be given as `recut`. If the process dies afterwards, the next attempt
-        fences this one.
+        work is kept, unless `restage`), if it was given up, with `only_first`, if it has an attempt, or if the window is full,
+        so that what is staged behind a batch that is stuck has a bound; `CutWanted` if the source has to cut the batch anew,
+        which is to be given as `recut`. If the process dies afterwards, the next attempt fences this one.
 
         A batch of an opaque source is cut anew by every attempt but the first, and whenever the batch before it was
         (SEMANTICS (b), MasterBatchCoordinator 5). A transactional source keeps its cut.
@@ -226,6 +227,8 @@ class StateStore:
                 return Settled.SEALED
             if only_first and newest is not None:
                 return Settled.BEGUN
+            if not redo and not batches.has_room(connection, spec.name, txid):
+                return Settled.AHEAD
             if recut is None:
                 wanted = not may_stay or (spec.source_kind != "transactional" and newest is not None)
             else:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
 
-from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
+from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, WINDOW, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -76,6 +76,7 @@ pipeline = Table(
     Column("source_kind", Text, nullable=False),
     Column("fingerprint", Text, nullable=False, comment="SHA-256 of the declaration; attempts and commits compare it"),
     Column("declaration", JSONB, nullable=False, comment="the declaration itself, for people"),
+    Column("in_flight", Integer, nullable=False, server_default=str(WINDOW), comment="most batches begun and not committed"),
     _now("registered_at", "when this declaration was registered"),
     _when("paused_at", "since when no new run starts"),
     Column("paused_by", Text),

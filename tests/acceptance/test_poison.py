@@ -107,7 +107,7 @@ class Shops:
             name="shops",
             source=Files(str(self.folder.path), glob="*.csv", format="csv", schema=schema),
             states={"per_shop": State(key={"shop": "text"}, aggregates={"sold": Count(), "cents": Sum("cents")})},
-            window=FILES,
+            concurrency=FILES,
             tries=2,
             retry_delay_seconds=0,
             **changes,

@@ -1,7 +1,7 @@
 """The three designs of the thesis: one record per transaction, batches, pipelined batches.
 
-The first two are run one phase at a time: process, commit, process, commit. `run_pipeline` would not do, even with a window
-of 1: its pool processes the next batch while the caller commits. The third is `run_pipeline`.
+The first two are run one phase at a time: process, commit, process, commit, with the phases timed. The third is
+`run_pipeline`.
 
 What limits the third: commits are one after the other, so of two phases that cost the same it can at best hide one, which is
 2 n / (n + 1) times as fast for n batches, 1.92 for 24. From that go what a batch costs outside its two phases, and
@@ -38,7 +38,7 @@ from tests.conftest import Server
 from tidegate.stack.component import log_file
 
 RECORDS_PER_BATCH = 100
-WINDOW = 2
+CONCURRENCY = 2
 BALANCED = Bar(at_least=0.85, at_most=1.15)
 OWN_SHARE = 0.7  # of the commit's time: the rest of processing is work that is added
 MOST_CALIBRATIONS, CALIBRATION_BATCHES = 5, 3
@@ -151,7 +151,7 @@ class _Balanced:
         # Opaque: the commit of each key costs more than staging it, so that there is something to balance.
         per_user = State({"user_id": "bigint"}, {"events": Count(), "amount": Sum("amount")}, kind="opaque")
         source = _SlowFiles(f"data/{name}", glob="*.parquet", schema=schema, min_age_seconds=0)
-        self._pipeline = Pipeline(name, source, {f"{name}_users": per_user}, window=WINDOW)
+        self._pipeline = Pipeline(name, source, {f"{name}_users": per_user}, concurrency=CONCURRENCY)
         made.register(self._pipeline)
 
     @property
@@ -177,7 +177,7 @@ class _Balanced:
 
     def _measure(self) -> tuple[float, float]:
         """Return how long processing and commit take in turn; before, two batches at once start what either way needs."""
-        self._run(WINDOW, run_pipelined)
+        self._run(CONCURRENCY, run_pipelined)
         self._project.settle()
         process, commit = _medians(self._run(CALIBRATION_BATCHES, run_in_turn))
         self._tell(f"{self.keys:,} keys, {self.added_seconds:.2f} s added", process, commit)

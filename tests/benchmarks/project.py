@@ -25,7 +25,7 @@ from tidegate.airflow_client import AirflowClient
 from tidegate.commands.runs import FINISHED
 from tidegate.stack.component import wait_until
 
-DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, window={window})\n"
+DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, concurrency={concurrency})\n"
 # What Airflow itself takes for N batches that are cut into two tasks each, as the bar asks; ours are one task each.
 FLOOR = '''\
 """Two empty tasks for each of N."""
@@ -148,7 +148,7 @@ def project(home: Path, names: Collection[str]) -> Iterator[Project]:
     publish(packages, names)
     dags.mkdir()
     for name in names:
-        (dags / f"{name}.py").write_text(DAG.format(name=name, window=PIPELINES[name].window))
+        (dags / f"{name}.py").write_text(DAG.format(name=name, concurrency=PIPELINES[name].concurrency))
     (dags / "floor.py").write_text(FLOOR)
     bundles = [{"name": "benchmarks", "classpath": BUNDLE, "kwargs": {"path": str(dags)}}]
     environ = {

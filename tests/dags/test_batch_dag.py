@@ -26,6 +26,7 @@ from jobs import phases
 from jobs.registry import pipeline_names
 from state_store import Settings, StateStore, errors
 from state_store.attempts import Attempt, Tracked
+from state_store.declaration import WINDOW
 from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
@@ -99,9 +100,9 @@ def test_a_turn_that_will_not_come_fails_its_task_for_good() -> None:
         _operator(4).resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
 
 
-def test_the_window_bounds_spark_work_and_nothing_else() -> None:
+def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
     """Batches that wait for their turn must not keep others from being processed: a limit of the task would count them."""
-    dag = batch_dag.batch_dag("flights", window=7)
+    dag = batch_dag.batch_dag("flights", concurrency=7)
 
     assert dag.max_active_tasks == 7
     assert {(task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) for task in dag.tasks} == {(None, None)}
@@ -315,9 +316,36 @@ def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
     assert waiting.value.timeout == timedelta(hours=6)
     assert waiting.value.trigger.serialize() == (
         "dags.turn_trigger.TurnTrigger",
-        {"pipeline_name": CLICKS.name, "run_id": "run", "txid": 2},
+        {"pipeline_name": CLICKS.name, "run_id": "run", "txid": 2, "awaited": "commit"},
     )
     assert callable(getattr(batch_dag.BatchOperator, waiting.value.method_name))
+
+
+@pytest.mark.parametrize("limit", [None, timedelta(minutes=5)])
+@pytest.mark.usefixtures("without_spark")
+def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
+    clicks: Batches, limit: timedelta | None
+) -> None:
+    """Nothing of it is staged meanwhile; when there is room, the task does what it would have done."""
+    clicks.plan("run", WINDOW + 1)
+    clicks.begin(1)
+    for txid in range(2, WINDOW + 1):
+        clicks.seal(txid)
+    operator = _operator(WINDOW + 1, execution_timeout=limit)
+
+    with pytest.raises(TaskDeferred) as waiting:
+        operator.execute({"ti": _task()})
+
+    assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
+    assert waiting.value.trigger.place.awaited == "begin"
+    go_on = getattr(operator, waiting.value.method_name)
+    with pytest.raises(AirflowFailException, match="txid 1 is halted"):
+        go_on({"ti": _task()}, "txid 1 is halted")
+
+    clicks.store.seal(clicks.begin(1), [], Tracked(0))
+    clicks.commit(1)
+    go_on({"ti": _task()}, None)
+    assert _phases(clicks) == [(txid, "committed") for txid in range(1, WINDOW + 2)]
 
 
 @pytest.mark.usefixtures("without_spark")

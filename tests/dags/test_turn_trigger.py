@@ -14,6 +14,7 @@ from psycopg2 import sql
 from dags import turn_trigger
 from dags.turn_trigger import Place, TurnPoller, TurnTrigger
 from state_store import Settings, StateStore
+from state_store.declaration import WINDOW
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
 
@@ -69,6 +70,27 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
             assert (await wait).opens
             assert not any(later.done() for later in waits[txid:])
             await asyncio.to_thread(batches.commit, txid)
+
+    _run(body)
+
+
+def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller: TurnPoller) -> None:
+    """Which is long before the batch's turn to commit."""
+    batches.plan("run", WINDOW + 2)
+
+    async def body() -> None:
+        last, later = (
+            asyncio.create_task(poller.wait(Place(CLICKS.name, "run", txid, "begin"))) for txid in (WINDOW + 1, WINDOW + 2)
+        )
+        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        assert not last.done()
+
+        await asyncio.to_thread(batches.seal, 1)
+        await asyncio.to_thread(batches.commit, 1)
+        assert not (await last).opens
+        assert not later.done()
+        await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
+        assert (await later).halted == "txid 2 is halted: a person has to look"
 
     _run(body)
 
@@ -245,9 +267,9 @@ HALTED = (
 @pytest.mark.parametrize(
     ("happened", "event", "told"),
     [
-        ("processed", TriggerEvent(None), "clicks 1: its turn has come, a worker commits it now"),
+        ("processed", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
         ("committed", TaskSuccessEvent(), "clicks 1 has committed"),
-        ("not told", TriggerEvent(None), "clicks 1: its turn has come, a worker commits it now"),
+        ("not told", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
         ("told", TaskSuccessEvent(), "clicks 1 has committed"),
         ("halted", TriggerEvent(HALTED), ""),
     ],

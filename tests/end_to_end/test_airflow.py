@@ -7,7 +7,7 @@ from typing import Any
 from tests.end_to_end.conftest import Project, wait_for
 
 FINISHED = ("success", "failed")
-WINDOW = 4  # of pipeline flights
+CONCURRENCY = 4  # of pipeline flights
 
 
 def test_a_run_commits_every_batch_and_equals_an_independent_computation(project: Project) -> None:
@@ -31,8 +31,8 @@ def test_airflow_shows_txids_and_not_positions(project: Project) -> None:
 
 
 def test_batches_that_wait_for_their_turn_hold_no_worker(project: Project) -> None:
-    """While nothing can commit, one batch more is processed than the window has room for."""
-    airflow, txids = project.airflow(), project.next_flights(WINDOW + 1)
+    """While nothing can commit, one batch more is processed than the Dag has workers for."""
+    airflow, txids = project.airflow(), project.next_flights(CONCURRENCY + 1)
 
     def states() -> list[str]:
         return [task["state"] for task in airflow.task_instances("flights", run_id) if task["task_id"] == "batch"]
@@ -123,8 +123,8 @@ def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project)
 
 
 def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(project: Project) -> None:
-    """Behind the window's tasks one batch is left; whoever processes it for its own task dies, and that one does it again."""
-    *others, last = project.next_flights(WINDOW + 1)
+    """One batch is left behind those that run at once; the task that takes it from its own dies, and that one does it again."""
+    *others, last = project.next_flights(CONCURRENCY + 1)
     run = project.start("trigger", "flights", "--wait")
     with closing(project.as_administrator()) as connection, connection.cursor() as cursor:
         connection.autocommit = True

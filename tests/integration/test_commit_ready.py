@@ -671,6 +671,19 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     assert [commit.txid for commit in tally.store.commit_ready(tally.spec, "test")] == [2]
 
 
+def test_a_ready_batch_does_not_wait_for_company_that_may_not_begin(tally: Tally, as_role: Execute) -> None:
+    """What the window has no room for begins when this one has committed."""
+    tally.spec = replace(tally.spec, window=1)
+    tally.plan(3)
+    tally.process(1)
+    tally.commit(1)
+    as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
+
+    tally.process(2)
+
+    assert tally.store.turn("tally", 2).opens
+
+
 def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
     """Put back since the seal, or put forward during the last merge: the turn opens at once, or within minutes."""
 

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,24 @@ def test_no_batch_is_found_by_two_at_once(tally: Tally) -> None:
         assert tally.store.is_stolen("tally", 1)
         assert next(one) == 3
         assert [tally.store.is_stolen("tally", txid) for txid in (1, 2, 3)] == [False, True, True]
+
+
+def test_what_the_window_has_no_room_for_is_left(tally: Tally) -> None:
+    """However much time there is: what is staged behind the cursor has a bound. What was begun before keeps its work."""
+    tally.plan(6)
+    tally.process(5)
+    tally.spec = replace(tally.spec, window=2)
+    tally.plan(1, run_id="another")
+    assert [tally.store.turn("tally", txid).begins for txid in (1, 2, 3, 4)] == [True, True, False, False]
+    assert list(tally.store.unbegun("tally", "run")) == [1, 2]
+    assert tally.store.start_attempt(tally.spec, 3, "too early") is Settled.AHEAD
+    assert tally.store.start_attempt(tally.spec, 5, "again") is Settled.SEALED
+
+    tally.process(1)
+    tally.commit(1)
+
+    assert list(tally.store.unbegun("tally", "run")) == [2, 3]
+    tally.start(3)
 
 
 def test_what_has_ended_is_nobodys(tally: Tally) -> None:

@@ -11,6 +11,7 @@ from jobs.run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import MalformedRecord, RangeRefused
 from tests.acceptance.conftest import SALES, clean_state, sales, stored_state, write_sales
+from tidegate.stack.component import wait_until
 
 __all__ = ["sales"]  # a fixture
 
@@ -60,10 +61,8 @@ def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings
     write_sales(settings.home, "05", "06")
     bad = settings.home / "sales" / "03.csv"
     bad.write_text("shop,cents\nnorth,one\n")
-    window = replace(SALES, window=1)  # so that txid 3 is processed only if the run went on
-
     with pytest.raises(MalformedRecord, match=r"03\.csv, line 2"):
-        run_pipeline(settings, window, run_id="run")
+        run_pipeline(settings, replace(SALES, concurrency=1), run_id="run")
     with StateStore.connect(settings) as store:
         phases = [status.phase for status in store.batch_statuses("sales")]
         assert store.committed("sales") == 1
@@ -75,6 +74,40 @@ def test_a_range_with_a_gap_is_refused(settings: Settings, sales: Pipeline) -> N
     """The gap is named, and nothing is planned."""
     with pytest.raises(RangeRefused, match="txid 1 would be left out"):
         run_pipeline(settings, SALES, run_id="run", from_txid=2)
+
+
+def test_batches_behind_one_that_is_stuck_wait_unstaged(settings: Settings, sales: Pipeline) -> None:
+    """The window bounds what has begun and not committed, whoever has time; then all of it commits, one window at a time."""
+    write_sales(settings.home, "05", "06", "07", "08", "09", "10")
+    pipeline, second_is_done, seen = replace(SALES, concurrency=3, window=2), threading.Event(), []
+
+    def progress(txid: int, event: str) -> None:
+        if (txid, event) == (2, "processed"):
+            second_is_done.set()
+        if (txid, event) == (1, "processed"):  # and so it does not commit before this returns
+            assert second_is_done.wait(60)
+            with StateStore.connect(settings) as store:
+                wait_until(lambda: store.batch_statuses("sales")[2].phase != "planned", 2)
+                seen.extend((status.phase, status.waits_for) for status in store.batch_statuses("sales"))
+
+    result = run_pipeline(settings, pipeline, run_id="run", progress=progress)
+
+    full = ("planned", "txid 1 to commit: the window is full")
+    assert seen == [("processed", "its commit"), ("processed", "txid 1 to commit"), full, full, full]
+    assert [commit.txid for commit in result.commits] == [1, 2, 3, 4, 5]
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_a_run_that_fails_ends_those_who_wait_for_the_window(settings: Settings, sales: Pipeline) -> None:
+    """The batch that blocks it will not commit in this run."""
+    (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth,one\n")
+    write_sales(settings.home, "05", "06", "07")
+
+    with pytest.raises(MalformedRecord, match=r"01\.csv, line 2"):
+        run_pipeline(settings, replace(SALES, window=1), run_id="run")
+
+    with StateStore.connect(settings) as store:
+        assert [status.phase for status in store.batch_statuses("sales")] == ["halted", *["planned"] * 3]
 
 
 @pytest.mark.parametrize("window", [1, 4])

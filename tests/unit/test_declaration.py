@@ -75,6 +75,7 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
         ),
         ({"window": 0}, "window of 0; it must be at least 1"),
         ({"window": -1}, "window of -1; it must be at least 1"),
+        ({"concurrency": 0}, "concurrency of 0; it must be at least 1"),
         ({"version": 0}, "version"),
     ],
 )
@@ -168,7 +169,10 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
 
     assert declare().spec == again.spec
-    assert declare(description="for people", window=9, transform=lambda rows: rows).spec.fingerprint == again.spec.fingerprint
+    assert (
+        declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows).spec.fingerprint
+        == again.spec.fingerprint
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,11 @@ def pipelines(matrix: bool, as_json: bool) -> None:
         output.print_json([_facts(pipeline) for pipeline in declared])
         return
     rows = [
-        [p.name, type(p.source).__name__, p.source.kind, _guarantee(p.is_exactly_once), _poison(p), p.window] for p in declared
+        [p.name, type(p.source).__name__, p.source.kind, _guarantee(p.is_exactly_once), _poison(p), p.concurrency, p.window]
+        for p in declared
     ]
-    output.print_table("Pipelines", ["pipeline", "source", "kind", "guarantee", "bad batches", "window"], rows)
+    names = ["pipeline", "source", "kind", "guarantee", "bad batches", "at once", "window"]
+    output.print_table("Pipelines", names, rows)
     output.out().print()
     rows = [
         [
@@ -77,6 +79,7 @@ def _facts(pipeline: Pipeline) -> dict[str, Any]:
         "tracking": pipeline.tracking,
         "goes_unnoticed": pipeline.lost_tracking,
         "message_timeout_seconds": pipeline.message_timeout_seconds,
+        "concurrency": pipeline.concurrency,
         "window": pipeline.window,
         "version": pipeline.version,
         "description": pipeline.description,
