@@ -30,7 +30,7 @@ def airflow_settings() -> dict[str, str]:
     """Return the settings that the embedded stack and the team server share, by their environment variables.
 
     Measured on two cores: with the default limits 100 empty txids take 140 s, with these 29 s. What must be limited, Spark
-    work in flight, is limited by the Dag's window, not by starving the executor.
+    work in flight, is limited by the Dag's concurrency, not by starving the executor.
     """
     return {
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
