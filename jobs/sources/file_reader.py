@@ -14,13 +14,16 @@ from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, OneFile, file_conten
 from jobs.sources.done_folder import DoneFolder
 from jobs.sources.file_partitions import Partitions, undeclared
 from state_store.declaration import SourceMetadata
-from state_store.errors import MalformedRecord, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
+from state_store.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from state_store.attempts import Attempt
+
+# Of an open file: its device, its number there, and when it or its attributes were last changed, in nanoseconds.
+Inode = tuple[int, int, int]
 
 
 class FileReader(Emitter):
@@ -49,6 +52,7 @@ class FileReader(Emitter):
         self._is_opaque = is_opaque
         # What the batch reads, and where each file lies; known once it is read.
         self._files: list[tuple[dict[str, Any], Path]] = []
+        self._inodes: dict[Path, Inode] = {}
         # By their footers, if they are Parquet.
         self._rows_told: int | None = None
         self._schema = schema
@@ -95,9 +99,17 @@ class FileReader(Emitter):
         return self._rows_told if metadata["files"] else 0
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
-        """Check the digests again: a file that changed during the read is found before the seal."""
+        """Check the digests again: a file that changed during the read is found before the seal.
+
+        So is one that was replaced and put back meanwhile, or changed and changed back: then its inode, or the time of its
+        last change, is another one.
+        """
         for file, path in self._files:
-            self._check_planned(file, path)
+            if self._check_planned(file, path) != self._inodes[path]:
+                raise RowsLost(
+                    f"{path} was touched, or replaced and put back, while it was read: what was read may not be what is there. "
+                    "The batch is read again."
+                )
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return what a Spark error means."""
@@ -124,7 +136,7 @@ class FileReader(Emitter):
             path = self._folder / file["name"]
             if self._done and self._done.has(attempt.txid, file["name"]):  # then a file of this name in the folder is a new one
                 path = self._done.path(attempt.txid, file["name"])
-            self._check_planned(file, path)
+            self._inodes[path] = self._check_planned(file, path)
             self._values[path] = self._partition_values(file["name"], path)
             self._files.append((file, path))
             self._names[path] = file["name"]
@@ -134,10 +146,11 @@ class FileReader(Emitter):
     def _check_content(self, path: Path) -> None:
         """Refuse a file whose content is not what its format says."""
 
-    def _check_planned(self, file: dict[str, Any], path: Path) -> None:
+    def _check_planned(self, file: dict[str, Any], path: Path) -> Inode:
         try:
             with file_content.open_file(path, self._within(path)) as content:
-                size = os.fstat(content.fileno()).st_size
+                found = os.fstat(content.fileno())
+                size = found.st_size
                 digest = file_content.digest_of(content) if size == file["size"] else None
         except FileNotFoundError:
             raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
@@ -151,6 +164,7 @@ class FileReader(Emitter):
                 what,
                 "Put the planned content back, and what was added, as whole records, into a file of another name.",
             )
+        return found.st_dev, found.st_ino, found.st_ctime_ns
 
     def _partition_values(self, name: str, path: Path) -> "dict[str, pa.Array]":
         try:

@@ -1337,6 +1337,26 @@ def test_a_file_that_changes_while_it_is_read_is_found_before_the_seal(inbox: In
     assert inbox.refused(pipeline, SourceChanged).startswith(f"{file} ")
 
 
+@pytest.mark.parametrize("puts_back", ["the file itself", "its content"])
+def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(inbox: Inbox, puts_back: str) -> None:
+    """Its digest is right before and behind the read, and so is the number of rows; the values are another file's."""
+    file = write_parquet(inbox, "01.parquet", people(["a"], [1]))
+    planned, aside, metadata = file.read_bytes(), file.with_name("aside"), plan(inbox, PARQUET)
+    with phases.spark_session(inbox.settings, "inbox") as spark:
+        emitter = PARQUET.emitter(spark, inbox.settings)
+        rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+        file.rename(aside)
+        write_parquet(inbox, "01.parquet", people(["a"], [2]))
+        assert [tuple(row) for row in rows.collect()] == [("a", 2)]
+        if puts_back == "its content":
+            file.write_bytes(planned)
+        else:
+            aside.replace(file)
+
+        with pytest.raises(RowsLost, match=r"01\.parquet was touched, or replaced and put back, while it was read"):
+            emitter.verify_batch(Attempt("inbox", 1, 1, metadata), metadata)
+
+
 def test_another_source_of_files_is_another_declaration() -> None:
     """What decides which rows are read is part of the pipeline's fingerprint; how they are cut into batches is not."""
 
