@@ -1,10 +1,10 @@
 """The acker: every record of a batch was fully processed, checked and not assumed.
 
 Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in whatever
-order the acks arrive (SEMANTICS (b), Acker). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows
+order the acks arrive (docs/semantics.md). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows
 have equal ids, which an XOR cannot count; so ids are added up, modulo 2^64, by Spark, in passing:
 
-    source       count and sum of the rows that the source emitted; a replay must reproduce them (CONTRACT I11)
+    source       count and sum of the rows that the source emitted; a replay must reproduce them (I11)
     transformed  count and sum of the rows that the transform returned
     staged       count and sum of the same rows, added up again from the partials that COPY wrote
 

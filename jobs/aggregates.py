@@ -1,7 +1,7 @@
 """Aggregates: what a batch computes per key, and how the store merges that partial into the state.
 
 Each one is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same
-value (CONTRACT I16). Sums over floating point are not, so there are none: their result depends on the order of the rows.
+value (I16). Sums over floating point are not, so there are none: their result depends on the order of the rows.
 """
 
 from dataclasses import dataclass, field

@@ -204,7 +204,7 @@ def commit_batch(
     """Commit a batch, together with its neighbours in order that are ready; report if it had committed before.
 
     Staging that is missing, damaged or failed is made again from the saved metadata: a failure in either phase repeats
-    both (SEMANTICS (a), Pipelined design). Then the source gets its ack.
+    both (docs/protocol.md). Then the source gets its ack.
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
     """
@@ -231,7 +231,7 @@ def commit_batch(
 
 
 def redo_batch(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:
-    """Process the last committed batch again, and put the result in the place of what it did to the states (CONTRACT I13).
+    """Process the last committed batch again, and put the result in the place of what it did to the states (I13).
 
     An opaque source cuts it anew; then later batches that were planned are cut anew too. For opaque states only. If the
     process dies before the end, the states are as they were.

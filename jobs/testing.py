@@ -172,7 +172,7 @@ def a_replay_has_the_identical_rows(bench: Bench) -> None:
 
 
 def a_batch_that_is_cut_again_leaves_no_gap(bench: Bench) -> None:
-    """Whatever a new cut of batch n takes, batch n + 1 goes on behind it: each row counts once (CONTRACT I12)."""
+    """Whatever a new cut of batch n takes, batch n + 1 goes on behind it: each row counts once (I12)."""
     put: Rows = Counter(bench.feed.put(4))
     abandoned = bench.plan()
     put.update(bench.feed.put(3))
@@ -193,7 +193,7 @@ def a_batch_that_is_cut_again_leaves_no_gap(bench: Bench) -> None:
 
 
 def a_changed_row_is_noticed(bench: Bench) -> None:
-    """A replay that would have other rows is refused, or has other rows: then the acker's sums tell (CONTRACT I11)."""
+    """A replay that would have other rows is refused, or has other rows: then the acker's sums tell (I11)."""
     bench.feed.put(4)
     planned = bench.plan()
     before = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
@@ -226,7 +226,7 @@ def what_is_hidden_stops_the_replay(bench: Bench) -> None:
 
 
 def what_is_hidden_comes_in_a_later_batch(bench: Bench) -> None:
-    """A batch is cut again without what cannot be reached; a later batch has it, exactly once (SEMANTICS (a), Sources)."""
+    """A batch is cut again without what cannot be reached; a later batch has it, exactly once (I12)."""
     put: Rows = Counter(bench.feed.put(6))
     planned = bench.plan()
     got: Rows = Counter()

@@ -1,7 +1,7 @@
 """How the tables came to be: numbered files in one line, and the functions that run them.
 
 Everything happens in one transaction: all steps and the registration of the pipelines, or nothing. Waiting for a lock is
-bounded, because a waiting ALTER TABLE would hold up every merge behind it (CONTRACT 3.10).
+bounded, because a waiting ALTER TABLE would hold up every merge behind it.
 """
 
 import io

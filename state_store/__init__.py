@@ -1,6 +1,8 @@
 """state_store: whether it counts. The exactly-once protocol, all of it decided in Postgres.
 
-    plan     open_batches   txids and frozen metadata, write-once, before anything is read (CONTRACT I6)
+I1 to I20 are the rules of docs/protocol.md, here and everywhere.
+
+    plan     open_batches   txids and frozen metadata, write-once, before anything is read (I6)
     process  start_attempt  a larger attempt number for the batch; from now on every older attempt is inert (I4, I5)
              unbegun        the batches of a run that wait for somebody with time, and whether their thief lives; a hint
              (Spark)        COPY into this attempt's own staging tables, one stream per partition

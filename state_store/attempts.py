@@ -1,4 +1,4 @@
-"""Start, seal and fail attempts. The newest attempt owns the batch; older ones are fenced (CONTRACT I4, I5).
+"""Start, seal and fail attempts. The newest attempt owns the batch; older ones are fenced (I4, I5).
 
 The fence is ``batch.attempt``, raised by compare-and-set under the batch's row lock in the database that holds the
 cursor. Airflow's try number, clocks and process ids play no part.
@@ -351,7 +351,7 @@ def is_poison(connection: Connection, batch: sa.Row) -> bool:  # type: ignore[ty
 
 
 def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
-    """Drop the staging of attempts whose batch committed longer ago than the retention (CONTRACT I18); return how many.
+    """Drop the staging of attempts whose batch committed longer ago than the retention (I18); return how many.
 
     At most `limit` attempts, skipping those that somebody holds, so that it can ride along with every plan.
     """

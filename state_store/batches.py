@@ -1,7 +1,7 @@
-"""Open batches: the next txids, each with source metadata that is frozen before anything is read (CONTRACT I6).
+"""Open batches: the next txids, each with source metadata that is frozen before anything is read (I6).
 
 Each batch records the digest of the metadata behind which it was cut. The commit compares it with the cursor's: what
-commits continues exactly what has committed, whoever cut or re-cut what in the meantime (CONTRACT I12).
+commits continues exactly what has committed, whoever cut or re-cut what in the meantime (I12).
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Cut:
     """What one batch reads, as of now: the committed attempt's metadata, else the newest attempt's, else what was planned.
 
     An attempt of an opaque source may have cut the batch anew; until it commits, another attempt may do so again
-    (CONTRACT I12). `continues` is the digest of the metadata behind which it was cut.
+    (I12). `continues` is the digest of the metadata behind which it was cut.
     """
 
     txid: int

@@ -1,7 +1,7 @@
-"""The ordered commit: lock the cursor, check, merge, advance; one transaction, steps of CONTRACT section 3.5.
+"""The ordered commit: lock the cursor, check, merge, advance; one transaction, in the steps of docs/protocol.md.
 
 Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the process dies at any statement, Postgres
-rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (CONTRACT I10).
+rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (I10).
 """
 
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ def set_limits(
 ) -> None:
     """Bound every wait of this transaction and make its COMMIT durable; local, so that it works behind a pooler.
 
-    A statement may take long; between two of them lies next to nothing, unless the process stands still (CONTRACT I20).
+    A statement may take long; between two of them lies next to nothing, unless the process stands still (I20).
     """
     limits = {
         "lock_timeout": f"{lock_timeout_seconds}s",
@@ -302,7 +302,7 @@ def _ready(
 
 
 def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
-    """Replace what the last committed txid did to the states by what its newest attempt has sealed (CONTRACT I13).
+    """Replace what the last committed txid did to the states by what its newest attempt has sealed (I13).
 
     Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
     only, and only for the owner of the tables: nobody else may delete.
@@ -534,7 +534,7 @@ def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, att
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse a declaration other than the registered one (CONTRACT I16).
+    """Refuse a declaration other than the registered one (I16).
 
     Raises: DeclarationChanged.
     """

@@ -1,7 +1,7 @@
 """What a pipeline promises about its tables, in the store's own words: no Spark, no Airflow, comparable and hashable.
 
 `jobs.Pipeline` is what authors write; it hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
-database, written into every attempt and compared under the cursor's lock at commit (CONTRACT I16): partials computed by
+database, written into every attempt and compared under the cursor's lock at commit (I16): partials computed by
 one declaration never meet state that belongs to another.
 """
 
@@ -21,7 +21,7 @@ WINDOW = 16
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
 Merge = Literal["sum", "min", "max"]
-# What a source promises about replays, and what a state keeps to make use of it (SEMANTICS (a), Sources and States).
+# What a source promises about replays, and what a state keeps to make use of it (docs/semantics.md).
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Our own columns, and those that every Postgres table has already.
@@ -37,7 +37,7 @@ _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", 
 class ColumnType:
     """A column's Postgres type: text, boolean, integer, bigint, date, timestamptz, timestamp, uuid, bytea, numeric(20,4).
 
-    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality (CONTRACT 3.7). A timestamp
+    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality. A timestamp
     is without zone. Not among them: double, because its sums depend on the order of the rows (a column of doubles is kept
     as numeric), and jsonb, which no aggregate merges (the text of a document is kept as text).
     """
@@ -89,7 +89,7 @@ def previous_name(value: str) -> str:
 
 
 def exactly_once(source: SourceKind, state: StateKind) -> bool:
-    """Tell whether this pair of kinds gives exactly-once; any other gives at-least-once at best (SEMANTICS (a), Matrix)."""
+    """Tell whether this pair of kinds gives exactly-once; any other gives at-least-once at best (docs/semantics.md)."""
     return state in {"transactional": ("transactional", "opaque"), "opaque": ("opaque",)}.get(source, ())
 
 

@@ -167,7 +167,7 @@ class PipelinePaused(RetryableError):
 
 
 class AttemptFenced(TidegateError):
-    """A newer attempt owns the batch; this one stops and its work never counts (CONTRACT I4, I5)."""
+    """A newer attempt owns the batch; this one stops and its work never counts (I4, I5)."""
 
     fault = Fault.ORDER
 
@@ -225,7 +225,7 @@ class DeclarationInvalid(PermanentError):
 
 
 class DeclarationChanged(PermanentError):
-    """The pipeline's declaration no longer matches what was registered (CONTRACT I16)."""
+    """The pipeline's declaration no longer matches what was registered (I16)."""
 
     fault = Fault.PIPELINE
 
@@ -237,7 +237,7 @@ class SourceUnreadable(PermanentError):
 
 
 class SourceChanged(PermanentError):
-    """A transactional source would replay other rows than it planned (CONTRACT I11)."""
+    """A transactional source would replay other rows than it planned (I11)."""
 
     fault = Fault.SOURCE
 
@@ -273,18 +273,18 @@ class Overflow(PermanentError):
 
 
 class MetadataCorrupt(PermanentError):
-    """The saved source metadata does not match its digest (CONTRACT I6, I19)."""
+    """The saved source metadata does not match its digest (I6, I19)."""
 
     fault = Fault.LEDGER
 
 
 class GuardMismatch(PermanentError):
-    """A state row is ahead of the ledger (CONTRACT I14)."""
+    """A state row is ahead of the ledger (I14)."""
 
     fault = Fault.LEDGER
 
 
 class HoleDetected(PermanentError):
-    """The cursor is behind what the ledger already committed (CONTRACT I9)."""
+    """The cursor is behind what the ledger already committed (I9)."""
 
     fault = Fault.LEDGER

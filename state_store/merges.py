@@ -5,7 +5,7 @@
                                                            taken back for every key it touched (I13)
     non-transactional  (value)                             value joins what is there; nothing tells whether it did before
 
-The theory lets states tell a replay by the txids in their rows (SEMANTICS (a), States). Here the cursor tells, so an equal
+The theory lets states tell a replay by the txids in their rows (docs/semantics.md). Here the cursor tells, so an equal
 or a newer txid in a row is never a replay: somebody else wrote it, and the commit stops.
 """
 
@@ -35,7 +35,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     written once, which is what makes them quicker together than one by one. The states come out the same, row by row, unless
     they are opaque: those would have to know what was there between the batches.
 
-    Every sealed row must land (CONTRACT I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
+    Every sealed row must land (I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
     new, so a row that the guard rejects was written by somebody else, and dropping it silently would lose an update.
 
     Several batches are merged together only if nothing that one of them does by itself could be an error. What would be in

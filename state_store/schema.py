@@ -96,7 +96,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     """Write down a pipeline, its states and its cursor; return whether anything is new. Part of `tidegate migrate`.
 
     Once a batch has committed, states may not change: an added one would miss the batches before it, and a changed
-    aggregate would give the values that are there another meaning (CONTRACT I1, I16). The source may, such as when its files
+    aggregate would give the values that are there another meaning (I1, I16). The source may, such as when its files
     get a new column, if `version` is raised to say that this is meant: what has committed stays as it was read.
 
     Raises: DeclarationChanged.

@@ -1,4 +1,4 @@
-"""Which files have counted: one row per file of a committed batch, so that the content of a file counts once (CONTRACT I12).
+"""Which files have counted: one row per file of a committed batch, so that the content of a file counts once (I12).
 
 A file is its name and what is in it: who moves it away and back, restores or touches it makes no other file of it. Rows are
 written in the commit's own transaction, under the cursor's lock; the primary key refuses what has counted before. This is the

@@ -1,4 +1,4 @@
-"""The staging that commits read: the recount that checks a seal against what is really there (CONTRACT I7)."""
+"""The staging that commits read: the recount that checks a seal against what is really there (I7)."""
 
 from functools import reduce
 from typing import Any

@@ -2,7 +2,7 @@
 
 Who steals says so in the name of a connection of its own, which ends with it. To the batch's own task this tells one thing,
 that somebody alive is at it: the task then waits instead of taking the batch over. It decides nothing. If the name is lost,
-two may process the batch, and the fence tells which of them counts (CONTRACT I4). An advisory lock would tell the same; but a
+two may process the batch, and the fence tells which of them counts (I4). An advisory lock would tell the same; but a
 connection pooler would keep it for whoever comes next.
 """
 

@@ -140,7 +140,7 @@ class StateStore:
         `awaits_ack` tells whether their source wants to be told of each commit (`note_ack`).
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first, and
-        then nothing is written: look again. All or nothing (CONTRACT I6).
+        then nothing is written: look again. All or nothing (I6).
 
         Raises: PipelinePaused; RangeRefused near the last possible txid.
         """
@@ -200,7 +200,7 @@ class StateStore:
         which is to be given as `recut`. If the process dies afterwards, the next attempt fences this one.
 
         A batch of an opaque source is cut anew by every attempt but the first, and whenever the batch before it was
-        (SEMANTICS (b), MasterBatchCoordinator 5). A transactional source keeps its cut.
+        (docs/semantics.md). A transactional source keeps its cut.
 
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
@@ -365,10 +365,10 @@ class StateStore:
             return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
-        """Commit the batch, or report that it already counts. In txid order, each exactly once (CONTRACT I1-I4, I8).
+        """Commit the batch, or report that it already counts. In txid order, each exactly once (I1-I4, I8).
 
         If the connection breaks, the outcome is unknown; it is found out by locking the cursor on a new connection,
-        which waits for the old transaction to end (CONTRACT I10). It is never guessed. An attempt that has not ended within
+        which waits for the old transaction to end (I10). It is never guessed. An attempt that has not ended within
         the timeout (None: the settings') is taken for dead.
 
         Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable, and the permanent

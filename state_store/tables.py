@@ -34,11 +34,11 @@ NAMING = {
     "ck": "ck_%(table_name)s_%(constraint_name)s",
 }
 LEDGER, STATE, STAGING = "tidegate", "state", "staging"
-# Room for new row versions on the page keeps updates HOT (CONTRACT section 5: 100% HOT at 70, and a quarter faster);
+# Room for new row versions on the page keeps updates HOT (all of them, at 70);
 # hot counters need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
 
-# The database itself refuses a second writer of a state table (CONTRACT I15); see tidegate.single_writer in migration 0001.
+# The database itself refuses a second writer of a state table (I15); see tidegate.single_writer in migration 0001.
 SINGLE_WRITER = (
     "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
@@ -329,8 +329,8 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
     """Return the staging table of one attempt: the staged columns and the Spark task attempt that wrote the row.
 
-    A table of its own per attempt fences the data plane: a late writer of an older attempt cannot reach it (CONTRACT I5).
-    Logged, because a crash of any backend empties UNLOGGED tables without an error (CONTRACT section 5).
+    A table of its own per attempt fences the data plane: a late writer of an older attempt cannot reach it (I5).
+    Logged, because a crash of any backend empties UNLOGGED tables without an error.
     """
     return Table(
         f"{staged.name}_{txid}_{attempt_number}",

@@ -2,7 +2,7 @@
 
 Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
-saw the planned bytes (CONTRACT I11).
+saw the planned bytes (I11).
 
 Which files have been taken already? The ledger keeps each file that has counted, by its name and digest
 (`state_store.source_files`); `jobs.sources.file_batches` compares the folder with it at each plan.

@@ -5,7 +5,7 @@
 `partitions` is what the batch reads; `idle` is where the other known partitions stand, so that no position is ever lost.
 A partition that appears joins with the next new txid. One that vanishes or cannot be reached stops a transactional source
 with a named error, because its batch could not be replayed; an opaque source leaves it idle, and its rows come in a later
-batch (SEMANTICS (b), PartitionedTridentSpoutExecutor and OpaquePartitionedTridentSpoutExecutor).
+batch (docs/semantics.md).
 """
 
 import logging

@@ -196,7 +196,7 @@ def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, regi
 def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """The range has as many rows as before; only their hashes tell (CONTRACT I11)."""
+    """The range has as many rows as before; only their hashes tell (I11)."""
     feed = TableFeed(settings, by_time=False)
     pipeline = pipeline_over(feed)
     register(pipeline)

@@ -206,7 +206,7 @@ def test_another_declaration_than_the_registered_one_computes_nothing(settings: 
 def test_a_new_version_processes_again_what_an_old_one_sealed(
     settings: Settings, sales: Pipeline, register: Callable[..., None]
 ) -> None:
-    """What an older version computed and did not commit never counts (CONTRACT I16)."""
+    """What an older version computed and did not commit never counts (I16)."""
     phases.plan_batches(settings, SALES, run_id="run")
     process(settings, 1)
     doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
@@ -402,7 +402,7 @@ def test_staging_that_is_lost_or_damaged_is_made_again(
 
 
 def test_a_zombie_that_stages_more_rows_later_changes_nothing(settings: Settings, sales: Pipeline) -> None:
-    """Rows that no seal names do not count, even in the right table (CONTRACT I7)."""
+    """Rows that no seal names do not count, even in the right table (I7)."""
     phases.plan_batches(settings, SALES, run_id="run")
     process(settings, 1)
     row = {"shop": "north", "sold": 99, "cents": 99, "least": 0, "most": 999, "task_attempt": 2**40}

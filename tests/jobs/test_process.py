@@ -345,7 +345,7 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables, seed: int) -> None:
-    """Any split of the same rows, in any order, gives the state that one pass over all of them gives (CONTRACT I16)."""
+    """Any split of the same rows, in any order, gives the state that one pass over all of them gives (I16)."""
     dice = random.Random(seed)
     names = ["a", "b", "", " ", "Zürich", "\U0001f30a", None]
     rows: list[Row] = [

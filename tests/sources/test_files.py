@@ -723,7 +723,7 @@ def test_a_bad_json_record_is_refused_with_file_and_line(inbox: Inbox, record: s
 
 @pytest.mark.parametrize("source", [CSV, JSON], ids=lambda source: source.format)
 def test_a_decimal_with_more_digits_than_its_column_is_refused(inbox: Inbox, source: Files) -> None:
-    """No rounding that nobody asked for: rounded rows add up to another sum (CONTRACT section 4)."""
+    """No rounding that nobody asked for: rounded rows add up to another sum."""
     source = Files("inbox", format=source.format, schema={"name": "string", "amount": "decimal(10,2)"})
     pipeline = inbox.declare(source, states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
     good = {"csv": HEADER + "a,1.500\n", "json": '{"name": "a", "amount": 1.500}\n'}

@@ -213,5 +213,5 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
     ],
 )
 def test_whatever_changes_a_values_meaning_changes_the_fingerprint(changed: Pipeline) -> None:
-    """Partials of another declaration must never meet the state (CONTRACT I16)."""
+    """Partials of another declaration must never meet the state (I16)."""
     assert changed.spec.fingerprint != declare().spec.fingerprint

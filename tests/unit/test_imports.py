@@ -1,4 +1,4 @@
-"""Imports go one way, and what is imported often stays light (HOUSE section 5)."""
+"""Imports go one way, and what is imported often stays light."""
 
 import ast
 import json

@@ -1,0 +1,42 @@
+"""What code, tests and documents refer to is in this repository."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+TRACKED = [
+    name
+    for name in subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
+    if (PROJECT / name).exists()
+]
+WRITTEN = [name for name in TRACKED if name.endswith((".py", ".md", ".mako", ".yml", ".conf", ".sh", "Makefile"))]
+RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_text(), re.MULTILINE))
+# Names of files of this project, as prose and docstrings write them.
+FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose"
+FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|service))\b")
+EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py"}  # what the README has its readers write
+LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
+
+
+def test_the_rules_are_numbered_without_gaps() -> None:
+    """They are cited by their numbers."""
+    assert {f"I{number}" for number in range(1, len(RULES) + 1)} == RULES
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_references_resolve(name: str) -> None:
+    """Rules of the protocol, files, and links between documents."""
+    text = (PROJECT / name).read_text()
+    known = set(TRACKED)
+
+    assert set(re.findall(r"\bI\d{1,2}\b", text)) <= RULES
+    if name.startswith("tests/"):
+        return  # where files are made up
+    missing = {found for found in FILE.findall(text) if found not in known | EXAMPLES}
+    assert not missing
+    if name.endswith(".md"):
+        here = (PROJECT / name).parent
+        assert [link for link in LINK.findall(text) if not (here / link).exists()] == []
