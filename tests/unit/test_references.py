@@ -40,3 +40,14 @@ def test_references_resolve(name: str) -> None:
     if name.endswith(".md"):
         here = (PROJECT / name).parent
         assert [link for link in LINK.findall(text) if not (here / link).exists()] == []
+
+
+def test_documents_keep_their_limits() -> None:
+    """CONTRIBUTING can be read at once, and so can each record of a decision, of which the list names all."""
+    folder = PROJECT / "docs/decisions"
+    records = sorted(folder.glob("[0-9]*.md"))
+
+    assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
+    assert [file.name for file in records if len(file.read_text().split()) > 200] == []
+    assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == [file.name for file in records]
+    assert [int(file.name[:4]) for file in records] == list(range(1, len(records) + 1))
