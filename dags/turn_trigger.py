@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
-# A task that ends in the triggerer makes the Dag processor parse its file, 0.2 core seconds; several that end together once.
+# A task that ends in the triggerer makes the Dag processor parse its file; several that end together, once.
 # Until then it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0

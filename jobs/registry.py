@@ -64,5 +64,5 @@ def _entry_point(name: str) -> EntryPoint | None:
 
 @cache
 def _entry_points() -> EntryPoints:
-    """Return what packages bring. To find it takes 35 ms: Airflow's tasks inherit it (`airflow_local_settings`)."""
+    """Return what packages bring. Finding it is slow, so Airflow's tasks inherit it (`airflow_local_settings`)."""
     return entry_points(group=ENTRY_POINTS)

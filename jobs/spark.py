@@ -37,7 +37,7 @@ SECONDS_BETWEEN_LOOKS = 5.0
 # attempt goes on saying that it is alive; a query may take as long as it takes.
 LONGEST_SILENCE_SECONDS = 60.0
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
-# Some 45 s in all: a server that restarts is waited for; for longer absences the whole batch is tried again.
+# Long enough for a server that restarts; for longer absences the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
 MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
 LOCAL = re.compile(r"local\[(\d+|\*)\]")
@@ -74,8 +74,8 @@ def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = F
 
     `rows_are_short` promises that no row is long which Python gets to see, so that only their number has to be limited.
 
-    Spark starts Python workers per session and keeps them until the server ends: a session per batch costs 2 s of start-up
-    each (0.2 s in a used one) and leaks a process. So all batches of a pipeline share one session.
+    Spark starts Python workers per session and keeps them until the server ends: a session per batch would pay for a slow
+    start each time, and leak a process. So all batches of a pipeline share one session.
 
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is no address, ListenerNotTrusted if
     another account of this machine listens there.

@@ -99,10 +99,7 @@ class StagingSink:
 
 
 def _keep_imports() -> None:
-    """Keep what this worker has imported out of its garbage collections: Spark asks for one after each task.
-
-    They took 30 of the 57 ms of CPU that a worker needed for a hundred rows.
-    """
+    """Keep what this worker has imported out of its garbage collections: Spark asks for one after each task."""
     if not gc.get_freeze_count():
         gc.freeze()
 
@@ -110,9 +107,8 @@ def _keep_imports() -> None:
 def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in the order of their first key, as many at a time as SORTED_BYTES hold; texts as they come.
 
-    Whoever merges them then finds in one place, in memory too, what belongs together. Ten batches of 864,000 of a million
-    bigints are added up in 2.9 instead of 3.5 s, behind the cursor's lock; here, beside other tasks, each takes 0.04 s.
-    To sort texts takes longer than it saves.
+    The merge, which holds the cursor's lock, then finds in one place, in memory too, what belongs together. Here the sort runs
+    beside other tasks. Sorting texts takes longer than it saves.
     """
     key = staged_in_order_of(staged)
     if key is None:

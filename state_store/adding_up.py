@@ -25,9 +25,9 @@ SHARED_ROWS = 1_000_000
 # So many of the largest batch tell where the keys are to be cut.
 SAMPLED_ROWS = 10_000
 ATTEMPT = 0  # of the table that takes the sums: real ones count from 1
-# Of one hash table, which may grow to twice as much, or of the sort of an upsert: a million keys of two sums take 110 MB.
+# Of one hash table, which may grow to twice as much, or of the sort of an upsert: enough for two million keys of two sums.
 MEMORY_MIB = 256
-# Of all sorts together: ten batches of 864,000 keys take 620 MiB. Larger ones are sorted in files, which takes a sixth longer.
+# Of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
 SORTING_MEMORY_MIB = 1024
 _WORKERS = "max_parallel_workers_per_gather"
 _ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]

@@ -35,8 +35,8 @@ def give_back(engine: sa.Engine) -> None:
 def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
-    It is the same one for the same settings, because an Engine remembers the SQL that it has made of its statements: of those
-    that a batch needs, some 40 at 1 ms each. Disposed of, it may be used again.
+    It is the same one for the same settings, because an Engine remembers the SQL that it has compiled of its statements, some
+    forty for a batch. Disposed of, it may be used again.
 
     The pool keeps as many connections as were ever wanted at once: one for a task or a command, which run their statements one
     after another, a few for `tidegate run`. The one that was given back last is used first: its session has the tables mapped.

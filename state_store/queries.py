@@ -28,9 +28,8 @@ _lag = sa.table(
 # Columns of an attempt that its batch's history shows otherwise.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 ACTIONS_SHOWN = 100
-# Nine batches of 864,000 of a million keys merge in 8 s together, in 40 s one by one. So while more are on their way, a batch
-# that is ready waits for company, this many times as long as the last merge took: seconds after a large one, nothing after a
-# small one.
+# Batches that share keys merge faster together than one by one. So while more are being processed, a batch that is ready waits
+# to be merged with them, this many times as long as the last merge took: seconds after a large one, nothing after a small one.
 PATIENCE = 3
 # But never longer than this, whatever the clock of the machine has done since the last merge or the seal.
 LONGEST_PATIENCE_SECONDS = 180

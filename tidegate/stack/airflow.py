@@ -29,8 +29,8 @@ RUNS_TASKS = ("scheduler", "triggerer")
 def airflow_settings() -> dict[str, str]:
     """Return the settings that the embedded stack and the team server share, by their environment variables.
 
-    Measured on two cores: with the default limits 100 empty txids take 140 s, with these 29 s. What must be limited, Spark
-    work in flight, is limited by the Dag's concurrency, not by starving the executor.
+    Airflow's default limits are low for many short tasks. What must be limited, Spark work, is limited by the Dag's
+    concurrency, not by starving the executor.
     """
     return {
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
@@ -44,7 +44,7 @@ def airflow_settings() -> dict[str, str]:
         # The one driver that would tell the password to any server; the other one has require_auth in its address.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "tidegate.stack.airflow_database.CONNECT_ARGS",
         "AIRFLOW__SCHEDULER__MAX_TIS_PER_QUERY": "64",
-        # How long an idle scheduler sleeps: 0.2 s costs an eighth of a core for good, 1 s, the default, a second between tasks.
+        # How long an idle scheduler sleeps: less costs a part of a core all the time, the default adds a second between tasks.
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.4",
         "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         # How soon killed processes are noticed and their work is taken over; the defaults are minutes.
@@ -181,7 +181,7 @@ class EmbeddedAirflow:
                 missing := listens(self._stack_folder, "airflow-api-server", self._ports["airflow"])
             ):
                 return missing
-            # Not the client of `tidegate.airflow_client`: to import and set it up takes 0.15 s, and this is a page on loopback.
+            # Not the client of `tidegate.airflow_client`, which is slow to import: this is a page on loopback.
             connection = HTTPConnection("127.0.0.1", self._ports["airflow"], timeout=5)
             try:
                 connection.request("GET", "/api/v2/monitor/health")

@@ -95,8 +95,8 @@ class EmbeddedPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",  # their paths are limited to 107 bytes; loopback with passwords does
             "max_connections": 200,
-            # Merges take a third less time than with the defaults of 128 MB and 1 GB; into 50 million keys (5 GB) they take
-            # half as long with 6 GB as with 2 GB. What no table fills is never touched.
+            # Merges into large states are bound by memory; the defaults are for small machines. What no table fills is never
+            # touched.
             "shared_buffers": f"{min(memory // 4, MAX_SHARED_BUFFERS) // 1024}kB",
             "max_wal_size": "8GB",
             # Who asks works along: with the default of 2, three processes would share two cores when batches are added up.
