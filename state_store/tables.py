@@ -1,4 +1,4 @@
-"""All tables as SQLAlchemy Core metadata. Migrations lead to it and `alembic check` proves that they do.
+"""All tables as SQLAlchemy Core metadata; views, functions and grants are in ``schema.sql`` beside it. Migrations lead to both.
 
 Schema ``tidegate`` holds the ledger, ``state`` one typed table per declared state, ``staging`` one table per state and
 attempt that lives until its batch has committed and the retention is over.

@@ -1,12 +1,15 @@
 """What is registered is what may run: revisions, declarations and the incarnation of the database are compared, not assumed."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.schema import CreateSchema
 
 import migrations
 from jobs.registry import all_pipelines
@@ -16,11 +19,45 @@ from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.integration.test_migrations import shape
 from tidegate.stack import component as components
 from tidegate.stack.postgres import EmbeddedPostgres
 
 HEAD = schema.head_revision()
 Register = Callable[[PipelineSpec], bool]
+
+
+# today's schema
+
+
+def test_the_migrations_lead_to_the_schema_that_is_written_down(settings: Settings, server: Server) -> None:
+    """Tables, views, functions and grants: whoever reads tables.py and schema.sql reads what is there."""
+    specs = [pipeline.spec for pipeline in all_pipelines()]
+    migrated, written = (replace(settings, pg_database=server.create_database()) for _ in range(2))
+    try:
+        migrations.upgrade(migrated, specs)
+        with migrations.connected(written) as connection:
+            for name in (tables.LEDGER, tables.STATE, tables.STAGING):
+                connection.execute(CreateSchema(name))
+            tables.ledger.create_all(connection)
+            with closing(connection.connection.cursor()) as cursor:
+                cursor.execute(Path(schema.__file__).with_suffix(".sql").read_text())
+            tables.state_tables(tuple(specs)).create_all(connection)
+
+        assert _without_alembic(shape(written)) == _without_alembic(shape(migrated))
+    finally:
+        for each in (migrated, written):
+            server.drop_database(each.pg_database)
+
+
+def _without_alembic(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Leave out Alembic's own table, and the order in which privileges were granted."""
+    ours = {what: [text for text in texts if "alembic_version" not in text] for what, texts in found.items()}
+    return {what: sorted(re.sub(r"\{[^{}]*\}", _sorted_items, text) for text in texts) for what, texts in ours.items()}
+
+
+def _sorted_items(match: "re.Match[str]") -> str:
+    return "{" + ",".join(sorted(match[0].strip("{}").split(","))) + "}"
 
 
 # revisions

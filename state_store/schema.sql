@@ -1,0 +1,104 @@
+-- What the ledger has besides the tables of tables.py: views, functions, aggregates, grants. This is the schema of today, for
+-- people to read; the migrations lead to it, and a test proves that they do (tests/integration/test_schema.py).
+
+-- Phase of a batch. It is derived from its rows, in the order in which they overrule each other, and stored nowhere.
+
+CREATE VIEW tidegate.batches AS
+SELECT b.pipeline, b.txid,
+       CASE WHEN c.skipped_reason IS NOT NULL THEN 'skipped'
+            WHEN c.txid IS NOT NULL THEN 'committed'
+            WHEN b.halted_at IS NOT NULL THEN 'halted'
+            WHEN a.attempt IS NULL THEN 'planned'
+            WHEN a.sealed_at IS NOT NULL THEN 'processed'
+            WHEN a.failed_at IS NOT NULL THEN 'failed'
+            ELSE 'processing' END AS phase,
+       coalesce(c.attempt, b.attempt) AS attempt,
+       a.source_rows, c.key_count, b.opened_at, a.started_at, a.sealed_at, c.committed_at, a.owner,
+       CASE WHEN c.txid IS NOT NULL THEN NULL
+            WHEN b.skip_reason IS NOT NULL THEN 'its turn to be skipped: ' || b.skip_reason
+            WHEN b.halted_at IS NOT NULL THEN b.halted_reason
+            WHEN a.failed_at IS NOT NULL THEN a.error
+            WHEN a.attempt IS NULL AND b.txid > k.txid + (
+                SELECT p.in_flight FROM tidegate.pipeline p WHERE p.pipeline = b.pipeline
+            ) THEN 'txid ' || k.txid + 1 || ' to commit: the window is full'
+            WHEN a.attempt IS NULL THEN 'a run that processes it'
+            WHEN a.sealed_at IS NULL THEN 'attempt ' || a.attempt || ' by ' || a.owner
+            WHEN b.txid > k.txid + 1 THEN 'txid ' || k.txid + 1 || ' to commit'
+            ELSE 'its commit' END AS waits_for
+FROM tidegate.batch b
+JOIN tidegate.cursor k ON k.pipeline = b.pipeline
+LEFT JOIN tidegate.commit c ON c.pipeline = b.pipeline AND c.txid = b.txid
+LEFT JOIN tidegate.attempt a
+       ON a.pipeline = b.pipeline AND a.txid = b.txid AND a.attempt = coalesce(c.attempt, b.attempt);
+
+-- How far each pipeline is.
+
+CREATE VIEW tidegate.lag AS
+SELECT k.pipeline, k.txid AS committed, coalesce(o.txid, 0) AS opened, coalesce(o.txid, 0) - k.txid AS pending,
+       c.committed_at,
+       (SELECT 'txid ' || n.txid || ': ' || n.waits_for FROM tidegate.batches n
+         WHERE n.pipeline = k.pipeline AND n.txid = k.txid + 1) AS waits_for
+FROM tidegate.cursor k
+LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
+LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
+
+-- A state table has one writer (I15). A commit names its pipeline for the length of its transaction; everybody else is refused,
+-- with the grants as the outer wall. Each state table has the trigger `single_writer` that calls this (tables.SINGLE_WRITER).
+
+CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE
+    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = TG_TABLE_NAME);
+BEGIN
+    IF owner IS NULL THEN
+        RAISE EXCEPTION 'state.% belongs to no registered pipeline', TG_TABLE_NAME
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Run: tidegate migrate';
+    END IF;
+    IF owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '') THEN
+        RAISE EXCEPTION 'state.% is written by the commits of pipeline % only', TG_TABLE_NAME, owner
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = 'To change it by hand all the same: SET tidegate.writer = ' || quote_literal(owner);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Sum of bigints that stays a bigint: Postgres' own goes through numeric. Out of range is an error, as in a state's sum.
+
+CREATE AGGREGATE tidegate.add_up(bigint) (
+    SFUNC = pg_catalog.int8pl, STYPE = bigint, COMBINEFUNC = pg_catalog.int8pl, PARALLEL = SAFE
+);
+
+-- Last txid of a key. Without a COMBINEFUNC, so that Postgres gives whole groups to each of its processes.
+
+CREATE AGGREGATE tidegate.latest(bigint) (SFUNC = pg_catalog.int8larger, STYPE = bigint, PARALLEL = SAFE);
+
+REVOKE EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) FROM PUBLIC;
+
+-- tidegate: plans, processes and commits. It may not edit frozen metadata, delete, or truncate.
+
+GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
+GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
+GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate;
+GRANT INSERT ON tidegate.batch, tidegate.attempt, tidegate.seal, tidegate.commit, tidegate.run_batch, tidegate.source_file,
+    tidegate.quarantine, tidegate.operator_action TO tidegate;
+GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight) ON tidegate.pipeline TO tidegate;
+GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor TO tidegate;
+GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_after, awaits_ack, acked_at)
+    ON tidegate.batch TO tidegate;
+GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source_rows, source_hash, source_hash_sum,
+    quarantined_rows, transformed_rows, transformed_hash, transformed_hash_sum, staged_bytes, spark_application, spark_tag,
+    dropped_at) ON tidegate.attempt TO tidegate;
+GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
+GRANT UPDATE (replayed_txid) ON tidegate.quarantine TO tidegate;
+GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;
+ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
+
+-- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, and quarantine, for replays.
+
+GRANT USAGE ON SCHEMA tidegate, staging TO tidegate_stager;
+GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
+
+-- tidegate_reader: people. It reads ledger and states.
+
+GRANT USAGE ON SCHEMA tidegate, state TO tidegate_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate_reader;
+ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT ON TABLES TO tidegate_reader;
