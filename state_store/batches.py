@@ -142,7 +142,8 @@ def has_room(connection: Connection, pipeline: str, txid: int) -> bool:
     """Tell whether a batch is in the window behind the cursor, as the newest plan has declared it."""
     p, c = tables.pipeline.c, tables.cursor.c
     both = sa.join(tables.cursor, tables.pipeline, p.pipeline == c.pipeline)
-    return bool(connection.scalar(sa.select(txid <= c.txid + p.in_flight).select_from(both).where(c.pipeline == pipeline)))
+    ahead = sa.literal(txid, sa.BigInteger) - c.txid  # a sum could leave the range of a bigint
+    return bool(connection.scalar(sa.select(ahead <= p.in_flight).select_from(both).where(c.pipeline == pipeline)))
 
 
 def note_window(connection: Connection, spec: PipelineSpec) -> None:

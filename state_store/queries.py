@@ -220,7 +220,7 @@ def _turns() -> sa.Select[Any]:
     )
     opens = sa.or_(c.txid >= asked.c.txid, sa.and_(c.txid == asked.c.txid - 1, sa.or_(ended, given_up)))
     done = sa.and_(c.txid >= asked.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
-    begins = asked.c.txid <= c.txid + _in_flight()
+    begins = asked.c.txid - c.txid <= _in_flight()
     answer = sa.select(asked.c.pipeline, asked.c.txid, opens, halted, given_up, done, begins)
     return answer.join(tables.cursor, c.pipeline == asked.c.pipeline)
 
@@ -240,7 +240,7 @@ def _waits_for_company() -> sa.ColumnElement[bool]:
     later = tables.batch.alias("later")
     is_company_coming = (
         sa.exists()
-        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, later.c.txid <= c.txid + _in_flight())
+        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, later.c.txid - c.txid <= _in_flight())
         .where(~attempts.newest_has_ended(later))
         .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
         .correlate(tables.cursor)

@@ -18,7 +18,7 @@ SELECT b.pipeline, b.txid,
             WHEN b.skip_reason IS NOT NULL THEN 'its turn to be skipped: ' || b.skip_reason
             WHEN b.halted_at IS NOT NULL THEN b.halted_reason
             WHEN a.failed_at IS NOT NULL THEN a.error
-            WHEN a.attempt IS NULL AND b.txid > k.txid + (
+            WHEN a.attempt IS NULL AND b.txid - k.txid > (
                 SELECT p.in_flight FROM tidegate.pipeline p WHERE p.pipeline = b.pipeline
             ) THEN 'txid ' || k.txid + 1 || ' to commit: the window is full'
             WHEN a.attempt IS NULL THEN 'a run that processes it'

@@ -23,7 +23,7 @@ def next_unbegun(connection: Connection, pipeline: str, run_id: str, behind: int
         .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
         .join(tables.cursor, c.pipeline == r.pipeline)
         .join(tables.pipeline, p.pipeline == r.pipeline)
-        .where(r.txid <= c.txid + p.in_flight)
+        .where(r.txid - c.txid <= p.in_flight)
         .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > behind, b.attempt == 0, b.skip_reason.is_(None))
         .where(~_has_thief(b.pipeline, b.txid))
         .order_by(r.txid)

@@ -34,7 +34,7 @@ LEFT JOIN tidegate.attempt a
        ON a.pipeline = b.pipeline AND a.txid = b.txid AND a.attempt = coalesce(c.attempt, b.attempt)
 """
 WINDOW = """
-            WHEN a.attempt IS NULL AND b.txid > k.txid + (
+            WHEN a.attempt IS NULL AND b.txid - k.txid > (
                 SELECT p.in_flight FROM tidegate.pipeline p WHERE p.pipeline = b.pipeline
             ) THEN 'txid ' || k.txid + 1 || ' to commit: the window is full'
 """

@@ -156,9 +156,9 @@ def test_pipelines_lists_what_is_declared_and_what_it_promises(shops: CommandLin
     shown = shops("pipelines").stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for line in (
-        "flights Files transactional exactly once block, 6 tries 4",
-        "orders Files transactional exactly once quarantine, 6 tries 4",
-        "visits Files transactional at least once skip, 1 try 4",
+        "flights Files transactional exactly once block, 6 tries 4 16",
+        "orders Files transactional exactly once quarantine, 6 tries 4 16",
+        "visits Files transactional at least once skip, 1 try 4 16",
         "orders revenue opaque shop orders, cents exactly once",
         "visits per_page non-transactional page visits, seconds at least once",
         "orders check paid: cents > 0",

@@ -33,7 +33,7 @@ TABLE_PRIVILEGES = {
     "airflow": {},
 }
 COLUMN_UPDATES = {
-    "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason"},
+    "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason", "in_flight"},
     "tidegate.batch": {
         "attempt",
         "halted_at",
