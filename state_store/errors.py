@@ -58,6 +58,11 @@ class Fault(Enum):
     UNKNOWN = "unknown"
 
 
+def storable(text: str) -> str:
+    """Return a message as Postgres can keep it: it may quote a record's NUL, or a name that is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+
+
 class TidegateError(Exception):
     """The root of all errors that Tidegate raises on purpose."""
 

@@ -21,7 +21,7 @@ from state_store.commits import Commit
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
-from state_store.errors import RangeRefused, StoreUnavailable
+from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.partition_copy import CsvReader, copy_rows
 from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
 from state_store.settings import Settings
@@ -315,7 +315,7 @@ class StateStore:
         Raises: AttemptFenced if a newer attempt owns the batch: whatever failed here, that one tells the story.
         """
         with self._transaction(f"failing {attempt}") as connection:
-            tries = attempts.write_failure(connection, attempt, error, is_poison=is_poison)
+            tries = attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
             attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
             return tries
 
@@ -343,13 +343,13 @@ class StateStore:
             batch = attempts.lock_batch(connection, pipeline, txid)
             if not attempts.is_poison(connection, batch) or attempts.poison_tries(connection, pipeline, txid) < tries:
                 return False
-            return batches.give_up(connection, pipeline, txid, owner, reason)
+            return batches.give_up(connection, pipeline, txid, owner, storable(reason))
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
         """Say that nobody retries this batch by itself any more, so that later ones stop waiting for it in their run."""
         with self._transaction("halting a batch") as connection:
             self._set_limits(connection)
-            batches.halt(connection, pipeline, txid, reason)
+            batches.halt(connection, pipeline, txid, storable(reason))
 
     # commit
 

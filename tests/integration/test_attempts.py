@@ -458,3 +458,17 @@ def behind(txid: int) -> Cut:
 def _register(settings: Settings, spec: object) -> None:
     with migrations.connected(settings) as connection:
         assert schema.register(connection, spec)
+
+
+def test_a_message_that_quotes_what_postgres_cannot_keep_is_kept_visibly(tally: Tally) -> None:
+    """A NUL out of a record, a file name that is not UTF-8: the batch is halted, or given up, all the same."""
+    message, kept = "a\udcff.csv, line 1: the header is 'na\0me'.", "a\\udcff.csv, line 1: the header is 'na\\0me'."
+    tally.plan(2)
+    for txid in (1, 2):
+        tally.store.fail_attempt(tally.start(txid), message, is_poison=True)
+    tally.store.halt_batch("tally", 1, message)
+    assert tally.store.give_up("tally", 2, "the pipeline's policy", message)
+
+    assert tally.store.batch_history("tally", 1).attempts[0]["error"] == kept
+    assert tally.store.turn("tally", 1).halted == f"txid 1 is halted: {kept}"
+    assert kept in str(tally.store.batch_statuses("tally")[1].waits_for)
