@@ -18,7 +18,7 @@ from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users
 from pyspark.sql.pandas.types import from_arrow_type
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
-from jobs.sources.csv_records import CsvParser
+from jobs.sources.csv_records import EMPTY_LINE, CsvParser
 from jobs.sources.file_content import COMPRESSED, UTF8, text_of
 from jobs.sources.file_partitions import IN_THE_FILES, Partitions
 from jobs.sources.json_records import JsonParser, has_key, object_of
@@ -289,6 +289,8 @@ class PayloadsReader:
         parser = self.parser
         if names is not None and (missing := [name for name in parser.types if name not in names]):
             return self._nothing, {0: f"its file has no column {missing[0]}"}
+        if isinstance(parser, CsvParser) and not record:
+            return self._nothing, {0: EMPTY_LINE}  # of which no text is left to be cut
         if isinstance(parser, CsvParser):
             cut = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
             if [len(chunk) for chunk in cut] != [1]:

@@ -203,9 +203,9 @@ class Fuzz:
                 before = place.waiting
                 place.replay()
                 self.quarantined += len(before)
-                after = [(record["origin"], record["payload"], record["reason"]) for record in place.waiting]
-                if sorted(after) != sorted((record["origin"], record["payload"], record["reason"]) for record in before):
-                    return f"replayed, the quarantine changed from {before} to {place.waiting}"
+                was, now = (Counter((r["origin"], r["payload"], r["reason"]) for r in them) for them in (before, place.waiting))
+                if was != now:
+                    return f"replayed, there is in quarantine {_shown(now - was)} instead of {_shown(was - now)}"
                 wrong = _difference(declared, inputs, place)
             return wrong
 
