@@ -297,9 +297,11 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
                 phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
             if is_ahead:
                 return "begin"
-            if self.execution_timeout is None and phases.await_commit(settings, name, txid, owner=str(here)):
-                return None
-            return None if store.turn(name, txid).done else "commit"
+            if self.execution_timeout is None:
+                has_committed = phases.await_commit(settings, name, txid, owner=str(here))
+            else:
+                has_committed = store.turn(name, txid).done
+            return None if has_committed else "commit"
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""

@@ -23,7 +23,7 @@ from jobs.sources.file_content import COMPRESSED, UTF8, text_of
 from jobs.sources.file_partitions import IN_THE_FILES, Partitions
 from jobs.sources.json_records import JsonParser, has_key, object_of
 from jobs.sources.text_records import Chunk, Grammar, chunk_of, chunks
-from state_store.errors import MalformedRecord
+from state_store.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
@@ -309,7 +309,7 @@ def flagged_batch(
     payloads: list[str | None] = [payload(number) for number in range(count)] if parser.formatted else [None] * count
     is_good = np.ones(count, np.bool_)
     for number, why in bad.items():
-        refusals[number], payloads[number], is_good[number] = why.replace("\0", "\\0"), payload(number), False
+        refusals[number], payloads[number], is_good[number] = storable(why), payload(number), False
     if bad:
         places = pa.array(np.where(is_good, np.arange(count), 0), mask=~is_good)
         columns = {name: column.take(places) for name, column in columns.items()}
