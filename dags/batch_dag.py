@@ -6,7 +6,7 @@ plan freezes the batches of this run and hands on their txids, nothing else. A b
 processes, side by side with as many others as its Dag allows; whoever finishes what the next commit waits for commits
 it at once, with all that is ready behind it. Then it goes on with batches of the run that nobody has begun: to start a
 process for each costs Airflow more than most batches take. A task that comes later finds its batch committed. If it is not,
-the task stays for a while as long as only commits are missing (`phases.await_commit`); then it waits for its turn in the
+the task stays for a while as long as only commits are missing (`jobs.engine.committing`); then it waits for its turn in the
 triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a worker commits it, in one Postgres
 transaction. A task that comes while the pipeline's window is full waits in the triggerer too, until there is room. If one
 txid fails, those behind it are processed as far as the window goes, and those before it commit; those after it fail, saying
@@ -16,7 +16,7 @@ rows takes its place.
 Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
 twice at once; at worst they find the work done.
 
-Importing this module loads no pyspark: `jobs.phases`, which does, is imported when a task runs.
+Importing this module loads no pyspark: `jobs.engine`, which does, is imported when a task runs.
 """
 
 import logging
@@ -31,8 +31,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from dags.turn_trigger import BATCH, Awaited, TurnTrigger
 from jobs.registry import has_pipeline, pipeline_names
-from state_store import Settings, StateStore
+from state_store import Settings
 from state_store.attempts import AirflowTry
+from state_store.commits import Commit
 from state_store.errors import (
     AttemptFenced,
     PipelinePaused,
@@ -176,7 +177,7 @@ def batch_dag(
 
 def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
     """Return the txids that this run covers; with none, the whole run is skipped."""
-    from jobs import phases  # noqa: PLC0415 - brings pyspark
+    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
     from jobs.registry import find_pipeline  # noqa: PLC0415
 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
@@ -193,7 +194,8 @@ def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run
         )
     given = {name: params[name] for name in PARAMS}
     try:
-        txids = phases.plan_batches(Settings.load(), declared, run_id=run_id, **given)
+        with Worker.open(Settings.load(), declared, owner=run_id) as worker:
+            txids = worker.plan(run_id, **given)
     except PipelinePaused as paused:
         raise AirflowSkipException(str(paused)) from paused
     if not txids:
@@ -211,9 +213,9 @@ def report_failure(context: Mapping[str, Any]) -> None:
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
     It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
     """
-    from jobs import phases  # noqa: PLC0415 - brings pyspark
+    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
-    settings, ti, error = Settings.load(), context["ti"], context.get("exception")
+    ti, error = context["ti"], context.get("exception")
     if isinstance(error, WaitedInVain):
         return
     if isinstance(error, TidegateError):
@@ -222,12 +224,12 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{type(error).__name__}: {error}"
     else:
         reason = f"its task was killed in try {ti.try_number}."
-    with StateStore.connect(settings) as store:
-        txid = store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
-        phases.report_exhausted(settings, ti.dag_id, txid, reason)
-        if store.turn(ti.dag_id, txid).given_up:
+    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti))) as worker:
+        txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
+        worker.report_exhausted(txid, reason)
+        if worker.store.turn(ti.dag_id, txid).given_up:
             try:
-                logger.info("%s", phases.commit_batch(settings, ti.dag_id, txid, owner=str(_try(ti))))
+                logger.info("%s", worker.commit(txid))
             except RetryableError as later:
                 logger.info("%s", later)
 
@@ -266,7 +268,7 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         self._execute(context)
 
     def _execute(self, context: Any) -> None:
-        from jobs.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
 
         here, settings = _try(context["ti"]), Settings.load()
         awaited = with_servers(settings, lambda: self._process(settings, here))
@@ -278,42 +280,46 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
 
     def _process(self, settings: Settings, here: AirflowTry) -> Awaited | None:
         """Do all that can be done now; return what the batch waits for then, None if it has committed. What is done stays."""
-        from jobs import phases  # noqa: PLC0415 - brings pyspark
+        from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
-        with StateStore.connect(settings) as store:  # held all along: what opens a store meanwhile shares the connection
-            if store.turn(name, txid).done:
-                logger.info("%s %d has committed; whose log tells of it: tidegate inspect %s --txid %d", name, txid, name, txid)
+        with Worker.open(settings, name, owner=str(here), airflow=here) as worker:
+            if worker.has_committed(txid):
+                logger.info("%s %d has committed; by which task: tidegate inspect %s --txid %d", name, txid, name, txid)
                 return None
-            phases.await_thief(settings, name, txid)
+            worker.await_claimant(txid)
             is_ahead = False
             try:
-                processed = phases.process_batch(settings, name, txid, owner=str(here), airflow=here, commit_ready=True)
+                processed = worker.process_and_commit(txid)
                 logger.info("%s", processed)
                 is_ahead = processed.is_ahead
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
             if self.execution_timeout is None:
-                phases.steal_batches(settings, name, replace(here, task_id=f"{here.task_id} of txid {txid}"))
+                helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
+                replace(worker, owner=str(helper), airflow=helper).process_claimed(here.run_id)
             if is_ahead:
                 return "begin"
             if self.execution_timeout is None:
-                has_committed = phases.await_commit(settings, name, txid, owner=str(here))
+                has_committed = worker.wait_while_only_commits_remain(txid)
             else:
-                has_committed = store.turn(name, txid).done
+                has_committed = worker.has_committed(txid)
             return None if has_committed else "commit"
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""
-        from jobs import phases  # noqa: PLC0415 - brings pyspark
-        from jobs.recovery import with_servers  # noqa: PLC0415
+        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
 
         if event:
             raise WaitedInVain(event)
         here, settings = _try(context["ti"]), Settings.load()
-        name, txid = self.pipeline_name, self.txid
-        done = with_servers(settings, lambda: phases.commit_batch(settings, name, txid, owner=str(here), airflow=here))
-        logger.info("%s", done)
+        logger.info("%s", with_servers(settings, lambda: self._commit(settings, here)))
+
+    def _commit(self, settings: Settings, here: AirflowTry) -> Commit:
+        from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+
+        with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here) as worker:
+            return worker.commit(self.txid)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Fail for good, saying why, if the wait took too long."""

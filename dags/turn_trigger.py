@@ -28,7 +28,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from state_store import Settings, StateStore
 from state_store.errors import TidegateError
-from state_store.queries import UNREGISTERED, Turn
+from state_store.turns import UNREGISTERED, Turn
 
 logger = logging.getLogger(__name__)
 

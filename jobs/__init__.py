@@ -3,9 +3,9 @@
 from jobs.aggregates import Count, Max, Min, Sum
 from jobs.pipeline import Pipeline, State
 from jobs.sources import Source
-from jobs.sources.files import Files
+from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
-from jobs.sources.kafka import Kafka
-from jobs.sources.postgres_table import PostgresTable
+from jobs.sources.kafka.source import Kafka
+from jobs.sources.postgres.source import PostgresTable
 
 __all__ = ["Count", "Files", "FixedBatches", "Kafka", "Max", "Min", "Pipeline", "PostgresTable", "Source", "State", "Sum"]

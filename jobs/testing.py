@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.compute.aggregate import aggregate
 from jobs.pipeline import Pipeline
-from jobs.process import aggregate
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
@@ -63,7 +63,7 @@ class Bench:
         self.feed = feed
         self.spark = spark
         self.settings = settings
-        self._cuts: dict[int, SourceMetadata] = {}
+        self._inputs: dict[int, SourceMetadata] = {}
         self._acked = 0
 
     def plan(self, previous: SourceMetadata | None = None, first_txid: int = 1) -> list[SourceMetadata]:
@@ -76,7 +76,7 @@ class Bench:
             found = coordinator.initialize_transaction(txid, previous, None)
             if found is None:
                 return planned
-            previous = self._cuts[txid] = _saved(found)
+            previous = self._inputs[txid] = _saved(found)
             planned.append(previous)
         raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and still there was one more.")
 
@@ -85,8 +85,8 @@ class Bench:
         found = self._coordinator().initialize_transaction(txid, previous, current)
         if found is None:
             return None
-        self._cuts[txid] = _saved(found)
-        return self._cuts[txid]
+        self._inputs[txid] = _saved(found)
+        return self._inputs[txid]
 
     def ack(self, txid: int, metadata: SourceMetadata) -> None:
         """Tell the source that a batch has committed."""
@@ -101,7 +101,7 @@ class Bench:
         """Yield each name with its files in batches before a txid, as the ledger would."""
         taken = [
             TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done)
-            for txid, cut in self._cuts.items()
+            for txid, cut in self._inputs.items()
             if txid < before_txid
             for file in cut["files"]
             for is_done in [txid <= self._acked]

@@ -1,33 +1,28 @@
-"""Start, seal and fail attempts. The newest attempt owns the batch; older ones are fenced (I4, I5).
+"""Seal and fail attempts. The newest attempt owns the batch; older ones are fenced (I4, I5).
 
 The fence is ``batch.attempt``, raised by compare-and-set under the batch's row lock in the database that holds the
-cursor. Airflow's try number, clocks and process ids play no part.
+cursor (`state_store.beginning`). Airflow's try number, clocks and process ids play no part.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from enum import Enum
+from decimal import Decimal
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
-from state_store.batches import Cut, decode_metadata, encode_metadata
-from state_store.declaration import PipelineSpec, QuarantineSpec, SourceMetadata, Staged
+from state_store.declaration import SourceMetadata
 from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
+from state_store.staging import StagedPartition
 
-LOCK_NOT_AVAILABLE = "55P03"
 FENCED = AttemptFenced("").code
-BATCHES_LOOKED_BACK = 10
 # An attempt says every few seconds that it is alive. After so long a silence its process is dead or stands still, and is not
 # waited for any longer. If it lives after all, the fence keeps it out.
 LONGEST_SILENCE_SECONDS = 60
-NO_TASK = -1  # what stands in staging for the task attempt if no Spark task wrote the row: theirs begin at 0
 
 
 @dataclass(frozen=True)
@@ -61,43 +56,6 @@ class AirflowTry:
 
 
 @dataclass(frozen=True)
-class Recut:
-    """A new cut of a batch of an opaque source: its metadata, and the digest of the metadata behind which it was cut."""
-
-    metadata: bytes
-    continues: bytes | None
-
-
-@dataclass(frozen=True)
-class CutWanted:
-    """What a source needs to cut a batch anew: where the batch before it ends, and how it was cut last."""
-
-    previous: SourceMetadata | None
-    current: SourceMetadata
-    continues: bytes | None
-
-
-class Settled(Enum):
-    """Why an uncommitted batch needs no attempt."""
-
-    SEALED = "processed already"
-    BEGUN = "begun by somebody else"
-    GIVEN_UP = "given up: it is skipped in its turn"
-    AHEAD = "not begun: the window is full until earlier txids commit"
-
-
-@dataclass(frozen=True)
-class StagedPartition:
-    """What one Spark task staged for one state, or NO_TASK: the rows that count for this partition, their number and digest."""
-
-    state: str
-    partition: int
-    task_attempt: int
-    rows: int
-    digest: int
-
-
-@dataclass(frozen=True)
 class Tracked:
     """The acker's sums of one attempt: how many rows passed a place, and the sum of their 64-bit hashes, None if untracked."""
 
@@ -110,33 +68,63 @@ class Tracked:
     staged_at: datetime | None = None
 
 
-def lock_batch(connection: Connection, pipeline: str, txid: int) -> sa.Row:  # type: ignore[type-arg]
+class LockedBatch(NamedTuple):
+    """A batch's row, locked: its newest attempt (the fence), and whether it waits for a person or was given up."""
+
+    pipeline: str
+    txid: int
+    source_digest: bytes
+    attempt: int
+    halted_at: datetime | None
+    skip_owner: str | None
+    skip_reason: str | None
+
+
+class AttemptRow(NamedTuple):
+    """What an attempt's row says that decides about it; the last two by the database's clock."""
+
+    owner: str
+    fingerprint: str
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    error: str | None
+    is_poison: bool | None
+    quarantined_rows: int | None
+    age_seconds: Decimal
+    silent_seconds: Decimal | None
+
+
+_LOCKED = [tables.batch.c[name] for name in LockedBatch._fields]
+
+
+def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
     """Lock the batch's row and return it: taking a fence, sealing and committing exclude each other.
 
     Raises: UnknownBatch.
     """
     b = tables.batch.c
     row = connection.execute(
-        sa.select(tables.batch).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
+        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
     ).one_or_none()
     if row is None:
         raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
-    return row
+    return LockedBatch(*row)
 
 
-def lock_sealed(connection: Connection, pipeline: str, txid: int) -> sa.Row | None:  # type: ignore[type-arg]
+def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch | None:
     """Lock the batch's row and return it if its newest attempt is sealed.
 
     Otherwise nothing is locked: whoever processes the batch must not wait in its seal for the merge of those before it.
     """
     b, a = tables.batch.c, tables.attempt.c
     is_sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
-    return connection.execute(
-        sa.select(tables.batch).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
+    row = connection.execute(
+        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
     ).one_or_none()
+    return LockedBatch(*row) if row else None
 
 
-def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.Row | None:  # type: ignore[type-arg]
+def newest(connection: Connection, pipeline: str, txid: int, number: int) -> AttemptRow | None:
     """Return the attempt's row with `age_seconds` and `silent_seconds` by the database's clock; None if there is none yet.
 
     An attempt of older code says nothing while it runs: its `silent_seconds` are None.
@@ -144,9 +132,11 @@ def newest(connection: Connection, pipeline: str, txid: int, number: int) -> sa.
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
     silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")
-    return connection.execute(
-        sa.select(tables.attempt, age, silence).where(a.pipeline == pipeline, a.txid == txid, a.attempt == number)
+    known = [a[name] for name in AttemptRow._fields[:-2]]
+    row = connection.execute(
+        sa.select(*known, age, silence).where(a.pipeline == pipeline, a.txid == txid, a.attempt == number)
     ).one_or_none()
+    return AttemptRow._make(row) if row else None
 
 
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:
@@ -188,74 +178,12 @@ def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -
     return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
-def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
-    """Return of each state the most rows that one of the last batches has sealed, this one included."""
-    s = tables.seal.c
-    rows = sa.func.sum(s.rows).label("rows")
-    looked_at = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))
-    each = sa.select(s.state, rows).where(*looked_at).group_by(s.state, s.txid, s.attempt).subquery()
-    most = sa.select(each.c.state, sa.func.max(each.c.rows)).group_by(each.c.state)
-    return {state: int(found) for state, found in connection.execute(most)}
-
-
-def take_fence(
-    connection: Connection,
-    spec: PipelineSpec,
-    batch: sa.Row,  # type: ignore[type-arg]
-    cut: Cut,
-    owner: str,
-    *,
-    airflow: AirflowTry | None,
-    recut: Recut | None,
-) -> Attempt:
-    """Start the next attempt at a locked batch: raise the fence, create its staging tables, lift a halt or a decision to skip.
-
-    Older attempts that have not ended are over: their rows say so, and their Spark operations may be interrupted.
-    """
-    number = batch.attempt + 1
-    digest = cut.digest if recut is None else hashlib.sha256(recut.metadata).digest()
-    metadata = cut.metadata if recut is None else decode_metadata(spec.name, batch.txid, recut.metadata, digest)
-    a, b = tables.attempt.c, tables.batch.c
-    fenced = connection.scalars(
-        sa.update(tables.attempt)
-        .where(a.pipeline == spec.name, a.txid == batch.txid, a.sealed_at.is_(None), a.failed_at.is_(None))
-        .values(failed_at=sa.func.now(), error=f"{FENCED}: attempt {number} took over.", is_poison=False)
-        .returning(a.attempt)
-    ).all()
-    connection.execute(
-        sa.update(tables.batch)
-        .where(b.pipeline == spec.name, b.txid == batch.txid)
-        .values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)
-    )
-    # Its own copy only if that is not what was planned: metadata may be large.
-    is_planned = digest == bytes(batch.source_digest)
-    connection.execute(
-        insert(tables.attempt).values(
-            pipeline=spec.name,
-            txid=batch.txid,
-            attempt=number,
-            owner=owner,
-            seen_at=sa.func.now(),
-            airflow_run_id=airflow and airflow.run_id,
-            airflow_task_id=airflow and airflow.task_id,
-            airflow_try=airflow and airflow.number,
-            fingerprint=spec.fingerprint,
-            source_metadata=None if is_planned else encode_metadata(metadata),
-            source_digest=digest,
-            previous_digest=cut.continues if recut is None else recut.continues,
-        )
-    )
-    for staged in spec.staged:
-        connection.execute(CreateTable(tables.staging_table_of(staged, batch.txid, number)))
-    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), _rows_before(connection, spec.name, batch.txid))
-
-
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
     """Write down where the attempt computes, so that people find its operations."""
     connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
 
 
-def check_fence(batch: sa.Row, attempt: Attempt) -> None:  # type: ignore[type-arg]
+def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
     """Refuse to go on if a newer attempt owns the locked batch.
 
     Raises: AttemptFenced.
@@ -344,50 +272,10 @@ def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
     return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
 
 
-def is_poison(connection: Connection, batch: sa.Row) -> bool:  # type: ignore[type-arg]
+def is_poison(connection: Connection, batch: LockedBatch) -> bool:
     """Tell of a locked batch whether its newest attempt has failed by the content of the batch."""
     attempt = newest(connection, batch.pipeline, batch.txid, batch.attempt)
     return attempt is not None and bool(attempt.is_poison)
-
-
-def drop_old_staging(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
-    """Drop the staging of attempts whose batch committed longer ago than the retention (I18); return how many.
-
-    At most `limit` attempts, skipping those that somebody holds, so that it can ride along with every plan.
-    """
-    a, c = tables.attempt.c, tables.commit.c
-    oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
-    old = connection.execute(
-        sa.select(a.txid, a.attempt)
-        .join(tables.commit, sa.and_(a.pipeline == c.pipeline, a.txid == c.txid))
-        .where(
-            a.pipeline == spec.name,
-            a.dropped_at.is_(None),
-            c.committed_at < oldest,
-            a.started_at < oldest,  # a redo of the batch is younger than its commit
-        )
-        .order_by(a.txid, a.attempt)
-        .limit(limit)
-        .with_for_update(of=tables.attempt, skip_locked=True)
-    ).all()
-    dropped = 0
-    for txid, number in old:
-        try:
-            with connection.begin_nested():
-                everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))  # it may have quarantined once
-                for staged in everything:
-                    connection.execute(DropTable(tables.staging_table_of(staged, txid, number), if_exists=True))
-                connection.execute(
-                    sa.update(tables.attempt)
-                    .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
-                    .values(dropped_at=sa.func.now())
-                )
-        except OperationalError as held:
-            if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
-                raise
-            continue  # a late reader or writer of this attempt: the next plan tries again
-        dropped += 1
-    return dropped
 
 
 def _is(attempt: Attempt) -> tuple[sa.ColumnElement[bool], ...]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -54,7 +54,7 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchInput:
     """What one batch reads, as of now: the committed attempt's metadata, else the newest attempt's, else what was planned.
 
     An attempt of an opaque source may have cut the batch anew; until it commits, another attempt may do so again
@@ -73,43 +73,43 @@ def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
-def cut_of(connection: Connection, pipeline: str, txid: int) -> Cut | None:
+def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | None:
     """Return what a batch reads, None if there is no such batch.
 
     Raises: MetadataCorrupt.
     """
-    statement = _cuts(pipeline).where(tables.batch.c.txid == txid)
+    statement = _inputs(pipeline).where(tables.batch.c.txid == txid)
     row = connection.execute(statement).one_or_none()
-    return _checked(pipeline, row) if row else None
+    return _checked(pipeline, _InputRow(*row)) if row else None
 
 
-def last_opened(connection: Connection, pipeline: str) -> Cut | None:
+def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
     """Return what the newest batch reads, None before the first batch."""
-    row = connection.execute(_cuts(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
-    return _checked(pipeline, row) if row else None
+    row = connection.execute(_inputs(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
+    return _checked(pipeline, _InputRow(*row)) if row else None
 
 
-def uncommitted_cuts(connection: Connection, pipeline: str, before_txid: int) -> list[Cut]:
+def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) -> list[BatchInput]:
     """Return what the batches between the cursor and a txid read, in order.
 
     Raises: MetadataCorrupt.
     """
     b = tables.batch.c
-    statement = _cuts(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
-    return [_checked(pipeline, row) for row in connection.execute(statement)]
+    statement = _inputs(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
+    return [_checked(pipeline, _InputRow(*row)) for row in connection.execute(statement)]
 
 
-def existing_cut(connection: Connection, pipeline: str, txid: int) -> Cut:
+def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInput:
     """Return what a batch reads.
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
-    if (cut := cut_of(connection, pipeline, txid)) is None:
+    if (batch_input := input_of(connection, pipeline, txid)) is None:
         raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
-    return cut
+    return batch_input
 
 
-def _cuts(pipeline: str) -> sa.Select[Any]:
+def _inputs(pipeline: str) -> sa.Select[Any]:
     b, a, c = tables.batch.c, tables.attempt.c, tables.commit.c
     counts = sa.func.coalesce(c.attempt, b.attempt)
     joined = sa.outerjoin(tables.batch, tables.commit, sa.and_(b.pipeline == c.pipeline, b.txid == c.txid)).outerjoin(
@@ -130,20 +130,34 @@ def _cuts(pipeline: str) -> sa.Select[Any]:
     )
 
 
-def _checked(pipeline: str, row: sa.Row) -> Cut:  # type: ignore[type-arg]
+class _InputRow(NamedTuple):
+    txid: int
+    source_metadata: bytes
+    source_digest: bytes
+    attempt_digest: bytes
+    previous_digest: bytes | None
+    attempt: int
+
+
+def _checked(pipeline: str, row: _InputRow) -> BatchInput:
     metadata = decode_metadata(pipeline, row.txid, row.source_metadata, row.source_digest)
     if bytes(row.attempt_digest) != bytes(row.source_digest):
         decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)
     continues = None if row.previous_digest is None else bytes(row.previous_digest)
-    return Cut(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+    return BatchInput(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+
+
+def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Return whether a txid is in the window after the cursor at hand: that many batches may have begun and not committed."""
+    p, c = tables.pipeline.c, tables.cursor.c
+    window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
+    return txid - c.txid <= window  # a sum could leave the range of a bigint
 
 
 def has_room(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Tell whether a batch is in the window behind the cursor, as the newest plan has declared it."""
-    p, c = tables.pipeline.c, tables.cursor.c
-    both = sa.join(tables.cursor, tables.pipeline, p.pipeline == c.pipeline)
-    ahead = sa.literal(txid, sa.BigInteger) - c.txid  # a sum could leave the range of a bigint
-    return bool(connection.scalar(sa.select(ahead <= p.in_flight).select_from(both).where(c.pipeline == pipeline)))
+    """Return whether a batch is in its pipeline's window, as the newest plan has declared it."""
+    is_in = in_window(sa.literal(txid, sa.BigInteger))
+    return bool(connection.scalar(sa.select(is_in).where(tables.cursor.c.pipeline == pipeline)))
 
 
 def note_window(connection: Connection, spec: PipelineSpec) -> None:
@@ -156,7 +170,7 @@ def note_window(connection: Connection, spec: PipelineSpec) -> None:
 def insert_batches(
     connection: Connection,
     pipeline: str,
-    after: Cut | None,
+    after: BatchInput | None,
     metadata: Sequence[bytes],
     opened_by: str,
     *,
@@ -277,6 +291,13 @@ def _lock(connection: Connection, pipeline: str, wanted: sa.ColumnElement[bool])
     b = tables.batch.c
     found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), wanted).order_by(b.txid)
     return list(connection.scalars(found.with_for_update(key_share=True, of=tables.batch)))
+
+
+def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return committed or skipped txids that still owe their source an ack, in order, at most `limit`."""
+    b, c = tables.batch.c, tables.cursor.c
+    settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
+    return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
 
 
 def note_ack(connection: Connection, pipeline: str, txid: int) -> None:

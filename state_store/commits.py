@@ -4,15 +4,18 @@ Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the
 rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (I10).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import attempts, merges, source_files, tables
-from state_store.batches import QUARANTINED, Cut, existing_cut, give_up
+from state_store.attempts import LockedBatch
+from state_store.batches import QUARANTINED, BatchInput, existing_input
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
     AttemptNotSealed,
@@ -21,7 +24,6 @@ from state_store.errors import (
     GuardMismatch,
     HoleDetected,
     MetadataCorrupt,
-    RangeRefused,
     SchemaOutOfDate,
     StagingLost,
     StoreUnavailable,
@@ -53,6 +55,29 @@ class Commit:
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
 
 
+class Cursor(NamedTuple):
+    """A pipeline's row in ``cursor``: the last committed txid, and the database in which it was made."""
+
+    pipeline: str
+    txid: int
+    attempt: int | None
+    source_digest: bytes | None
+    epoch: str
+    history: UUID
+
+
+CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
+
+
+class RegisteredPipeline(NamedTuple):
+    """A pipeline's row: whether it is paused, by whom and why."""
+
+    pipeline: str
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+
+
 def set_limits(
     connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int, idle_timeout_seconds: int
 ) -> None:
@@ -76,7 +101,7 @@ def _durable() -> sa.ColumnElement[str]:
     return sa.case((found == "remote_apply", found), else_="on")
 
 
-def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> sa.Row:  # type: ignore[type-arg]
+def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
     """Lock and return the pipeline's cursor, on the primary and in the incarnation of the database it was made for.
 
     Without `wait`, a cursor that somebody else has locked is an error at once.
@@ -85,11 +110,10 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
     a standby, HoleDetected in a restored, promoted or copied database, or in one that is older than its witness.
     """
     c = tables.cursor.c
-    cursor = connection.execute(
-        sa.select(tables.cursor).where(c.pipeline == pipeline).with_for_update(nowait=not wait)
-    ).one_or_none()
-    if cursor is None:
+    row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
+    if row is None:
         raise _unregistered(pipeline)
+    cursor = Cursor(*row)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
     _check_history(connection, cursor, witness)
@@ -101,14 +125,14 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
 
     Raises: HoleDetected, SchemaOutOfDate if the pipeline is not registered.
     """
-    cursor = connection.execute(sa.select(tables.cursor).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
-    if cursor is None:
+    row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
+    if row is None:
         raise _unregistered(pipeline)
-    _check_history(connection, cursor, witness)
+    _check_history(connection, Cursor(*row), witness)
 
 
-def _check_history(connection: Connection, cursor: sa.Row, witness: Witness) -> None:  # type: ignore[type-arg]
-    identity = {"pipeline": cursor.pipeline, "txid": cursor.txid}
+def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> None:
+    identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
     if lost := what_is_lost(connection, cursor, witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
@@ -125,7 +149,7 @@ def _check_history(connection: Connection, cursor: sa.Row, witness: Witness) -> 
         )
 
 
-def what_is_lost(connection: Connection, cursor: sa.Row, witness: Witness) -> str | None:  # type: ignore[type-arg]
+def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
     """Return what the witness knows to have committed that this database does not know; None if it knows all of it."""
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     if mark is None:
@@ -136,7 +160,7 @@ def what_is_lost(connection: Connection, cursor: sa.Row, witness: Witness) -> st
     ).one_or_none()
     file = witness.file_of(mark.pipeline, mark.history)
     if found is None and cursor.txid >= mark.txid:
-        return None  # the ledger contradicts itself, of which `_check_no_hole` tells
+        return None  # the ledger contradicts itself, of which `check_no_hole` tells
     if found is None:
         return (
             f"it stands at txid {cursor.txid}, but {file} says that txid {mark.txid} committed at {mark.committed_at}, so "
@@ -211,8 +235,8 @@ def merge_and_advance(
     """
     cursor = lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
-        return _already(connection, spec.name, txid, cursor.txid)
-    _check_no_hole(connection, spec.name, cursor.txid)
+        return already_committed(connection, spec.name, txid, cursor.txid)
+    check_no_hole(connection, spec.name, cursor.txid)
     if txid != cursor.txid + 1:
         raise CommitOutOfOrder(
             f"{spec.name} cannot commit txid {txid}: {cursor.txid} is the last committed. "
@@ -221,17 +245,17 @@ def merge_and_advance(
             txid=txid,
         )
     batch = attempts.lock_batch(connection, spec.name, txid)
-    cut = existing_cut(connection, spec.name, txid)
-    if batch.skip_reason is not None:
-        _check_continues(spec, cut, cursor)  # a skip consumes its rows too, so it must leave out none before them
-        source_files.write(connection, spec, [cut])
-        return _record(connection, spec, batch, cut, batch.skip_owner, skipped_reason=batch.skip_reason)
-    _check_sealed(connection, spec, batch, attempt_timeout_seconds)
-    _check_continues(spec, cut, cursor)
+    batch_input = existing_input(connection, spec.name, txid)
+    if batch.skip_reason is not None and batch.skip_owner is not None:
+        check_continues(spec, batch_input, cursor)  # a skip consumes its rows too, so it must leave out none before them
+        source_files.write(connection, spec, [batch_input])
+        return record(connection, spec, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)
+    check_sealed(connection, spec, batch, attempt_timeout_seconds)
+    check_continues(spec, batch_input, cursor)
     check_declaration(connection, spec)
-    source_files.write(connection, spec, [cut])
+    source_files.write(connection, spec, [batch_input])
     ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
-    return _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
+    return record(connection, spec, batch, batch_input, owner, keys=keys, quarantined_rows=bad)
 
 
 def commit_ready(
@@ -253,30 +277,30 @@ def commit_ready(
     Raises: what `merge_and_advance` raises; merged one by one, it is found which batch is at fault.
     """
     cursor = lock_cursor(connection, spec.name, witness, wait=wait)
-    _check_no_hole(connection, spec.name, cursor.txid)
+    check_no_hole(connection, spec.name, cursor.txid)
     check_declaration(connection, spec)
     if any(state.kind == "opaque" for state in spec.states):
         max_batches = 1
     ready = _ready(connection, spec, cursor, max_batches, max_rows)
     if not ready:
         return []
-    source_files.write(connection, spec, [cut for _, cut in ready])
+    source_files.write(connection, spec, [batch_input for _, batch_input in ready])
     merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
-        _record(connection, spec, batch, cut, owner, keys=keys, quarantined_rows=bad)
-        for (batch, cut), (keys, bad) in zip(ready, merged, strict=True)
+        record(connection, spec, batch, batch_input, owner, keys=keys, quarantined_rows=bad)
+        for (batch, batch_input), (keys, bad) in zip(ready, merged, strict=True)
     ]
 
 
 def _ready(
     connection: Connection,
     spec: PipelineSpec,
-    cursor: sa.Row,  # type: ignore[type-arg]
+    cursor: Cursor,
     max_batches: int,
     max_rows: int,
-) -> list[tuple[sa.Row, Cut]]:  # type: ignore[type-arg]
+) -> list[tuple[LockedBatch, BatchInput]]:
     """Return the batches that may follow the cursor in one go, locked, each with its cut."""
-    ready: list[tuple[sa.Row, Cut]] = []  # type: ignore[type-arg]
+    ready: list[tuple[LockedBatch, BatchInput]] = []
     continued = None if cursor.source_digest is None else bytes(cursor.source_digest)
     rows = 0
     while len(ready) < max_batches:
@@ -284,136 +308,28 @@ def _ready(
         if batch is None:
             return ready
         try:
-            cut = existing_cut(connection, spec.name, batch.txid)
-            _check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
+            batch_input = existing_input(connection, spec.name, batch.txid)
+            check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
         except StagingLost:
             return ready
         rows += attempts.sealed_rows(connection, spec.name, batch.txid, batch.attempt)
         if (
             batch.skip_reason is not None
             or batch.halted_at is not None
-            or cut.continues != continued
+            or batch_input.continues != continued
             or (ready and rows > max_rows)
         ):
             return ready
-        ready.append((batch, cut))
-        continued = cut.digest
+        ready.append((batch, batch_input))
+        continued = batch_input.digest
     return ready
 
 
-def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
-    """Replace what the last committed txid did to the states by what its newest attempt has sealed (I13).
-
-    Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
-    only, and only for the owner of the tables: nobody else may delete.
-
-    Raises: RangeRefused if txid is not the last committed one, a state cannot go back, or a later batch has taken up records
-    that it set aside; what `merge_and_advance` raises.
-    """
-    cursor = lock_cursor(connection, spec.name, witness)
-    _check_no_hole(connection, spec.name, cursor.txid)
-    check_redoable(spec, txid, cursor.txid)
-    batch = attempts.lock_batch(connection, spec.name, txid)
-    if batch.attempt == cursor.attempt:
-        raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
-    _check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
-    check_declaration(connection, spec)
-    merges.open_tables(connection, spec)
-    for state in spec.states:
-        merges.restore(connection, state, txid)
-    _empty_quarantine(connection, spec.name, txid)
-    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
-    # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
-    k = tables.commit.c
-    digest = sa.select(tables.attempt.c.source_digest).where(
-        tables.attempt.c.pipeline == spec.name, tables.attempt.c.txid == txid, tables.attempt.c.attempt == batch.attempt
-    )
-    counted = {"attempt": batch.attempt, "source_digest": digest.scalar_subquery()}
-    connection.execute(
-        sa.update(tables.commit)
-        .where(k.pipeline == spec.name, k.txid == txid)
-        .values(**counted, owner=owner, key_count=keys, quarantined_rows=bad, skipped_reason=None)
-    )
-    connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
-    source_files.take_back(connection, spec.name, txid)
-    source_files.write(connection, spec, [existing_cut(connection, spec.name, txid)])
-    write_action(connection, spec.name, txid, "redo", owner, reason)
-    done = find(connection, spec.name, txid)
-    assert done is not None
-    return replace(done, already_committed=False)
-
-
-def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
-    """Take back the bad records that txid has set aside: its new attempt brings its own."""
-    q = tables.quarantine.c
-    mine = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
-    if taken := {replayed for replayed in connection.scalars(mine) if replayed is not None}:
-        raise RangeRefused(
-            f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
-            "there and wait in quarantine again.",
-            pipeline=pipeline,
-            txid=txid,
-        )
-
-
-def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
-    """Refuse to redo any but the last committed txid, or states that do not know what they were before.
-
-    Raises: RangeRefused.
-    """
-    if txid != committed_txid:
-        raise RangeRefused(
-            f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-    if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-
-
-def write_action(connection: Connection, pipeline: str, txid: int | None, action: str, owner: str, reason: str) -> None:
-    """Write down what somebody did by hand, in the transaction that does it."""
-    row = {"pipeline": pipeline, "txid": txid, "action": action, "owner": owner, "reason": reason}
-    connection.execute(insert(tables.operator_action).values(row))
-
-
-def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
-    """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
-
-    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to cut it anew, so that it is not known
-    yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
-    """
-    cursor = lock_cursor(connection, spec.name, witness)
-    if txid <= cursor.txid:
-        return _already(connection, spec.name, txid, cursor.txid)
-    _check_no_hole(connection, spec.name, cursor.txid)
-    batch = attempts.lock_batch(connection, spec.name, txid)
-    attempt = attempts.newest(connection, spec.name, txid, batch.attempt)
-    if attempt is None or (attempt.failed_at is None and batch.halted_at is None and batch.skip_reason is None):
-        raise RangeRefused(
-            f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
-            pipeline=spec.name,
-            txid=txid,
-        )
-    write_action(connection, spec.name, txid, "skip", owner, reason)
-    give_up(connection, spec.name, txid, owner, reason)
-    if txid != cursor.txid + 1:
-        return None
-    cut = existing_cut(connection, spec.name, txid)
-    _check_continues(spec, cut, cursor)
-    source_files.write(connection, spec, [cut])
-    return _record(connection, spec, batch, cut, owner, skipped_reason=reason)
-
-
-def _record(
+def record(
     connection: Connection,
     spec: PipelineSpec,
-    batch: sa.Row,  # type: ignore[type-arg]
-    cut: Cut,
+    batch: LockedBatch,
+    batch_input: BatchInput,
     owner: str,
     *,
     keys: int = 0,
@@ -422,7 +338,7 @@ def _record(
 ) -> Commit:
     """Write the commit and advance the cursor, which is locked."""
     txid = batch.txid
-    if skipped_reason is not None and QUARANTINED in cut.metadata:
+    if skipped_reason is not None and QUARANTINED in batch_input.metadata:
         q = tables.quarantine.c  # what this batch took out of quarantine goes back there
         returned = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.replayed_txid == txid)
         connection.execute(returned.values(replayed_txid=None))
@@ -432,7 +348,7 @@ def _record(
             pipeline=spec.name,
             txid=txid,
             attempt=batch.attempt,
-            source_digest=cut.digest,
+            source_digest=batch_input.digest,
             owner=owner,
             key_count=keys,
             quarantined_rows=quarantined_rows,
@@ -444,7 +360,7 @@ def _record(
     advanced = connection.execute(
         sa.update(tables.cursor)
         .where(c.pipeline == spec.name, c.txid == txid - 1)
-        .values(txid=txid, attempt=batch.attempt, source_digest=cut.digest)
+        .values(txid=txid, attempt=batch.attempt, source_digest=batch_input.digest)
     )
     if advanced.rowcount != 1:
         raise GuardMismatch(f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid)
@@ -463,22 +379,29 @@ def committed(connection: Connection, pipeline: str) -> int:
     return txid
 
 
-def registered(connection: Connection, pipeline: str) -> sa.Row:  # type: ignore[type-arg]
+def registered(connection: Connection, pipeline: str) -> RegisteredPipeline:
     """Return the pipeline's row.
 
     Raises: SchemaOutOfDate if it is not registered.
     """
-    row = connection.execute(sa.select(tables.pipeline).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
+    p = tables.pipeline.c
+    row = connection.execute(
+        sa.select(p.pipeline, p.paused_at, p.paused_by, p.paused_reason).where(p.pipeline == pipeline)
+    ).one_or_none()
     if row is None:
         raise _unregistered(pipeline)
-    return row
+    return RegisteredPipeline(*row)
 
 
 def _unregistered(pipeline: str) -> SchemaOutOfDate:
     return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)
 
 
-def _already(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:
+def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:
+    """Return the commit of a txid that the cursor has passed.
+
+    Raises: HoleDetected if the ledger has none.
+    """
     done = find(connection, pipeline, txid)
     if done is None:
         raise HoleDetected(
@@ -489,7 +412,11 @@ def _already(connection: Connection, pipeline: str, txid: int, cursor_txid: int)
     return done
 
 
-def _check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> None:
+def check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> None:
+    """Refuse to go on if cursor and ledger disagree about the last commit.
+
+    Raises: HoleDetected.
+    """
     c = tables.commit.c
     last = connection.scalar(sa.select(sa.func.coalesce(sa.func.max(c.txid), 0)).where(c.pipeline == pipeline))
     if last != cursor_txid:
@@ -501,10 +428,14 @@ def _check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> N
         )
 
 
-def _check_sealed(connection: Connection, spec: PipelineSpec, batch: sa.Row, attempt_timeout_seconds: int) -> None:  # type: ignore[type-arg]
+def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch, attempt_timeout_seconds: int) -> None:
+    """Refuse a locked batch whose newest attempt is not sealed by this declaration.
+
+    Raises: AttemptNotSealed while it is processed; StagingLost if it has to be processed again.
+    """
     attempt = attempts.newest(connection, spec.name, batch.txid, batch.attempt)
     name = f"{spec.name} {batch.txid}:{batch.attempt}"
-    identity = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
+    identity: dict[str, Any] = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
     if attempt is None:
         raise StagingLost(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
     if attempt.failed_at is not None:
@@ -549,14 +480,14 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
         raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
 
 
-def _check_continues(spec: PipelineSpec, cut: Cut, cursor: sa.Row) -> None:  # type: ignore[type-arg]
+def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:
     """Refuse a batch that was cut behind another batch than the one that committed: rows would be lost or come twice (I12).
 
     Raises: StagingLost if the source can cut it anew, MetadataCorrupt if it never does.
     """
-    if cut.continues == (None if cursor.source_digest is None else bytes(cursor.source_digest)):
+    if batch_input.continues == (None if cursor.source_digest is None else bytes(cursor.source_digest)):
         return
-    where = f"{spec.name} {cut.txid} was cut behind another batch than the one that committed as {cursor.txid}."
+    where = f"{spec.name} {batch_input.txid} was cut behind another batch than the one that committed as {cursor.txid}."
     if spec.source_kind == "transactional":
-        raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=cut.txid)
-    raise StagingLost(f"{where} It is cut anew and processed again.", pipeline=spec.name, txid=cut.txid)
+        raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=batch_input.txid)
+    raise StagingLost(f"{where} It is cut anew and processed again.", pipeline=spec.name, txid=batch_input.txid)

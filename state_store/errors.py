@@ -46,7 +46,7 @@ from typing import Any
 
 
 class Fault(Enum):
-    """Where the reason of a failure lies. What follows from it is the pipeline's policy (`jobs.poison`)."""
+    """Where the reason of a failure lies. What follows from it is the pipeline's policy (`jobs.engine.poison`)."""
 
     CONTENT = "the content of the batch"
     PIPELINE = "the pipeline's code or declaration, the settings, or the request"

@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from state_store import staging, tables
-from state_store.adding_up import Brought, added_up, half_of
-from state_store.attempts import StagedPartition
+from state_store.combine import StagedBatch, combined, half_of
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
+from state_store.staging import StagedPartition
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
@@ -46,17 +46,17 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
     for state in spec.states:
-        brought = []
+        staged = []
         for txid, attempt in batches:
             sealed = staging.recount(connection, spec.name, state, txid, attempt)
             if rows := sum(partition.rows for partition in sealed):
-                brought.append(_brought(state, txid, attempt, sealed, rows))
+                staged.append(_staged(state, txid, attempt, sealed, rows))
                 keys[txid, attempt] += rows
-        if not brought:
+        if not staged:
             continue
         txid, attempt = batches[0]
         if len(batches) > 1:
-            with added_up(connection, state, brought, txid) as together:
+            with combined(connection, state, staged, txid) as together:
                 written = connection.execute(_upsert(state, together.sums, first_txid=txid)).rowcount
             if written != together.keys:
                 raise GuardMismatch(
@@ -66,8 +66,8 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
                     txid=txid,
                 )
             continue
-        expected = brought[0].rows
-        written = connection.execute(_upsert(state, brought[0].partials)).rowcount
+        expected = staged[0].rows
+        written = connection.execute(_upsert(state, staged[0].partials)).rowcount
         if written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -112,14 +112,14 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
-def _brought(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition], rows: int) -> Brought:
+def _staged(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition], rows: int) -> StagedBatch:
     """Return the sealed rows of one attempt: the state's columns and, if its rows carry one, the txid."""
     stage = tables.staging_table_of(state, txid, attempt)
     # Cast in so many words: else it is an int4 to Postgres, which converts it for each row in a step of its own.
     stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
     partials = sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-    return Brought(stage, rows, partials)
+    return StagedBatch(stage, rows, partials)
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:

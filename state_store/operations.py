@@ -1,14 +1,21 @@
-"""What people do by hand: pause, resume, retry, replay quarantined records. Each leaves its mark in ``operator_action``."""
+"""What operators do by hand: pause, resume, retry, skip, redo, replay quarantined records.
 
+Each is recorded in ``operator_action``, with who and why, in the transaction that does it.
+"""
+
+from dataclasses import replace
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
 
-from state_store import batches, tables
+from state_store import attempts, batches, commits, merges, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
-from state_store.commits import registered, write_action
-from state_store.errors import PipelinePaused
+from state_store.commits import Commit, registered
+from state_store.declaration import PipelineSpec
+from state_store.errors import PipelinePaused, RangeRefused, StagingLost
+from state_store.witness import Witness
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
@@ -48,7 +55,8 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
     row = registered(connection, pipeline)
     if row.paused_at is not None:
         raise PipelinePaused(
-            f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: {row.paused_reason.rstrip('.')}. "
+            f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: "
+            f"{(row.paused_reason or '').rstrip('.')}. "
             f"Go on with: tidegate resume {pipeline}",
             pipeline=pipeline,
         )
@@ -60,6 +68,114 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
     for each in forgiven:
         write_action(connection, pipeline, each, "retry", owner, reason)
     return forgiven
+
+
+def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
+    """Replace what the last committed txid did to the states by what its newest attempt has sealed (I13).
+
+    Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
+    only, and only for the owner of the tables: nobody else may delete.
+
+    Raises: RangeRefused if txid is not the last committed one, a state cannot go back, or a later batch has taken up records
+    that it set aside; what `merge_and_advance` raises.
+    """
+    cursor = commits.lock_cursor(connection, spec.name, witness)
+    commits.check_no_hole(connection, spec.name, cursor.txid)
+    check_redoable(spec, txid, cursor.txid)
+    batch = attempts.lock_batch(connection, spec.name, txid)
+    if batch.attempt == cursor.attempt:
+        raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
+    commits.check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
+    commits.check_declaration(connection, spec)
+    merges.open_tables(connection, spec)
+    for state in spec.states:
+        merges.restore(connection, state, txid)
+    _empty_quarantine(connection, spec.name, txid)
+    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
+    # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
+    k = tables.commit.c
+    digest = sa.select(tables.attempt.c.source_digest).where(
+        tables.attempt.c.pipeline == spec.name, tables.attempt.c.txid == txid, tables.attempt.c.attempt == batch.attempt
+    )
+    counted = {"attempt": batch.attempt, "source_digest": digest.scalar_subquery()}
+    connection.execute(
+        sa.update(tables.commit)
+        .where(k.pipeline == spec.name, k.txid == txid)
+        .values(**counted, owner=owner, key_count=keys, quarantined_rows=bad, skipped_reason=None)
+    )
+    connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
+    source_files.take_back(connection, spec.name, txid)
+    source_files.write(connection, spec, [batches.existing_input(connection, spec.name, txid)])
+    write_action(connection, spec.name, txid, "redo", owner, reason)
+    done = commits.find(connection, spec.name, txid)
+    assert done is not None
+    return replace(done, already_committed=False)
+
+
+def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
+    """Take back the bad records that txid has set aside: its new attempt brings its own."""
+    q = tables.quarantine.c
+    mine = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
+    if taken := {replayed for replayed in connection.scalars(mine) if replayed is not None}:
+        raise RangeRefused(
+            f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
+            "there and wait in quarantine again.",
+            pipeline=pipeline,
+            txid=txid,
+        )
+
+
+def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
+    """Refuse to redo any but the last committed txid, or states that do not know what they were before.
+
+    Raises: RangeRefused.
+    """
+    if txid != committed_txid:
+        raise RangeRefused(
+            f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+    if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+
+
+def write_action(connection: Connection, pipeline: str, txid: int | None, action: str, owner: str, reason: str) -> None:
+    """Record what an operator did by hand, in the transaction that does it."""
+    row = {"pipeline": pipeline, "txid": txid, "action": action, "owner": owner, "reason": reason}
+    connection.execute(insert(tables.operator_action).values(row))
+
+
+def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
+    """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
+
+    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to cut it anew, so that it is not known
+    yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
+    """
+    cursor = commits.lock_cursor(connection, spec.name, witness)
+    if txid <= cursor.txid:
+        return commits.already_committed(connection, spec.name, txid, cursor.txid)
+    commits.check_no_hole(connection, spec.name, cursor.txid)
+    batch = attempts.lock_batch(connection, spec.name, txid)
+    attempt = attempts.newest(connection, spec.name, txid, batch.attempt)
+    if attempt is None or (attempt.failed_at is None and batch.halted_at is None and batch.skip_reason is None):
+        raise RangeRefused(
+            f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
+            pipeline=spec.name,
+            txid=txid,
+        )
+    write_action(connection, spec.name, txid, "skip", owner, reason)
+    batches.give_up(connection, spec.name, txid, owner, reason)
+    if txid != cursor.txid + 1:
+        return None
+    batch_input = batches.existing_input(connection, spec.name, txid)
+    commits.check_continues(spec, batch_input, cursor)
+    source_files.write(connection, spec, [batch_input])
+    return commits.record(connection, spec, batch, batch_input, owner, skipped_reason=reason)
 
 
 def replay_quarantined(

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import commits, tables
+from state_store import commits, operations, tables
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
@@ -157,7 +157,8 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     epoch = commits.current_epoch(connection)
     c = tables.cursor.c
     accepted = {}
-    for cursor in connection.execute(sa.select(tables.cursor).order_by(c.pipeline).with_for_update()).all():
+    locked = connection.execute(sa.select(*commits.CURSOR).order_by(c.pipeline).with_for_update()).all()
+    for cursor in map(commits.Cursor._make, locked):
         lost = commits.what_is_lost(connection, cursor, witness)
         if lost is None and cursor.epoch == epoch:
             continue
@@ -165,7 +166,7 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
         connection.execute(
             sa.update(tables.cursor).where(c.pipeline == cursor.pipeline).values(epoch=epoch, history=sa.func.gen_random_uuid())
         )
-        commits.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, told)
+        operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, told)
         accepted[cursor.pipeline] = told
     return accepted
 

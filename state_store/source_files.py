@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from state_store import tables
-from state_store.batches import QUARANTINED, Cut
+from state_store.batches import QUARANTINED, BatchInput
 from state_store.declaration import PipelineSpec
 from state_store.errors import SourceChanged, StagingLost
 
@@ -44,13 +44,13 @@ class TakenFile:
     is_done: bool  # its source was told that it counts, and has moved it away if it does so
 
 
-def files_of(cut: Cut) -> Sequence[Mapping[str, Any]]:
+def files_of(cut: BatchInput) -> Sequence[Mapping[str, Any]]:
     """Return the files that a batch reads: none if it takes up quarantined records, or was cut from another source."""
     files: Sequence[Mapping[str, Any]] = () if QUARANTINED in cut.metadata else cut.metadata.get(FILES, ())
     return files
 
 
-def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[Cut]) -> None:
+def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[BatchInput]) -> None:
     """Write down the files of batches that are being committed, if their source has files. The cursor is locked.
 
     Raises: if one has counted before, StagingLost where the source can cut the batch anew, else SourceChanged.
@@ -109,7 +109,7 @@ def counted(connection: Connection, pipeline: str, names: Sequence[str], before_
     return found
 
 
-def planned(cuts: Sequence[Cut]) -> dict[str, list[TakenFile]]:
+def planned(cuts: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
     """Return the files of batches that have not committed, by their names."""
     found: dict[str, list[TakenFile]] = {}
     for cut in cuts:

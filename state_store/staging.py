@@ -1,18 +1,26 @@
-"""The staging that commits read: the recount that checks a seal against what is really there (I7)."""
+"""The life of staging tables: created with an attempt, filled by COPY, digested, verified by the commit (I7), dropped when old.
 
+An attempt has one table per state, and one for bad records. Rows are found by the Spark task attempt that wrote them, so a task
+that ran twice leaves rows that no seal names. `state_store.copy_in` is the part that runs on executors.
+"""
+
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import psycopg2
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
-from state_store.attempts import StagedPartition
-from state_store.declaration import Staged
+from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
 
-# Executors write it; the owner of the state tables reads it for a redo.
+LOCK_NOT_AVAILABLE = "55P03"
+NO_TASK = -1  # the task attempt of rows that no Spark task wrote: theirs begin at 0
+# Executors write the tables; the owner of the state tables reads them for a redo.
 STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
     "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
 )
@@ -23,6 +31,25 @@ _HASHES: list[tuple[type[Any], str]] = [
     (sa.Numeric, "hash_numeric_extended"),
     (sa.Text, "hashtextextended"),
 ]
+
+
+@dataclass(frozen=True)
+class StagedPartition:
+    """What one Spark task, or NO_TASK, staged for one state: the rows that count for this partition, and their digest."""
+
+    state: str
+    partition: int
+    task_attempt: int
+    rows: int
+    digest: int
+
+
+def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
+    """Create an attempt's staging tables, and let executors fill them."""
+    for staged in spec.staged:
+        table = tables.staging_table_of(staged, txid, attempt)
+        connection.execute(CreateTable(table))
+        connection.execute(STAGER_GRANT.against(table))
 
 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:
@@ -101,3 +128,44 @@ def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
         txid=txid,
         attempt=attempt,
     )
+
+
+def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
+    """Drop the staging of attempts whose batch committed longer ago than the retention (I18); return how many.
+
+    At most `limit` attempts, leaving out those that are locked, so that every plan can do it.
+    """
+    a, c = tables.attempt.c, tables.commit.c
+    oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
+    old = connection.execute(
+        sa.select(a.txid, a.attempt)
+        .join(tables.commit, sa.and_(a.pipeline == c.pipeline, a.txid == c.txid))
+        .where(
+            a.pipeline == spec.name,
+            a.dropped_at.is_(None),
+            c.committed_at < oldest,
+            a.started_at < oldest,  # a redo of the batch is younger than its commit
+        )
+        .order_by(a.txid, a.attempt)
+        .limit(limit)
+        .with_for_update(of=tables.attempt, skip_locked=True)
+    ).all()
+    dropped = 0
+    for txid, number in old:
+        try:
+            with connection.begin_nested():
+                # The bad records too: an earlier declaration may have set some aside.
+                everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
+                for staged in everything:
+                    connection.execute(DropTable(tables.staging_table_of(staged, txid, number), if_exists=True))
+                connection.execute(
+                    sa.update(tables.attempt)
+                    .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
+                    .values(dropped_at=sa.func.now())
+                )
+        except OperationalError as held:
+            if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
+                raise
+            continue  # a late reader or writer of this attempt holds it: the next plan tries again
+        dropped += 1
+    return dropped

@@ -14,18 +14,33 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import attempts, batches, commits, operations, queries, schema, source_files, staging, stealing, tables
-from state_store.attempts import NO_TASK, AirflowTry, Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
-from state_store.batches import Cut
+from state_store import (
+    attempts,
+    batches,
+    beginning,
+    commits,
+    history,
+    operations,
+    schema,
+    source_files,
+    staging,
+    tables,
+    turns,
+)
+from state_store.attempts import AirflowTry, Attempt, Tracked
+from state_store.batches import BatchInput
+from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
+from state_store.copy_in import CsvReader, copy_rows
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import RangeRefused, StoreUnavailable, storable
-from state_store.partition_copy import CsvReader, copy_rows
-from state_store.queries import BatchHistory, BatchStatus, Lag, Turn
+from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
+from state_store.staging import NO_TASK, StagedPartition
+from state_store.turns import UNREGISTERED, Turn
 from state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
@@ -77,7 +92,7 @@ class StateStore:
 
     # plan
 
-    def last_opened(self, pipeline: str) -> Cut | None:
+    def last_opened(self, pipeline: str) -> BatchInput | None:
         """Return what the newest opened batch reads; None before the first.
 
         Raises: MetadataCorrupt.
@@ -107,7 +122,7 @@ class StateStore:
         Raises: MetadataCorrupt.
         """
         with self._transaction("reading which files are planned") as connection:
-            planned = source_files.planned(batches.uncommitted_cuts(connection, pipeline, before_txid))
+            planned = source_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid))
         for start in range(0, len(names), FILES_AT_ONCE):
             some = names[start : start + FILES_AT_ONCE]
             with self._transaction("reading which files have counted") as connection:
@@ -130,7 +145,7 @@ class StateStore:
         spec: PipelineSpec,
         run_id: str,
         pending: Sequence[int],
-        after: Cut | None,
+        after: BatchInput | None,
         metadata: Sequence[bytes],
         *,
         awaits_ack: bool = True,
@@ -176,7 +191,7 @@ class StateStore:
         """Drop staging that is past the retention, some at a time; return of how many attempts."""
         with self._transaction("dropping old staging") as connection:
             self._set_limits(connection, lock_timeout_seconds=1)
-            return attempts.drop_old_staging(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
+            return staging.drop_old(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
 
     # process
 
@@ -186,85 +201,48 @@ class StateStore:
         txid: int,
         owner: str,
         *,
+        mode: Mode = "resume",
         airflow: AirflowTry | None = None,
-        restage: bool = False,
-        redo: bool = False,
-        only_first: bool = False,
-        recut: Recut | None = None,
-    ) -> Attempt | Commit | CutWanted | Settled:
+        new_input: NewInput | None = None,
+    ) -> Attempt | Commit | ReplanNeeded | NotStarted:
         """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
 
-        Returns the commit if the batch has committed, unless `redo`; `Settled` if its newest attempt is sealed already (its
-        work is kept, unless `restage`), if it was given up, with `only_first`, if it has an attempt, or if the window is full,
-        so that what is staged behind a batch that is stuck has a bound; `CutWanted` if the source has to cut the batch anew,
-        which is to be given as `recut`. If the process dies afterwards, the next attempt fences this one.
-
-        A batch of an opaque source is cut anew by every attempt but the first, and whenever the batch before it was
-        (docs/semantics.md). A transactional source keeps its cut.
+        Returns the commit if the batch has committed, unless the mode is "redo"; `NotStarted` if its newest attempt is sealed
+        (unless "restage"), if it was given up, if it has an attempt (in mode "first"), or if the window is full, which bounds
+        what is staged after a batch that is stuck; `ReplanNeeded` if the source has to plan the batch again: call again with
+        what it planned as `new_input`. If the process dies afterwards, the next attempt fences this one.
 
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
         """
         with self._transaction("starting an attempt") as connection:
             self._set_limits(connection)
-            batch = attempts.lock_batch(connection, spec.name, txid)
-            done = commits.find(connection, spec.name, txid)
-            if done and not redo:
-                return done
-            if redo:
-                commits.check_redoable(spec, txid, commits.committed(connection, spec.name))
-            commits.check_history(connection, spec.name, self.witness)
-            commits.check_declaration(connection, spec)
-            before, cut = batches.cut_of(connection, spec.name, txid - 1), batches.existing_cut(connection, spec.name, txid)
-            position = before.digest if before else None
-            # What was given up is the batch as it was cut: cut behind another one, it is tried again.
-            may_stay = spec.source_kind == "transactional" or cut.continues == position
-            if batch.skip_reason is not None and may_stay and not redo:
-                return Settled.GIVEN_UP
-            newest = attempts.newest(connection, spec.name, txid, batch.attempt)
-            is_sealed = newest and newest.sealed_at and newest.fingerprint == spec.fingerprint and cut.continues == position
-            if is_sealed and not restage and not redo:
-                return Settled.SEALED
-            if only_first and newest is not None:
-                return Settled.BEGUN
-            if not redo and not batches.has_room(connection, spec.name, txid):
-                return Settled.AHEAD
-            if recut is None:
-                wanted = not may_stay or (spec.source_kind != "transactional" and newest is not None)
-            else:
-                wanted = recut.continues != position  # the batch before it was cut anew meanwhile
-            if wanted:
-                return CutWanted(before.metadata if before else None, cut.metadata, position)
-            attempt = attempts.take_fence(connection, spec, batch, cut, owner, airflow=airflow, recut=recut)
-            for staged in spec.staged:
-                grant = staging.STAGER_GRANT.against(tables.staging_table_of(staged, txid, attempt.number))
-                connection.execute(grant)
-            return attempt
+            return beginning.begin(connection, spec, txid, owner, self.witness, mode=mode, airflow=airflow, new_input=new_input)
 
-    def unbegun(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
-        """Yield txids of a run that nobody has begun, first ones first; until the next is asked for, they are the caller's.
+    def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
+        """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is asked for.
 
-        That is what `is_stolen` tells the others. It keeps nobody from beginning them, so begin with `only_first`. Who stops
-        early closes the iterator; of who dies, Postgres notices by the connection.
+        A claim keeps no task from beginning the batch, so begin it in mode "first". Close the iterator to stop early. If the
+        process dies, its claim ends with its connection.
         """
-        doing = "looking for batches that nobody has begun"
+        doing = "claiming batches"
         with self._transaction(doing) as connection:
-            txid = stealing.next_unbegun(connection, pipeline, run_id, behind=0)
+            txid = turns.next_unclaimed(connection, pipeline, run_id, after=0)
         if txid is None:
-            return  # a look costs less than a connection of one's own
+            return  # one query costs less than a connection of its own
         with self._session(doing) as connection:
             while txid is not None:
-                stealing.say_stolen(connection, pipeline, txid)
+                turns.claim(connection, pipeline, txid)
                 yield txid
-                txid = stealing.next_unbegun(connection, pipeline, run_id, behind=txid)
+                txid = turns.next_unclaimed(connection, pipeline, run_id, after=txid)
 
-    def is_stolen(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
-        """Tell whether somebody to whom `unbegun` has yielded this batch is at it, and alive as far as Postgres knows.
+    def is_claimed(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
+        """Return whether another task has claimed this batch (`claims`) and lives, as far as Postgres knows.
 
-        With `only_begun`, only if they have begun: behind a connection pooler, the name of somebody dead may stay.
+        With `only_begun`, only if it has begun: behind a connection pooler, a claim may outlive its task.
         """
-        with self._transaction("looking who is at a batch") as connection:
-            return stealing.is_stolen(connection, pipeline, txid, only_begun=only_begun)
+        with self._transaction("looking for a claim") as connection:
+            return turns.is_claimed(connection, pipeline, txid, only_begun=only_begun)
 
     def keep_alive(self, attempt: Attempt) -> bool:
         """Say that the process of an attempt lives, so that it is waited for; False if it has ended or is fenced.
@@ -330,7 +308,7 @@ class StateStore:
         Raises: UnknownBatch, MetadataCorrupt.
         """
         with self._transaction("reading a batch") as connection:
-            return batches.existing_cut(connection, pipeline, txid).metadata
+            return batches.existing_input(connection, pipeline, txid).metadata
 
     def give_up(self, pipeline: str, txid: int, owner: str, reason: str, *, tries: int = 1) -> bool:
         """Let the batch be skipped when its turn comes: its pipeline's policy says so after `tries` failures by its content.
@@ -361,7 +339,7 @@ class StateStore:
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
         """Return commits of which the source was not told yet, in order, at most `limit`."""
         with self._transaction("looking for acks that are due") as connection:
-            txids = queries.awaiting_acks(connection, pipeline, limit)
+            txids = batches.awaiting_acks(connection, pipeline, limit)
             return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
@@ -409,7 +387,7 @@ class StateStore:
         Raises: RangeRefused, StagingLost, and what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
-            return commits.redo(connection, spec, txid, owner, reason, self.witness)
+            return operations.redo(connection, spec, txid, owner, storable(reason), self.witness)
 
     # by hand
 
@@ -422,23 +400,23 @@ class StateStore:
         Raises: RangeRefused if this batch has not failed; UnknownBatch.
         """
         with self._commit_transaction(spec.name, f"skipping {spec.name} {txid}") as connection:
-            return commits.skip(connection, spec, txid, owner, reason, self.witness)
+            return operations.skip(connection, spec, txid, owner, storable(reason), self.witness)
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
         """Let batches that were halted or given up be tried anew: this one, or all of them; return which."""
         with self._transaction("letting batches be tried again") as connection:
             self._set_limits(connection)
-            return operations.retry(connection, pipeline, txid, owner, reason)
+            return operations.retry(connection, pipeline, txid, owner, storable(reason))
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
         """Start no new runs of the pipeline; those that have planned go on. False if it was paused already."""
         with self._transaction("pausing a pipeline") as connection:
-            return operations.pause(connection, pipeline, owner, reason)
+            return operations.pause(connection, pipeline, owner, storable(reason))
 
     def resume(self, pipeline: str, owner: str, reason: str) -> bool:
         """Let runs of the pipeline start again. False if it was not paused."""
         with self._transaction("resuming a pipeline") as connection:
-            return operations.resume(connection, pipeline, owner, reason)
+            return operations.resume(connection, pipeline, owner, storable(reason))
 
     def check_not_paused(self, pipeline: str) -> None:
         """Refuse to go on if the pipeline is paused.
@@ -459,7 +437,7 @@ class StateStore:
             with self._transaction("replaying quarantined records") as connection:
                 self._set_limits(connection)
                 commits.check_history(connection, spec.name, self.witness)
-                opened = operations.replay_quarantined(connection, spec.name, owner, reason, txid)
+                opened = operations.replay_quarantined(connection, spec.name, owner, storable(reason), txid)
                 if opened is not False:
                     return opened
                 connection.rollback()  # a planner was faster: its batch has the txid
@@ -497,46 +475,46 @@ class StateStore:
     def turns(self, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
         """Tell for each (pipeline, txid) whether it may commit now. A hint: the commit itself checks under the lock."""
         with self._transaction("reading whose turn it is") as connection:
-            return queries.turns(connection, waiting)
+            return turns.turns(connection, waiting)
 
     def turn(self, pipeline: str, txid: int) -> Turn:
         """Tell whether one txid may commit now, as far as one can know without the cursor's lock."""
-        return self.turns([(pipeline, txid)]).get((pipeline, txid), queries.UNREGISTERED)
+        return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
     def only_commits_before(self, pipeline: str, txid: int) -> bool:
         """Tell whether this batch, and all before it that have not committed, wait for nothing but their commits. A hint."""
         with self._transaction("reading what a batch waits for") as connection:
-            return queries.only_commits_before(connection, pipeline, txid)
+            return turns.only_commits_before(connection, pipeline, txid)
 
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""
         with self._transaction("reading the lag") as connection:
-            return queries.lag(connection, pipelines)
+            return history.lag(connection, pipelines)
 
     def batch_statuses(self, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100) -> list[BatchStatus]:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""
         with self._transaction("reading the ledger") as connection:
-            return queries.batch_statuses(connection, pipeline, txids, limit)
+            return history.batch_statuses(connection, pipeline, txids, limit)
 
     def batch_history(self, pipeline: str, txid: int) -> BatchHistory:
         """Return everything the ledger knows of one batch."""
         with self._transaction("reading a batch") as connection:
-            return queries.batch_history(connection, pipeline, txid)
+            return history.batch_history(connection, pipeline, txid)
 
     def quarantined(self, pipeline: str, *, txid: int | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
         with self._transaction("reading the quarantine") as connection:
-            yield from queries.quarantined(connection, pipeline, txid, limit)
+            yield from history.quarantined(connection, pipeline, txid, limit)
 
     def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
         """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
         with self._transaction("reading the quarantine") as connection:
-            return queries.quarantine_counts(connection, pipeline, txid)
+            return history.quarantine_counts(connection, pipeline, txid)
 
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
-            yield from queries.state_rows(connection, state, limit)
+            yield from history.state_rows(connection, state, limit)
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from jobs.loopback import Server, loopback_address, trusted_users
+from jobs.compute.loopback import Server, loopback_address, trusted_users
 from state_store.errors import PermanentError, RetryableError, SettingsInvalid, UnknownPipeline
 from state_store.settings import Settings
 

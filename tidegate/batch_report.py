@@ -11,7 +11,7 @@ from tidegate import output
 
 if TYPE_CHECKING:
     from state_store.declaration import SourceMetadata
-    from state_store.queries import BatchHistory
+    from state_store.history import BatchHistory
 
 TEXT_CHARACTERS = 84
 

@@ -11,7 +11,7 @@ from state_store.settings import Settings
 from tidegate import output
 
 if TYPE_CHECKING:
-    from state_store.queries import Lag
+    from state_store.history import Lag
 
 SHOWN_NAMES = 20
 # A mount that is gone may never answer, and that is just when people ask for the status.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from state_store.attempts import Attempt
     from state_store.source_files import TakenFile
 
-__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "LeftAlone", "OneFile", "Source"]
+__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "InputFacts", "LeftAlone", "Source"]
 
 # What `Emitter.emit_records` adds to each row: where the record stood, why it cannot be read (NULL: it can), its raw text.
 ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
@@ -98,21 +98,21 @@ class LeftAlone:
 
 
 @dataclass(frozen=True)
-class OneFile:
-    """The only file of a batch: its size on disk, and how many rows it says that it has; None if its format does not tell."""
+class InputFacts:
+    """What a source knows of a batch before Spark reads it; None is unknown. It decides about speed, never about results.
 
-    bytes: int
+    `bytes` and `rows` are of all `files` together. `is_verified` says that `verify_batch` compares all of the content with
+    digests that were planned.
+    """
+
+    files: int = 0
+    bytes: int | None = None
     rows: int | None = None
+    is_verified: bool = False
 
 
 class Emitter(Protocol):
-    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt.
-
-    `has_digests` tells that `verify_batch` compares all of the content with digests that were planned. The acker then leaves
-    columns alone that no state uses, and Spark does not read them.
-    """
-
-    has_digests: bool = False
+    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt."""
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return exactly the rows of the batch; lazily, so failures may also come when the rows are computed.
@@ -146,10 +146,13 @@ class Emitter(Protocol):
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
-    def one_file(self, metadata: SourceMetadata) -> OneFile | None:
-        """Return the batch's file if it is just one: a small one is grouped where it is read. Asked after `emit_batch`."""
-        del metadata
-        return None
+    def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
+        """Return what is known of the batch without Spark; may be asked for before or after the rows.
+
+        Raises: as `emit_batch`.
+        """
+        del attempt, metadata
+        return InputFacts()
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
         """Return how many rows the batch has by a count that is not Spark's; None if there is none.

@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
+from tests import steps
 
 SALES = Pipeline(
     name="sales",
@@ -97,10 +98,10 @@ def stored_state(settings: Settings, pipeline: Pipeline = SALES) -> dict[str, tu
 
 def run_once(settings: Settings, run_id: str, pipeline: Pipeline = SALES) -> list[int]:
     """Plan, process and commit everything there is, one step after another."""
-    txids = phases.plan_batches(settings, pipeline, run_id=run_id)
+    txids = steps.plan(settings, pipeline, run_id=run_id)
     for txid in txids:
-        phases.process_batch(settings, pipeline, txid, owner=run_id)
-        phases.commit_batch(settings, pipeline, txid, owner=run_id)
+        steps.process(settings, pipeline, txid, owner=run_id)
+        steps.commit(settings, pipeline, txid, owner=run_id)
     return txids
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Pipeline, State, Sum, phases
-from jobs.run import run_pipeline
+from jobs import Count, Pipeline, State, Sum
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import RowsLost, SourceChanged
+from tests import steps
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conftest import Server, copied
 from tests.sources.feeds import FEEDS, TableFeed
@@ -51,10 +52,10 @@ def stored(settings: Settings, pipeline: Pipeline) -> dict[str, tuple[int, int]]
 
 def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
     """Plan, process and commit everything there is, one step after another."""
-    txids = phases.plan_batches(settings, pipeline, run_id=run_id)
+    txids = steps.plan(settings, pipeline, run_id=run_id)
     for txid in txids:
-        phases.process_batch(settings, pipeline, txid, owner=run_id)
-        phases.commit_batch(settings, pipeline, txid, owner=run_id)
+        steps.process(settings, pipeline, txid, owner=run_id)
+        steps.commit(settings, pipeline, txid, owner=run_id)
     return txids
 
 
@@ -142,10 +143,10 @@ def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     """A fault in one step of the real engine, which passes."""
     fault = Flaky(request.param)
     for phase, place, method in (
-        ("plan", phases.StateStore, "open_batches"),
-        ("seal", phases.StateStore, "seal"),
-        ("commit", phases.StateStore, "commit_ready"),
-        ("commit", phases.StateStore, "commit_batch"),
+        ("plan", StateStore, "open_batches"),
+        ("seal", StateStore, "seal"),
+        ("commit", StateStore, "commit_ready"),
+        ("commit", StateStore, "commit_batch"),
     ):
         real = getattr(place, method)
 
@@ -201,8 +202,8 @@ def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
     pipeline = pipeline_over(feed)
     register(pipeline)
     feed.put(2)
-    phases.plan_batches(settings, pipeline, run_id="run")
-    phases.process_batch(settings, pipeline, 1, owner="first")
+    steps.plan(settings, pipeline, run_id="run")
+    steps.process(settings, pipeline, 1, owner="first")
     feed.change()
     with pytest.raises(SourceChanged, match="replays the identical rows"):
-        phases.process_batch(settings, pipeline, 1, owner="second", restage=True)
+        steps.process(settings, pipeline, 1, owner="second", mode="restage")

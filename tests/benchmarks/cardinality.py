@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jobs import Pipeline
-from jobs.run import run_pipeline
+from jobs.engine.local_run import run_pipeline
 from state_store import StateStore
 from tests.benchmarks import events
 from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed

@@ -27,10 +27,11 @@ from matplotlib.axes import Axes
 from psycopg2 import sql
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum, phases
-from jobs.run import run_pipeline
-from jobs.sources.file_reader import FileReader
+from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from jobs.engine.local_run import run_pipeline
+from jobs.sources.files.read import FileReader
 from state_store import Settings, StateStore
+from tests import steps
 from tests.benchmarks import events
 from tests.benchmarks.harness import Bar, Bench, Figure, compared
 from tests.benchmarks.project import Project, stack_without_airflow
@@ -220,10 +221,10 @@ class _Balanced:
 
 def run_in_turn(settings: Settings, pipeline: Pipeline, run_id: str, max_batches: int | None = None) -> list[int]:
     """Run what is new, one phase at a time."""
-    txids = phases.plan_batches(settings, pipeline, run_id=run_id, max_batches=max_batches)
+    txids = steps.plan(settings, pipeline, run_id=run_id, max_batches=max_batches)
     for txid in txids:
-        phases.process_batch(settings, pipeline, txid, owner=run_id)
-        phases.commit_batch(settings, pipeline, txid, owner=run_id)
+        steps.process(settings, pipeline, txid, owner=run_id)
+        steps.commit(settings, pipeline, txid, owner=run_id)
     return txids
 
 

@@ -28,8 +28,8 @@ import psutil
 import sqlalchemy as sa
 
 import migrations
-from jobs import phases
 from state_store import StateStore
+from tests import steps
 from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed
 from tests.benchmarks.pipelines import USERS
 from tests.benchmarks.project import Project, publish, stack_without_airflow
@@ -151,17 +151,17 @@ class Place(Project):
     def batch(self) -> None:
         """Take the file through the steps of a batch, on the clock."""
         txid = self.committed() + 1
-        steps: dict[str, Callable[[], object]] = {
-            "plan": lambda: phases.plan_batches(self.settings, USERS, run_id=f"{OWNER} {txid}"),
-            "process": lambda: phases.process_batch(self.settings, USERS, txid, owner=OWNER),
-            "commit": lambda: phases.commit_batch(self.settings, USERS, txid, owner=OWNER),
+        parts: dict[str, Callable[[], object]] = {
+            "plan": lambda: steps.plan(self.settings, USERS, run_id=f"{OWNER} {txid}"),
+            "process": lambda: steps.process(self.settings, USERS, txid, owner=OWNER),
+            "commit": lambda: steps.commit(self.settings, USERS, txid, owner=OWNER),
         }
-        self.spent.append({name: timed(step) for name, step in steps.items()})
+        self.spent.append({name: timed(step) for name, step in parts.items()})
         assert self.committed() == txid
 
-    def runs(self, *steps: str) -> list[float]:
+    def runs(self, *parts: str) -> list[float]:
         """Return the seconds of each timed batch in these steps, or in all."""
-        return [sum(spent[step] for step in steps or spent) for spent in self.spent]
+        return [sum(spent[step] for step in parts or spent) for spent in self.spent]
 
     def check(self, events: int) -> None:
         """Compare the number of events in the state."""
@@ -202,9 +202,9 @@ def _growing_state(bench: Bench, made: Project) -> Iterator[Figure]:
     batches += _in_turn(bench, (small, large), lambda place: place.size, keeps_sessions=False)
     for place in (small, large):
         place.check(place.size + ROWS_PER_BATCH * batches)
-    for steps in ((), ("commit",)):
-        what = f"{large.size:,} keys in the state, {' '.join(steps) or 'whole batch'} in a new session"
-        yield compared("growth", what, large.runs(*steps), f"{small.size:,}", small.runs(*steps), is_speed=False)
+    for parts in ((), ("commit",)):
+        what = f"{large.size:,} keys in the state, {' '.join(parts) or 'whole batch'} in a new session"
+        yield compared("growth", what, large.runs(*parts), f"{small.size:,}", small.runs(*parts), is_speed=False)
 
 
 def _in_turn(bench: Bench, places: Sequence[Place], keys: Callable[[Place], int], *, keeps_sessions: bool = True) -> int:
@@ -228,14 +228,14 @@ def _flatness(bench: Bench, name: str, what: str, places: Sequence[Place]) -> It
     """Return what a batch costs at the largest size beside the smallest, and draw it for all."""
     small, large = places[0], places[-1]
     with bench.plot(f"growth_{name}", f"One batch of {ROWS_PER_BATCH:,} rows") as axes:
-        for steps in ((), ("plan",), ("process",), ("commit",)):
-            label = " ".join(steps) or "whole batch"
-            medians = [median(place.runs(*steps)) for place in places]
+        for parts in ((), ("plan",), ("process",), ("commit",)):
+            label = " ".join(parts) or "whole batch"
+            medians = [median(place.runs(*parts)) for place in places]
             axes.plot([place.size for place in places], medians, marker="o", label=label)
             told = f"{large.size:,} {what}, {label}"
             beside = f"{small.size:,}"
-            bar = None if steps else FLAT
-            yield compared("growth", told, large.runs(*steps), beside, small.runs(*steps), bar=bar, is_speed=False)
+            bar = None if parts else FLAT
+            yield compared("growth", told, large.runs(*parts), beside, small.runs(*parts), bar=bar, is_speed=False)
         axes.set(xscale="log", xlabel=what, ylabel="seconds", ylim=(0, None))
         axes.legend()
 
@@ -258,7 +258,7 @@ def _asked(bench: Bench, made: Project, place: Place) -> Iterator[Figure]:
             store.batch_history(USERS.name, place.size // 2)
 
     def plan() -> None:
-        assert phases.plan_batches(place.settings, USERS, run_id=f"nothing new {next(plans)}") == []
+        assert steps.plan(place.settings, USERS, run_id=f"nothing new {next(plans)}") == []
 
     environ = command_environ(made) | {"PGDATABASE": place.settings.pg_database}
     asked: dict[str, Callable[[], object]] = {
@@ -287,7 +287,7 @@ def _planned_from_a_full_folder(bench: Bench, place: Place) -> Iterator[Figure]:
         runs = []
         for _ in range(times):
             planned += batches  # those that were planned before are still to do
-            plan = partial(phases.plan_batches, place.settings, USERS, run_id=f"a folder, {planned}", max_batches=planned)
+            plan = partial(steps.plan, place.settings, USERS, run_id=f"a folder, {planned}", max_batches=planned)
             runs.append(timed(plan))
         what = f"{place.size:,} txids and their files in the folder, a plan of {batches}"
         yield Figure("growth", what, median(runs), "s", median(runs), runs=tuple(runs))

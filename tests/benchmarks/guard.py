@@ -1,7 +1,7 @@
 """What exactly-once costs at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
 
 Both sides are given the same rows in Arrow batches, as Spark hands them over, write them as CSV over new connections, and run
-one after the other on one connection at a time. Ours checks them and puts numbers in order (`jobs.staging_sink`), stages into
+one after the other on one connection at a time. Ours checks them and puts numbers in order (`jobs.compute.sink`), stages into
 a logged table, twice digests what it has staged, and checks again; theirs stages into a temporary table, as a job does that
 does not care to find its work again.
 """
@@ -20,12 +20,12 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from jobs import Pipeline
-from jobs.staging_sink import SORTED_ROWS, PartialsReader
+from jobs.compute.sink import SORTED_ROWS, PartialsReader
 from state_store import StateStore
-from state_store.attempts import Attempt, StagedPartition, Tracked
+from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
-from state_store.partition_copy import copy_partition
-from state_store.staging import digest_statement
+from state_store.copy_in import copy_partition
+from state_store.staging import StagedPartition, digest_statement
 from state_store.tables import staging_table_of
 from tests.benchmarks.harness import Bar, Bench, Figure, compared
 from tests.benchmarks.peer import as_csv, copy_and_upsert, create_target

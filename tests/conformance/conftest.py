@@ -20,14 +20,15 @@ import pytest
 from jobs import Count, Max, Min, Pipeline, State, Sum
 from jobs.sources import Coordinator, Emitter, Source
 from state_store import Settings, StateStore, tables
-from state_store.attempts import Attempt, CutWanted, Recut, Settled, StagedPartition, Tracked
+from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED, encode_metadata, position_of
+from state_store.beginning import NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
+from state_store.copy_in import copy_partition
 from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind
 from state_store.errors import AttemptNotSealed, StagingLost
-from state_store.partition_copy import copy_partition
 from state_store.settings import STACK_FOLDER
-from state_store.staging import digest_statement
+from state_store.staging import StagedPartition, digest_statement
 from tests.conftest import Server, migrated_database
 from tidegate.stack import component
 from tidegate.stack.component import reserve_port
@@ -176,7 +177,7 @@ def is_bad(record: Record) -> bool:
 
 
 class Flow:
-    """Moves batches through the real ledger as `jobs.phases` does, with partials that Python computes: no Spark."""
+    """Moves batches through the real ledger as `jobs.engine.phases` does, with partials that Python computes: no Spark."""
 
     def __init__(self, settings: Settings, spec: PipelineSpec, records: Sequence[Record] = ()) -> None:
         self.settings = settings
@@ -210,14 +211,14 @@ class Flow:
             start += size
         return self.store.open_batches(self.spec, run_id, [], after, metadata)
 
-    def take(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | Settled:
+    def take(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
         """Take a batch's fence; if it is to be cut anew, with this size, None: to where it ended before."""
-        recut: Recut | None = None
+        new_input: NewInput | None = None
         while True:
-            begun = self.store.start_attempt(self.spec, txid, "test", recut=recut, **how)
-            if not isinstance(begun, CutWanted):
+            begun = self.store.start_attempt(self.spec, txid, "test", new_input=new_input, **how)
+            if not isinstance(begun, ReplanNeeded):
                 return begun
-            recut = Recut(encode_metadata(cut_anew(begun, size)), begun.continues)
+            new_input = NewInput(encode_metadata(cut_anew(begun, size)), begun.continues)
 
     def start(self, txid: int, size: int | None = None, **how: Any) -> Attempt:
         """Take a batch's fence, which must be free to take."""
@@ -267,14 +268,14 @@ class Flow:
             found = [payload.split(":") for (payload,) in cursor.fetchall()]
         return [(key, -int(amount)) for key, amount in found]
 
-    def process(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | Settled:
+    def process(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
         """Take the fence, stage and seal, unless the batch needs no attempt."""
         attempt = self.take(txid, size, **how)
         return self.finish(attempt) if isinstance(attempt, Attempt) else attempt
 
     def fail(self, txid: int, size: int | None = None, *, is_poison: bool = True) -> int:
         """Start an attempt that gives up; return how many tries the batch has failed by itself."""
-        return self.store.fail_attempt(self.start(txid, size, restage=True), "BROKEN: it broke.", is_poison=is_poison)
+        return self.store.fail_attempt(self.start(txid, size, mode="restage"), "BROKEN: it broke.", is_poison=is_poison)
 
     def commit(self, txid: int) -> Commit:
         """Commit a processed batch."""
@@ -285,12 +286,12 @@ class Flow:
         try:
             return self.commit(txid)
         except (StagingLost, AttemptNotSealed):  # the latter: whoever processed it is dead
-            self.process(txid, size, restage=True)
+            self.process(txid, size, mode="restage")
             return self.commit(txid)
 
     def redo(self, txid: int, size: int | None = None) -> Commit:
         """Process the last committed batch again, and put the result in the place of what it did."""
-        self.finish(self.start(txid, size, redo=True))
+        self.finish(self.start(txid, size, mode="redo"))
         return self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
@@ -342,7 +343,7 @@ def end_of(metadata: SourceMetadata | None) -> int:
     return position["end"] if position else 0
 
 
-def cut_anew(wanted: CutWanted, size: int | None) -> SourceMetadata:
+def cut_anew(wanted: ReplanNeeded, size: int | None) -> SourceMetadata:
     """Cut a batch again behind the one before it: with this size, None: to where it ended, or empty if that is not there."""
     if QUARANTINED in wanted.current:
         return {**wanted.current, "source": position_of(wanted.previous)}

@@ -21,7 +21,7 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
     while not is_done:
         if not outcomes or outcomes[-1] == "new":
             old = f.ranges()[1][1]
-            f.finish(f.start(2, 1 if old == 5 else 3, redo=True))
+            f.finish(f.start(2, 1 if old == 5 else 3, mode="redo"))
         try:
             with FaultPlan(at=len(points) + 1).armed():
                 f.owner.redo_batch(f.spec, 2, "an operator", "it was wrong")
@@ -48,7 +48,7 @@ def test_a_crash_at_any_statement_of_a_run_with_new_cuts_loses_and_repeats_nothi
         first, second = f.plan(3, 3, run_id=run) or []
         f.process(first)
         f.process(second)
-        f.process(first, 2, restage=True)
+        f.process(first, 2, mode="restage")
         f.commit(first)
         try:
             with FaultPlan(at=len(points) + 1).armed():

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from jobs import Pipeline
 from state_store import Settings, tables
-from state_store.attempts import Attempt, CutWanted, Recut, Settled
+from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
+from state_store.beginning import NewInput, NotStarted, ReplanNeeded
 from state_store.declaration import SourceKind, StateKind
 from state_store.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, StagingLost
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
@@ -114,7 +115,7 @@ def test_a_transactional_batch_is_never_cut_anew(flow: Begin, source: SourceKind
     f.fail(1, 1)
     assert f.start(1, 9).source_metadata == {"start": 0, "end": 3}
     f.process(2, 9)
-    f.process(1, 9, restage=True)
+    f.process(1, 9, mode="restage")
     f.commit(1)
     f.commit(2)
     assert f.ranges() == [(0, 3, True), (3, 5, True)]
@@ -146,8 +147,8 @@ def test_a_sealed_batch_is_processed_again_as_soon_as_the_one_before_it_was_cut_
     f.plan(3, 3)
     f.process(1)
     f.process(2)
-    assert f.process(2) is Settled.SEALED
-    f.process(1, 2, restage=True)
+    assert f.process(2) is NotStarted.SEALED
+    f.process(1, 2, mode="restage")
     again = f.process(2)
     assert isinstance(again, Attempt)
     assert again.source_metadata == {"start": 2, "end": 6}
@@ -163,7 +164,7 @@ def test_work_behind_a_new_cut_that_reads_the_same_is_kept(flow: Begin) -> None:
     f.fail(1)
     f.process(2)
     f.process(1, 3)
-    assert f.process(2) is Settled.SEALED
+    assert f.process(2) is NotStarted.SEALED
     f.commit(1)
     assert f.commit(2).attempt == 1
     f.check()
@@ -218,9 +219,9 @@ def test_two_attempts_that_cut_the_same_batch_anew_fence_each_other(flow: Begin)
     f.plan(4, 4)
     f.fail(1)
     wanted = [f.store.start_attempt(f.spec, 1, name) for name in ("one", "other")]
-    assert all(isinstance(each, CutWanted) for each in wanted)
-    cuts = [Recut(encode_metadata({"start": 0, "end": end}), None) for end in (2, 3)]
-    first, second = (f.store.start_attempt(f.spec, 1, "x", recut=cut) for cut in cuts)
+    assert all(isinstance(each, ReplanNeeded) for each in wanted)
+    cuts = [NewInput(encode_metadata({"start": 0, "end": end}), None) for end in (2, 3)]
+    first, second = (f.store.start_attempt(f.spec, 1, "x", new_input=cut) for cut in cuts)
     f.finish(second)
     with pytest.raises(AttemptFenced):
         f.finish(first)
@@ -236,11 +237,11 @@ def test_a_cut_that_comes_too_late_is_asked_for_again(flow: Begin) -> None:
     f.fail(1)
     f.fail(2)
     wanted = f.store.start_attempt(f.spec, 2, "slow")
-    assert isinstance(wanted, CutWanted)
+    assert isinstance(wanted, ReplanNeeded)
     f.process(1, 2)
-    late = Recut(encode_metadata({"start": 4, "end": 8}), wanted.continues)
-    asked = f.store.start_attempt(f.spec, 2, "slow", recut=late)
-    assert isinstance(asked, CutWanted)
+    late = NewInput(encode_metadata({"start": 4, "end": 8}), wanted.continues)
+    asked = f.store.start_attempt(f.spec, 2, "slow", new_input=late)
+    assert isinstance(asked, ReplanNeeded)
     assert asked.previous == {"start": 0, "end": 2}
     f.settle(1)
     f.settle(2, 4)
@@ -253,12 +254,12 @@ def test_a_sealed_batch_is_not_cut_anew_by_who_asked_before_the_seal(flow: Begin
     f.plan(4)
     f.fail(1)
     wanted = f.store.start_attempt(f.spec, 1, "slow")
-    assert isinstance(wanted, CutWanted)
+    assert isinstance(wanted, ReplanNeeded)
     f.process(1, 3)
-    late = Recut(encode_metadata({"start": 0, "end": 2}), wanted.continues)
-    assert f.store.start_attempt(f.spec, 1, "slow", recut=late) is Settled.SEALED
+    late = NewInput(encode_metadata({"start": 0, "end": 2}), wanted.continues)
+    assert f.store.start_attempt(f.spec, 1, "slow", new_input=late) is NotStarted.SEALED
     f.commit(1)
-    assert f.store.start_attempt(f.spec, 1, "slow", recut=late).already_committed
+    assert f.store.start_attempt(f.spec, 1, "slow", new_input=late).already_committed
     f.check()
 
 
@@ -289,9 +290,9 @@ def test_a_batch_that_was_given_up_behind_another_cut_is_processed_when_its_turn
     f.plan(5, 5, 2)
     f.fail(2)
     f.store.give_up("flow", 2, "the pipeline's policy", "2 tries failed")
-    assert f.process(2) is Settled.GIVEN_UP
-    f.process(1, restage=True)
-    f.process(1, 3, restage=True)
+    assert f.process(2) is NotStarted.GIVEN_UP
+    f.process(1, mode="restage")
+    f.process(1, 3, mode="restage")
     f.commit(1)
     done = f.settle(2)
     assert (done.skipped_reason, f.ranges()) == (None, [(0, 3, True), (3, 10, True)])

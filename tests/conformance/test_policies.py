@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
 from state_store import Settings, tables
-from state_store.attempts import Settled, Tracked
+from state_store.attempts import Tracked
+from state_store.beginning import NotStarted
 from state_store.declaration import QuarantineSpec
 from state_store.errors import (
     AttemptFenced,
@@ -53,7 +54,7 @@ def test_bad_records_are_set_aside_in_the_commit_of_their_batch(mixed: Flow) -> 
 def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
     """Neither those of a fenced attempt, nor those of one that failed, nor those of a batch that is skipped."""
     mixed.process(1)
-    mixed.process(1, 1, restage=True)  # without the bad ones
+    mixed.process(1, 1, mode="restage")  # without the bad ones
     mixed.commit(1)
     assert mixed.quarantined() == []
     mixed.process(2, 2)
@@ -183,7 +184,7 @@ def test_a_batch_whose_bad_records_are_taken_up_already_is_not_redone(mixed: Flo
     mixed.process(1)
     mixed.commit(1)
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x")
-    attempt = mixed.finish(mixed.start(1, 4, redo=True))
+    attempt = mixed.finish(mixed.start(1, 4, mode="redo"))
     before = contents(settings)
     with pytest.raises(RangeRefused, match="flow 1 cannot be redone: txid 4 has taken up bad records of it"):
         mixed.owner.redo_batch(mixed.spec, 1, "an operator", "x")
@@ -210,7 +211,7 @@ def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
     f.plan(1, 1, 1)
     f.fail(2)
     assert f.store.skip_batch(f.spec, 2, "an operator", "it is poison") is None
-    assert f.process(2) is Settled.GIVEN_UP
+    assert f.process(2) is NotStarted.GIVEN_UP
     f.process(3)
     with pytest.raises(CommitOutOfOrder):
         f.commit(2)
@@ -298,7 +299,7 @@ def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> Non
     """Process batch 1 again with these sums."""
     if spec_version is not None:
         f.spec = replace(f.spec, version=spec_version)
-    f.seal(f.start(1, restage=True), tracked=tracked)
+    f.seal(f.start(1, mode="restage"), tracked=tracked)
 
 
 @pytest.mark.parametrize("sums", [Tracked(3, 42), Tracked(2, 43)], ids=["another row count", "other rows"])

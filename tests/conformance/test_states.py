@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from jobs import Count, Pipeline, State
 from state_store import Settings, tables
-from state_store.attempts import Settled
+from state_store.beginning import NotStarted
 from state_store.declaration import StateKind
 from state_store.errors import CommitOutOfOrder, GuardMismatch, HoleDetected, PermanentError, RangeRefused, StagingLost
 from tests.acceptance.conftest import Crash, FaultPlan
@@ -35,7 +35,7 @@ class Counts(Flow):
 
     def merge(self, txid: int, partials: dict[str, int], *, redo: bool = False) -> None:
         """Process a batch with these partials, and commit it or put it in the place of what committed."""
-        attempt = self.start(txid, redo=redo)
+        attempt = self.start(txid, mode="redo" if redo else "resume")
         self.seal(attempt, self.stage(attempt, "counts", partials.items()))
         if redo:
             self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
@@ -107,7 +107,7 @@ def test_a_replay_of_man_and_dog_counts_nothing_twice(counts: Callable[..., Coun
     flow.put("man", count=3, txid=1)
     flow.merge(3, {"man": 2, "dog": 1})
     assert flow.commit(3).already_committed
-    assert not isinstance(flow.process(3), Settled)
+    assert not isinstance(flow.process(3), NotStarted)
     assert (flow.of("man"), flow.of("dog")) == ((5, 3), (1, 3))
 
 
@@ -123,7 +123,7 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
     """The theory's opaque retry: {value 4, previous 1, txid 2}, a partial of 2 in txid 2 again, makes {3, 1, 2}."""
     flow = counts("opaque", committed=2)
     flow.put("word", count=4, previous_count=1, previous_txid=1, txid=2)
-    flow.merge(2, {"word": 2}, redo=True)
+    flow.merge(2, {"word": 2}, mode="redo")
     assert flow.of("word") == (3, 1, 2)
 
 
@@ -440,7 +440,7 @@ def test_only_the_last_committed_txid_is_redone(flow: Begin, settings: Settings,
     f.commit(2)
     before = contents(settings)
     with pytest.raises(RangeRefused, match="2 is the last committed txid, and only that one can be redone"):
-        f.start(txid, redo=True)
+        f.start(txid, mode="redo")
     with pytest.raises(RangeRefused, match="only that one can be redone"):
         f.owner.redo_batch(f.spec, txid, "an operator", "x")
     assert contents(settings) == before
@@ -454,7 +454,7 @@ def test_a_state_that_does_not_know_what_it_was_is_not_redone(flow: Begin, setti
     f.process(1)
     f.commit(1)
     before = contents(settings)
-    for redo in (lambda: f.start(1, redo=True), lambda: f.owner.redo_batch(f.spec, 1, "an operator", "x")):
+    for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, "an operator", "x")):
         with pytest.raises(RangeRefused, match="state per_key is not opaque, so it does not know what it was before"):
             redo()
     assert contents(settings) == before
@@ -474,7 +474,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
         assert contents(settings) == before
 
     refused("no newer attempt than the committed one")
-    attempt = f.start(1, 2, redo=True)
+    attempt = f.start(1, 2, mode="redo")
     refused("has not ended")
     f.store.fail_attempt(attempt, "BROKEN: it broke.")
     refused("failed: BROKEN")
@@ -537,14 +537,14 @@ def walk(  # noqa: PLR0912 - a list of what can happen
     elif does == "process":
         f.process(txid, size)
     elif does == "restage":
-        f.process(txid, size, restage=True)
+        f.process(txid, size, mode="restage")
     elif does == "commit":
         with suppress(CommitOutOfOrder, StagingLost):
             f.commit(txid)
     elif does == "settle":
         f.settle(committed + 1, size)
     elif does == "fail":
-        if not isinstance(attempt := f.take(txid, size, restage=True), Settled):
+        if not isinstance(attempt := f.take(txid, size, mode="restage"), NotStarted):
             f.store.fail_attempt(attempt, "BROKEN: it broke.", is_poison=chance.random() < 0.5)
     elif does == "crash":
         faults = FaultPlan(chance.randint(1, 40))
@@ -559,8 +559,8 @@ def walk(  # noqa: PLR0912 - a list of what can happen
     elif does == "retry":
         f.store.retry("flow", chance.choice([None, txid]), "an operator", "mended")
     elif does == "zombie":
-        if not isinstance(older := f.take(txid, size, restage=True), Settled):
-            f.process(txid, None, restage=True)
+        if not isinstance(older := f.take(txid, size, mode="restage"), NotStarted):
+            f.process(txid, None, mode="restage")
             f.stage(older, "overall", [(1000, 1000, 1000, 1000, 1000)])
     elif does == "redo" and committed and f.spec.states[0].kind == "opaque":
         f.redo(committed, size)

@@ -22,7 +22,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 import jobs.pipelines
 from dags import batch_dag
-from jobs import phases
+from jobs.engine.processing import Processor
+from jobs.engine.worker import SECONDS_BETWEEN_LOOKS
 from jobs.registry import pipeline_names
 from state_store import Settings, StateStore, errors
 from state_store.attempts import Attempt, Tracked
@@ -281,7 +282,7 @@ def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, capl
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have no rows: then they are sealed as soon as they are processed."""
-    monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: store.seal(attempt, [], Tracked(0)))
+    monkeypatch.setattr(Processor, "_stage", lambda self, attempt: self._store.seal(attempt, [], Tracked(0)))
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -306,7 +307,7 @@ def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
     clicks.plan("run", 2)
     clicks.begin(1)
     if fenced:
-        monkeypatch.setattr(phases, "_stage", lambda store, _pipeline, attempt: _fence(clicks, store, attempt))
+        monkeypatch.setattr(Processor, "_stage", lambda self, attempt: _fence(clicks, self._store, attempt))
 
     with pytest.raises(TaskDeferred) as waiting:
         _operator(2).execute({"ti": _task()})
@@ -377,12 +378,12 @@ def test_what_fails_in_another_task_is_left_to_its_own(
 ) -> None:
     """Which tries again and reports; the task that was only helping stops helping, and is green."""
 
-    def stage(store: StateStore, _: object, attempt: Attempt) -> None:
+    def stage(processor: Processor, attempt: Attempt) -> None:
         if attempt.txid == 2:
             raise errors.SourceUnavailable("a.csv is away.")
-        store.seal(attempt, [], Tracked(0))
+        processor._store.seal(attempt, [], Tracked(0))
 
-    monkeypatch.setattr(phases, "_stage", stage)
+    monkeypatch.setattr(Processor, "_stage", stage)
     clicks.plan("run", 3)
 
     _operator(1).execute({"ti": _task(0)})
@@ -396,18 +397,18 @@ def test_what_fails_in_another_task_is_left_to_its_own(
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.usefixtures("without_spark")
-def test_a_task_whose_batch_was_stolen_waits_for_the_thief(clicks: Batches, *, dies: bool) -> None:
+def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *, dies: bool) -> None:
     """As long as it lives: then the batch's own task does the work again."""
     clicks.plan("run", 1)
-    with ThreadPoolExecutor(1) as worker, closing(clicks.store.unbegun(CLICKS.name, "run")) as unbegun:
-        stolen = clicks.begin(next(unbegun))
+    with ThreadPoolExecutor(1) as worker, closing(clicks.store.claims(CLICKS.name, "run")) as claims:
+        claimed = clicks.begin(next(claims))
         own = worker.submit(_operator(1).execute, {"ti": _task(0)})
         with pytest.raises(TimeoutError):
-            own.result(3 * phases.SECONDS_BETWEEN_LOOKS)
+            own.result(3 * SECONDS_BETWEEN_LOOKS)
         if not dies:
-            clicks.store.seal(stolen, [], Tracked(0))
+            clicks.store.seal(claimed, [], Tracked(0))
             clicks.commit(1)
-        unbegun.close()
+        claims.close()
         own.result(30)
 
     assert _phases(clicks) == [(1, "committed")]
@@ -421,8 +422,8 @@ def test_nobody_waits_for_a_thief_for_longer_than_an_attempt_may_take(
     """It may stand still, with its connection open."""
     monkeypatch.setattr(Settings, "load", lambda: replace(settings, attempt_timeout_seconds=1))
     clicks.plan("run", 1)
-    with closing(clicks.store.unbegun(CLICKS.name, "run")) as unbegun:
-        clicks.begin(next(unbegun))
+    with closing(clicks.store.claims(CLICKS.name, "run")) as claim_unbegun:
+        clicks.begin(next(claim_unbegun))
 
         _operator(1).execute({"ti": _task(0)})
 

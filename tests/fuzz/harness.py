@@ -35,8 +35,10 @@ from typing import Any, Protocol
 import pytest
 
 from jobs import Count, Pipeline, State
-from jobs.run import run_pipeline
-from jobs.sources import Source, file_content, text_reader, text_tasks
+from jobs.engine.local_run import run_pipeline
+from jobs.sources import Source
+from jobs.sources.files import content
+from jobs.sources.files.formats import text_reader, text_tasks
 from state_store import Settings, StateStore
 from state_store.errors import TidegateError
 from tests.conftest import Server, register_pipelines
@@ -108,7 +110,7 @@ class Declared:
     source: Callable[[int], Source]
     columns: Sequence[Column]
     details: str
-    block_bytes: int = file_content.READ_BLOCK_BYTES
+    block_bytes: int = content.READ_BLOCK_BYTES
     piece_bytes: int = text_tasks.PIECE_BYTES
     here_bytes: int = text_reader.HERE_BYTES
 
@@ -172,7 +174,7 @@ class Fuzz:
         alone = [each for each in drawn if not each.is_whole or each.has_nul]
         together = [each for each in drawn if each not in alone]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_content, "READ_BLOCK_BYTES", declared.block_bytes)
+            patch.setattr(content, "READ_BLOCK_BYTES", declared.block_bytes)
             patch.setattr(text_tasks, "PIECE_BYTES", declared.piece_bytes)
             patch.setattr(text_reader, "HERE_BYTES", declared.here_bytes)
             if why := self._read_together(declared, together, per_batch):

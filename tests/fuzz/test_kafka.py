@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from jobs import Count, Kafka, Max, Min, Pipeline, State, phases
+from jobs import Count, Kafka, Max, Min, Pipeline, State
 from state_store import Settings, StateStore
+from tests import steps
 from tests.sources.beside_kafka import server, template
 from tests.sources.test_kafka import SECONDS, TestTopic
 
@@ -170,14 +171,14 @@ def test_the_states_are_what_was_produced(
 def process_and_commit(current: Round, pipeline: Pipeline, run_id: str) -> None:
     """Plan what is there, process it in any order, some of it twice, and commit."""
     settings = current.topic.settings
-    while txids := phases.plan_batches(settings, pipeline, run_id=run_id):
+    while txids := steps.plan(settings, pipeline, run_id=run_id):
         order = list(txids)
         if pipeline.source.kind == "transactional":
             order = current.draw.sample([*txids, *current.draw.choices(txids, k=len(txids) // 4)], len(txids) + len(txids) // 4)
         for txid in order:
-            phases.process_batch(settings, pipeline, txid, owner="test", restage=current.draw.random() < 0.2)
+            steps.process(settings, pipeline, txid, owner="test", mode="restage" if current.draw.random() < 0.2 else "resume")
         for txid in txids:
-            phases.commit_batch(settings, pipeline, txid, owner="test")
+            steps.commit(settings, pipeline, txid, owner="test")
         run_id += "+"
 
 

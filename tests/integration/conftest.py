@@ -15,12 +15,13 @@ from psycopg2 import sql
 import migrations
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore, tables
-from state_store.attempts import Attempt, StagedPartition, Tracked
+from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
+from state_store.beginning import Mode
 from state_store.commits import Commit
+from state_store.copy_in import copy_partition
 from state_store.declaration import PipelineSpec
-from state_store.partition_copy import copy_partition
-from state_store.staging import digest_statement
+from state_store.staging import StagedPartition, digest_statement
 
 TALLY = Pipeline(
     name="tally",
@@ -56,9 +57,9 @@ class Tally:
         assert txids is not None
         return txids
 
-    def start(self, txid: int, *, restage: bool = False) -> Attempt:
+    def start(self, txid: int, *, mode: Mode = "resume") -> Attempt:
         """Start an attempt that takes the fence."""
-        attempt = self.store.start_attempt(self.spec, txid, "test", restage=restage)
+        attempt = self.store.start_attempt(self.spec, txid, "test", mode=mode)
         assert isinstance(attempt, Attempt)
         return attempt
 
@@ -74,9 +75,9 @@ class Tally:
         written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
         return StagedPartition(state, partition, task_attempt, written, checksum)
 
-    def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, restage: bool = False) -> Attempt:
+    def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume") -> Attempt:
         """Start an attempt, stage its partials and seal it."""
-        attempt = self.start(txid, restage=restage)
+        attempt = self.start(txid, mode=mode)
         staged = [self.stage(attempt, "per_shop", shops), self.stage(attempt, "per_day", days)]
         self.store.seal(attempt, staged, Tracked(0))
         return attempt

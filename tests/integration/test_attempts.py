@@ -13,8 +13,9 @@ import pytest
 
 import migrations
 from state_store import Settings, StateStore, schema
-from state_store.attempts import Settled, Tracked
-from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, Cut, encode_metadata
+from state_store.attempts import Tracked
+from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
+from state_store.beginning import NotStarted
 from state_store.errors import (
     AttemptFenced,
     DeclarationChanged,
@@ -171,7 +172,7 @@ def test_altered_metadata_halts_every_step_of_its_batch(
 
     steps: list[Callable[[], object]] = [
         lambda: tally.store.last_opened("tally"),
-        lambda: tally.store.start_attempt(tally.spec, 1, "test", restage=True),
+        lambda: tally.store.start_attempt(tally.spec, 1, "test", mode="restage"),
         lambda: tally.commit(1),
         lambda: tally.store.batch_history("tally", 1),
     ]
@@ -249,7 +250,7 @@ def test_attempts_at_the_same_moment_get_fences_of_their_own(tally: Tally, setti
         with StateStore.connect(settings) as store:
             mine = Tally(store)
             start.wait()
-            attempt = mine.start(1, restage=True)
+            attempt = mine.start(1, mode="restage")
             staged = [mine.stage(attempt, "per_shop", [("a", number, number, number, number)])]
             start.wait()
             try:
@@ -272,7 +273,7 @@ def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> 
     sealed = tally.process(1, [("a", 1, 1, 1, 1)])
     before = contents(settings)
 
-    assert tally.store.start_attempt(tally.spec, 1, "again") is Settled.SEALED
+    assert tally.store.start_attempt(tally.spec, 1, "again") is NotStarted.SEALED
     tally.store.seal(sealed, [], Tracked(99))  # its answer had been lost
     assert contents(settings) == before
     assert tally.commit(1).key_count == 1
@@ -287,7 +288,7 @@ def test_an_attempt_that_ended_otherwise_is_followed_by_another(tally: Tally) ->
     assert tally.store.batch_statuses("tally")[0].phase == "halted"
 
     tally.process(1)
-    assert tally.process(1, restage=True).number == 4
+    assert tally.process(1, mode="restage").number == 4
     assert tally.store.batch_statuses("tally")[0].phase == "processed"
 
 
@@ -341,7 +342,7 @@ def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, se
     _register(settings, replace(tally.spec, version=2))
     before = contents(settings)
 
-    for step in (lambda: tally.commit(1), lambda: tally.start(2), lambda: tally.start(1, restage=True)):
+    for step in (lambda: tally.commit(1), lambda: tally.start(2), lambda: tally.start(1, mode="restage")):
         with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
             step()
     assert contents(settings) == before
@@ -444,15 +445,15 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
     assert contents(settings) == before
 
 
-def _look(tally: Tally) -> tuple[Cut | None, list[bytes]]:
+def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:
     """Look at the newest batch and answer with the one that follows, as a planner does."""
     after = tally.store.last_opened("tally")
     return after, frozen(after.txid + 1 if after else 1)
 
 
-def behind(txid: int) -> Cut:
+def behind(txid: int) -> BatchInput:
     """Return what a planner would have seen of a batch."""
-    return Cut(txid, {}, b"digest", None, 0)
+    return BatchInput(txid, {}, b"digest", None, 0)
 
 
 def _register(settings: Settings, spec: object) -> None:

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, adding_up
+from state_store import Settings, StateStore, combine
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
@@ -74,7 +74,7 @@ ODD_TYPES = Pipeline(
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What batches bring together is added up in the upsert, or in a table before it, where several processes can."""
     if request.param == "by several processes":
-        monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+        monkeypatch.setattr(combine, "SHARED_ROWS", 0)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -201,8 +201,8 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     # Whether Postgres sorts before it adds up or behind it is its own choice.
     kinds = sorted(step["Node Type"] for step in steps)
     assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
-    (added_up,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
-    assert [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in added_up] == [
+    (combined,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
+    assert [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in combined] == [
         "per_shop_1_1.shop",
         "add_up",
         "add_up",
@@ -217,7 +217,7 @@ def test_every_key_is_in_one_part(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """However many processes share the keys: one column is the same in all of them, the other is NULL in some."""
-    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(DAYS)
     draw = random.Random(processes)
@@ -250,7 +250,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     are_in_order: bool,
 ) -> None:
     """Whether or not the rows were staged in their order, which only makes it quicker."""
-    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(VISITS)
     draw = random.Random(processes)
@@ -292,7 +292,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each adds up all of its keys, whatever the aggregate; the table that they write into is gone with the commit."""
     shops = 200_000
-    monkeypatch.setattr(adding_up, "SHARED_ROWS", 2 * shops)
+    monkeypatch.setattr(combine, "SHARED_ROWS", 2 * shops)
     tally.plan(2)
     tally.process(1, [(f"shop {number:06d}", 2, 30, 10, 20) for number in range(shops)])
     tally.process(2, [(f"shop {number:06d}", 1, 5, 5, 5) for number in range(shops)])
@@ -424,7 +424,7 @@ def test_keys_may_be_dates_that_python_does_not_know(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Years beyond 9999, before Christ and infinity: where the keys are cut among processes is Postgres' own affair."""
-    monkeypatch.setattr(adding_up, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
     sentinels = Pipeline(
         name="sentinels",
@@ -499,7 +499,7 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     tally.start(3)
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2]
     assert tally.store.commit_ready(tally.spec, "test") == []
-    tally.process(3, [("a", 1, 1, 1, 1)], restage=True)
+    tally.process(3, [("a", 1, 1, 1, 1)], mode="restage")
     tally.store.halt_batch("tally", 5, "somebody has to look")
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [3, 4]
     assert tally.state() == [("a", 4, 4, 1, 1, 4)]

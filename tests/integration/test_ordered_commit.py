@@ -157,7 +157,7 @@ def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> 
     before = contents(settings)
 
     assert [tally.commit(1), tally.commit(2)] == [replace(commit, already_committed=True) for commit in done]
-    assert [tally.store.start_attempt(tally.spec, txid, "late", restage=True) for txid in (1, 2)] == [
+    assert [tally.store.start_attempt(tally.spec, txid, "late", mode="restage") for txid in (1, 2)] == [
         replace(commit, already_committed=True) for commit in done
     ]
     assert contents(settings) == before
@@ -245,7 +245,7 @@ def test_staging_that_differs_from_its_seal_never_counts(
         tally.commit(1)
     assert contents(settings) == before
 
-    tally.process(1, shops, [("2013-01-01", 5)], restage=True)
+    tally.process(1, shops, [("2013-01-01", 5)], mode="restage")
     assert tally.commit(1).attempt == 2
     assert tally.state() == [(*row, 1) for row in shops]
 

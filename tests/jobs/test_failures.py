@@ -1,4 +1,4 @@
-"""The table of `jobs.poison` row by row, with what really fails: killed servers and workers, folders that are away, bad code.
+"""The table of `jobs.engine.poison` row by row, with real failures: killed servers and workers, lost folders, bad code.
 
 All pipelines here skip poison after one try: whatever is wrongly taken for content would leave rows out at once.
 """
@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.client.core import RpcDeadlines
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from jobs import Files, Pipeline, phases
-from jobs import spark as spark_module
-from jobs.run import run_pipeline
-from jobs.spark import spark_session
+from jobs import Files, Pipeline
+from jobs.compute import session as spark_module
+from jobs.compute.session import spark_session
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import (
     AttemptTimedOut,
@@ -34,6 +34,7 @@ from state_store.errors import (
     SparkUnavailable,
     TidegateError,
 )
+from tests import steps
 from tests.sources.conftest import Inbox
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -69,7 +70,7 @@ def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
 def fail(inbox: Inbox, pipeline: Pipeline, error: type[TidegateError]) -> str:
     """Process batch 1, and see it fail without being given up."""
     with pytest.raises(error) as failure:
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
     assert not failure.value.is_poison
     with StateStore.connect(inbox.settings) as store:
         (*_, attempt) = store.batch_history("inbox", 1).attempts
@@ -128,8 +129,8 @@ def test_only_what_speaks_of_values_is_content_in_python_code_of_a_transform(
     pipeline = skipping(inbox, in_a_worker(code))
     inbox.plan(pipeline, "run")
     if is_content:
-        assert phases.process_batch(inbox.settings, pipeline, 1, owner="test").outcome.startswith("given up")
-        phases.commit_batch(inbox.settings, pipeline, 1, owner="test")
+        assert steps.process(inbox.settings, pipeline, 1, owner="test").outcome.startswith("given up")
+        steps.commit(inbox.settings, pipeline, 1, owner="test")
         assert phase_of(inbox) == "skipped"
         return
     fail(inbox, pipeline, SparkFailed)
@@ -158,7 +159,7 @@ def test_only_what_spark_attributes_to_a_value_is_content_in_sql(
     pipeline = skipping(inbox, lambda rows: rows.selectExpr("name", expression))
     inbox.plan(pipeline, "run")
     if error is None:
-        assert phases.process_batch(inbox.settings, pipeline, 1, owner="test").outcome.startswith("given up")
+        assert steps.process(inbox.settings, pipeline, 1, owner="test").outcome.startswith("given up")
     else:
         fail(inbox, pipeline, error)
 
@@ -318,7 +319,7 @@ class Processing(threading.Thread):
     def run(self) -> None:
         """Process, and keep what went wrong."""
         try:
-            phases.process_batch(self._inbox.settings, self._pipeline, 1, owner="test")
+            steps.process(self._inbox.settings, self._pipeline, 1, owner="test")
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
 

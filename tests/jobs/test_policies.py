@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum, acker, phases, process, staging
-from jobs.run import run_pipeline
-from jobs.spark import spark_session
+from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from jobs.compute import computation, tracking
+from jobs.compute.session import spark_session
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore, tables
 from state_store.attempts import AirflowTry
 from state_store.errors import (
@@ -24,6 +25,7 @@ from state_store.errors import (
     RowsLost,
     SourceChanged,
 )
+from tests import steps
 from tests.sources.conftest import Inbox
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -219,7 +221,7 @@ def test_without_quarantine_a_failed_check_fails_the_batch(inbox: Inbox, policy:
     with pytest.raises(
         (MalformedRecord, BatchRetried), match=r"1\.csv, line 3: a record is bad \(fails the check 'amount is not negative'\)"
     ):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
     assert counted(inbox, pipeline) == {}
 
 
@@ -262,7 +264,7 @@ def test_a_replay_that_misses_a_record_is_refused(inbox: Inbox, as_owner: Callab
     as_owner(sa.delete(tables.quarantine).where(tables.quarantine.c.payload.contains("-2")))
 
     with pytest.raises(SourceChanged, match=r"3 records were taken out of quarantine .* 2 are there"):
-        phases.process_batch(inbox.settings, pipeline, 2, owner="test")
+        steps.process(inbox.settings, pipeline, 2, owner="test")
 
 
 def test_a_replay_that_is_skipped_gives_its_records_back(inbox: Inbox) -> None:
@@ -352,27 +354,24 @@ def test_a_transform_that_changes_its_mind_is_found_out(inbox: Inbox) -> None:
     )
     inbox.plan(pipeline, "run")
     with pytest.raises(RowsLost, match=r"sums of their hashes differ by 0x[1-9a-f]"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
 
 
-@pytest.mark.parametrize("few_rows", [0, 10_000], ids=["by Spark's tasks", "from here"])
-def test_rows_that_are_lost_and_doubled_in_twos_are_missed(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, few_rows: int
-) -> None:
+@pytest.mark.parametrize("route", ["chosen", "safe"])
+def test_rows_that_are_lost_and_doubled_in_twos_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
     """Of a, a, b, b come a, a, a, a: as many rows, and an XOR of equal ids is 0 either way. Their sum is another."""
     inbox.write("1.csv", "name,amount\na,1\na,1\nb,1\nb,1\n")
     pipeline = declare(inbox, transform=lambda rows: rows)
-    real = process.aggregate
+    real = computation.aggregate
 
     def corrupting(rows: Any, *arguments: Any, **named: Any) -> Any:
         doubled = rows.where("name = 'a'").selectExpr("explode(array(1, 1)) AS twice", "*").drop("twice")
         return real(doubled, *arguments, **named)
 
-    monkeypatch.setattr(process, "aggregate", corrupting)
-    monkeypatch.setattr(staging, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(computation, "aggregate", corrupting)
     inbox.plan(pipeline, "run")
     with pytest.raises(RowsLost, match=r"of 4 rows 4 arrived .*the sums of their hashes differ by 0x[1-9a-f]"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test", routing=steps.ROUTINGS[route])
 
 
 def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
@@ -383,12 +382,12 @@ def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
     groups = [[-(2**63)] * 5, [2**63 - 1] * 7, [-1] * 3, hashes]
     with spark_session(inbox.settings, "inbox") as session:
         rows = session.createDataFrame([(n, h) for n, group in enumerate(groups) for h in group], "n int, h bigint")
-        found = {row.n: row.total for row in rows.groupBy("n").agg(acker.hash_sum("h").alias("total")).collect()}
-        (nothing,) = rows.where("n < 0").agg(acker.hash_sum("h").alias("total")).collect()
+        found = {row.n: row.total for row in rows.groupBy("n").agg(tracking.hash_sum("h").alias("total")).collect()}
+        (nothing,) = rows.where("n < 0").agg(tracking.hash_sum("h").alias("total")).collect()
 
-    assert found == {n: acker.signed(sum(group)) for n, group in enumerate(groups)}
+    assert found == {n: tracking.signed(sum(group)) for n, group in enumerate(groups)}
     assert nothing.total is None
-    assert [acker.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
+    assert [tracking.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
 
 
 def test_a_replay_is_not_compared_with_what_older_code_has_sealed(
@@ -398,14 +397,14 @@ def test_a_replay_is_not_compared_with_what_older_code_has_sealed(
     path = inbox.write("1.csv", "name,amount\na,1\n")
     pipeline = declare(inbox, transform=lambda rows: rows)
     inbox.plan(pipeline, "run")
-    phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+    steps.process(inbox.settings, pipeline, 1, owner="test")
     as_owner(
         sa.update(tables.attempt).values(source_hash=7, transformed_hash=7, source_hash_sum=None, transformed_hash_sum=None)
     )
-    phases.process_batch(inbox.settings, pipeline, 1, owner="test", restage=True)
+    steps.process(inbox.settings, pipeline, 1, owner="test", mode="restage")
     as_owner(sa.update(tables.attempt).where(tables.attempt.c.attempt == 2).values(source_hash_sum=7))
     with pytest.raises(SourceChanged, match="sum of hashes"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test", restage=True)
+        steps.process(inbox.settings, pipeline, 1, owner="test", mode="restage")
     assert path.exists()
 
 
@@ -415,7 +414,7 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
     pipeline = declare(inbox, transform=lambda rows: rows.where("name = 'b'"))
     inbox.plan(pipeline, "run")
     task = AirflowTry("manual__1", "batch.process", 2)
-    phases.process_batch(inbox.settings, pipeline, 1, owner="test", airflow=task)
+    steps.process(inbox.settings, pipeline, 1, owner="test", airflow=task)
     with StateStore.connect(inbox.settings) as store:
         (attempt,) = store.batch_history("inbox", 1).attempts
     assert (attempt["source_rows"], attempt["transformed_rows"]) == (3, 2)
@@ -436,11 +435,11 @@ def test_a_bad_value_is_found_though_nothing_needs_its_column(inbox: Inbox) -> N
     pipeline = declare(inbox, states=states, tracking="off")
     inbox.plan(pipeline, "run")
     with pytest.raises(MalformedRecord, match="line 3"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
 
     tolerant = declare(inbox, states=states, tracking="off", on_poison="quarantine")
-    phases.process_batch(inbox.settings, tolerant, 1, owner="test")
-    phases.commit_batch(inbox.settings, tolerant, 1, owner="test")
+    steps.process(inbox.settings, tolerant, 1, owner="test")
+    steps.commit(inbox.settings, tolerant, 1, owner="test")
     assert [record["payload"] for record in waiting(inbox)] == ["b,two"]
 
 
@@ -481,7 +480,7 @@ def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(inbox: Inbox) -
     inbox.plan(pipeline, "run")
     started = time.monotonic()
     with pytest.raises(AttemptTimedOut, match="message timeout of 3 s"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
     assert time.monotonic() - started < SLOW_SECONDS
     assert phases_of(inbox) == ["failed"]
 
@@ -496,7 +495,7 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings
 
     def run_turtle() -> None:
         try:
-            phases.process_batch(settings, turtle, 1, owner="turtle")
+            steps.process(settings, turtle, 1, owner="turtle")
         except AttemptFenced as fenced:
             ended.append(fenced)
 
@@ -509,8 +508,8 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings
             time.sleep(0.1)
     time.sleep(3)  # long enough for Spark to be in the middle of it; if it is not, the test still holds
     started = time.monotonic()
-    phases.process_batch(settings, hare, 1, owner="hare")
-    phases.commit_batch(settings, hare, 1, owner="hare")
+    steps.process(settings, hare, 1, owner="hare")
+    steps.commit(settings, hare, 1, owner="hare")
     thread.join(SLOW_SECONDS / 2)
     assert not thread.is_alive()
     assert time.monotonic() - started < SLOW_SECONDS / 2

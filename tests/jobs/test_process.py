@@ -15,12 +15,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum, phases, process, spark, staging
-from jobs.sources import OneFile
-from jobs.sources.file_reader import FileReader
-from jobs.spark import spark_session
+from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from jobs.compute import session, staging
+from jobs.compute.route import Route, choose
+from jobs.compute.session import spark_session
+from jobs.sources import InputFacts
 from state_store import StateStore
-from state_store.attempts import NO_TASK
+from state_store.attempts import Attempt
 from state_store.errors import (
     BadKey,
     DeclarationInvalid,
@@ -30,6 +31,8 @@ from state_store.errors import (
     TidegateError,
     TransformFailed,
 )
+from state_store.staging import NO_TASK
+from tests import steps
 from tests.jobs.conftest import Tables
 
 PRICE = pa.decimal128(10, 2)
@@ -50,11 +53,10 @@ PRICES = State(
 Row = tuple[str | None, int | None, Decimal | None]
 
 
-@pytest.fixture(params=["from here", "by Spark's tasks"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partials are staged from here, because they are few, or by Spark's tasks."""
-    if request.param == "by Spark's tasks":
-        monkeypatch.setattr(staging, "FEW_ROWS", 0)
+@pytest.fixture(params=["chosen", "safe"])
+def either_way(request: pytest.FixtureRequest, tables: Tables) -> None:
+    """Batches take all shortcuts that their inputs allow, or none."""
+    tables.routing = steps.ROUTINGS[request.param]
 
 
 def table(rows: list[Row]) -> pa.Table:
@@ -141,14 +143,10 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount >= 0")], ids=["as it is", "transformed"])
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
-def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch, size: str, transform: Any
-) -> None:
-    """The batch of one file is staged by the task that reads it, unless file or transform may take long; several are shared."""
-    for limit in {"small": (), "medium": ("UNSPLIT_BYTES",), "large": ("UNSPLIT_BYTES", "UNSHARED_BYTES")}[size]:
-        monkeypatch.setattr(process, limit, 0)
-    monkeypatch.setattr(staging, "FEW_ROWS", 0)
+@pytest.mark.parametrize("one_task", [True, False])
+def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: bool, transform: Any) -> None:
+    """With one task, a state has one staged partition, also if the batch is several files."""
+    tables.routing = lambda _pipeline, _attempt, _facts: Route(one_task=one_task)
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
@@ -163,27 +161,23 @@ def test_a_file_is_grouped_where_it_is_read_and_several_are_shuffled(
 
     assert tables.rows(pipeline) == clean(rows)
     with StateStore.connect(tables.settings) as store:
-        staged = {txid: len(store.batch_history("inbox", txid).seals) for txid in (1, 2)}
-    assert staged[1] > 1
-    assert (staged[2] == 1) == (size == "small" or (size == "medium" and transform is None))
+        staged = [len(store.batch_history("inbox", txid).seals) for txid in (1, 2)]
+    assert staged == [1, 1] if one_task else min(staged) > 1
 
 
 @pytest.mark.parametrize("tracking", ["full", "off"])
 @pytest.mark.parametrize("is_followed", [True, False], ids=["all anchored", "one unanchored"])
-def test_rows_are_hashed_unless_the_file_vouches_for_them(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch, tracking: Any, is_followed: bool
-) -> None:
+def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracking: Any, is_followed: bool) -> None:
     """One task hands over all partials of a file with a digest: those are followed then. A replay may take either way."""
     overall = State(aggregates={"amount": Sum("amount")}, unanchored=not is_followed)
     declared = tables.declare_over(table([]).schema, PRICES)
     pipeline = tables.declare(declared.source, states={**declared.states, "overall": overall}, tracking=tracking)
     batches = [[(f"n{number % 3}", number, None) for number in range(50)] + [("n0", None, None)], []]
     tables.put(*map(table, batches), *map(table, batches))
-    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    steps.plan(tables.settings, pipeline, run_id="test")
     for txid in range(1, 5):
-        if txid == 3:
-            monkeypatch.setattr(process, "UNSHARED_BYTES", 0)
-        phases.process_batch(tables.settings, pipeline, txid, owner="test")
+        routing = steps.ROUTINGS["chosen" if txid < 3 else "shuffled"]
+        steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
 
     with StateStore.connect(tables.settings) as store:
         newest = [store.batch_history(pipeline.name, txid).attempts[-1] for txid in range(1, 5)]
@@ -194,18 +188,18 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(
 
 
 @pytest.mark.parametrize("how", ["as it is", "transformed", "without digests"])
-def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(tables: Tables, how: str) -> None:
     """Spark then does not even read it. A transform may use any column; and rows without a digest have nothing but the hash."""
-    monkeypatch.setattr(process, "UNSHARED_BYTES", 0)
-    monkeypatch.setattr(FileReader, "has_digests", how != "without digests")
+
+    def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+        return steps.shuffled(pipeline, attempt, replace(facts, is_verified=how != "without digests"))
+
     batches = [table([("a", 1, None)]).append_column("note", pa.array([note])) for note in ("this", "that")]
     tables.put(*batches)
     pipeline = tables.declare_over(batches[0].schema, PRICES, (lambda rows: rows) if how == "transformed" else None)
-    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    steps.plan(tables.settings, pipeline, run_id="test")
     for txid in (1, 2):
-        phases.process_batch(tables.settings, pipeline, txid, owner="test")
+        steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
 
     with StateStore.connect(tables.settings) as store:
         (this,), (that,) = (store.batch_history(pipeline.name, txid).attempts for txid in (1, 2))
@@ -213,25 +207,21 @@ def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(
     assert (this["source_hash_sum"] == that["source_hash_sum"]) == (how == "as it is")
 
 
-def test_a_file_that_tells_of_other_rows_than_are_read_is_not_sealed(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_other_rows_than_are_read_is_not_sealed(tables: Tables) -> None:
     """The footer of a Parquet file is an independent witness of what Spark has read."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None)]))
-    real = FileReader.one_file
 
-    def telling_of_one_more(reader: FileReader, metadata: Any) -> OneFile:
-        found = real(reader, metadata)
-        assert found is not None
-        assert found.rows == 2
-        return replace(found, rows=3)
+    def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+        assert facts.rows == 2
+        return choose(pipeline, attempt, replace(facts, rows=3))
 
-    monkeypatch.setattr(FileReader, "one_file", telling_of_one_more)
     tables.plan(pipeline, "test")
     with pytest.raises(RowsLost, match="of 3 rows 2 arrived in the partials of state per_name"):
-        phases.process_batch(tables.settings, pipeline, 1, owner="test")
+        steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
-@pytest.mark.parametrize("way", ["stage_by_tasks", "stage_from_here"])
+@pytest.mark.parametrize("way", ["stage_on_executors", "stage_in_process"])
 @pytest.mark.parametrize(
     ("times", "told"), [(1, "of 2 rows 1 arrived"), (2, "of 2 rows 2 arrived .*sums of their hashes differ by 0x[1-9a-f]")]
 )
@@ -243,38 +233,40 @@ def test_a_partial_that_is_lost_behind_its_task_is_missed(
     tables.put(table([("a", 1, None), ("b", 2, None)]))
     real = getattr(staging, way)
 
-    def losing(where: Any, attempt: Any, spec: Any, rows: Any, *counter: Any) -> Any:
+    def losing(where: Any, attempt: Any, spec: Any, rows: Any, *counter: Any, **limit: Any) -> Any:
         others = rows.where("name <> 'a'").selectExpr(f"explode(array_repeat(1, {times}))", "*").drop("col")
-        return real(where, attempt, spec, others, *counter)
+        return real(where, attempt, spec, others, *counter, **limit)
 
     monkeypatch.setattr(staging, way, losing)
-    monkeypatch.setattr(staging, "FEW_ROWS", 3 if way == "stage_from_here" else 0)
     tables.plan(pipeline, "test")
+    routing = choose if way == "stage_in_process" else steps.on_executors
     with pytest.raises(RowsLost, match=told):
-        phases.process_batch(tables.settings, pipeline, 1, owner="test")
+        steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
-def test_more_partials_than_expected_are_left_to_the_tasks(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
     """How many there are is guessed from the batches before; a wrong guess costs time, and neither rows nor sums."""
     overall = State(aggregates={"amount": Sum("amount")})
     declared = tables.declare_over(table([]).schema, PRICES)
     pipeline = tables.declare(
         replace(declared.source, max_files=2), states={"overall": overall, **declared.states}, transform=lambda rows: rows
     )
-    monkeypatch.setattr(staging, "FEW_ROWS", 3)
+
+    def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+        return replace(choose(pipeline, attempt, facts), most_in_process=3)
+
     batches: list[list[Row]] = [[(f"n{number % keys}", number, None) for number in range(10)] for keys in (2, 3, 4, 2)]
     tables.put(*(table(part) for batch in batches for part in (batch[:5], batch[5:])))
-    phases.plan_batches(tables.settings, pipeline, run_id="test")
+    steps.plan(tables.settings, pipeline, run_id="test")
     for txid in range(1, 5):
-        phases.process_batch(tables.settings, pipeline, txid, owner="test", commit_ready=True)
+        steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=True, routing=routing)
 
     assert tables.rows(pipeline) == clean([row for batch in batches for row in batch])
     assert tables.rows(pipeline, "overall") == [{"amount": 4 * 45}]
     with StateStore.connect(tables.settings) as store:
         histories = [store.batch_history(pipeline.name, txid) for txid in range(1, 5)]
-    from_here = [{seal["state"] for seal in history.seals if seal["task_attempt"] == NO_TASK} for history in histories]
-    # The first time nobody knows how many keys there are; the third time there are more than before, and are not forgotten.
-    assert from_here == [{"overall"}, {"overall", "per_name"}, set(), {"overall"}]
+    in_process = [{seal["state"] for seal in history.seals if seal["task_attempt"] == NO_TASK} for history in histories]
+    assert in_process == [{"overall", "per_name"}, {"overall", "per_name"}, set(), {"overall", "per_name"}]
     assert [history.attempts[-1]["source_rows"] for history in histories] == [10] * 4
 
 
@@ -320,7 +312,7 @@ def test_rows_reach_python_in_limited_pieces_whoever_joined_the_session_before(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limited in bytes, and where rows are short in their number only; a pipeline's next version may have longer ones."""
-    monkeypatch.setattr(spark, "LIMITED", "64b")
+    monkeypatch.setattr(session, "LIMITED", "64b")
 
     def pieces(*, are_short: bool) -> int:
         with spark_session(tables.settings, "inbox", rows_are_short=are_short) as session:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import phases, process
-from jobs.run import run_pipeline
+from jobs.compute.computation import _Computation
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore, tables
 from state_store.attempts import LONGEST_SILENCE_SECONDS
 from state_store.errors import SparkUnavailable
+from tests import steps
 from tests.jobs.test_failures import Held, counted, server_process, skipping
 from tests.sources.conftest import Inbox
 
@@ -67,7 +68,7 @@ def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settin
 
         monkeypatch.setattr(place, name, kill)
 
-    first_kill(process, "_stage", lambda _store, attempt, *_: attempt.txid == 1)
+    first_kill(_Computation, "_stage", lambda computation, *_: computation._attempt.txid == 1)
     first_kill(StateStore, "seal", lambda _store, attempt, *_: attempt.txid == 2)
     first_kill(StateStore, "note_spark", lambda _store, attempt, *_: attempt.txid == 3)
     first_kill(StateStore, "commit_batch", lambda _store, _spec, _txid, *_: True)
@@ -89,7 +90,7 @@ def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Sett
         if next(kills, None):
             os.kill(server_process(stack, "postgres"), signal.SIGKILL)
 
-    original = phases._commit_together
+    original = StateStore.commit_ready
 
     def with_a_kill(store: StateStore, *arguments: Any, **more: Any) -> Any:
         sa.event.listen(store.engine, "commit", lose)
@@ -98,7 +99,7 @@ def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Sett
         finally:
             sa.event.remove(store.engine, "commit", lose)
 
-    monkeypatch.setattr(phases, "_commit_together", with_a_kill)
+    monkeypatch.setattr(StateStore, "commit_ready", with_a_kill)
     run_pipeline(inbox.settings, pipeline, run_id="run")
     assert next(kills, None) is None
     assert counted(inbox, pipeline) == {"a": 10}
@@ -130,5 +131,5 @@ def test_a_run_takes_over_from_one_that_has_fallen_silent(inbox: Inbox, as_owner
     silence(as_owner, LONGEST_SILENCE_SECONDS)
 
     for txid in range(1, BATCHES + 1):
-        assert phases.commit_batch(inbox.settings, pipeline, txid, owner="test").attempt == 2
+        assert steps.commit(inbox.settings, pipeline, txid, owner="test").attempt == 2
     assert counted(inbox, pipeline) == {"a": 10}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jobs import Pipeline
-from jobs.run import run_pipeline
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import MalformedRecord, RangeRefused
 from tests.acceptance.conftest import SALES, clean_state, sales, stored_state, write_sales

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from jobs import staging_sink
+from jobs.compute import sink
 from state_store.declaration import ColumnType, KeyColumn, StateSpec, ValueColumn
 
 DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
@@ -35,7 +35,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
 )
 def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:
     """Over all Arrow batches of a task, whatever the order in which Spark has sent them."""
-    ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
+    ordered = pa.Table.from_batches(sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
 
     assert ordered["key"].to_pylist() == sorted(keys)
     assert [keys[event] for event in ordered["events"].to_pylist()] == sorted(keys)
@@ -44,7 +44,7 @@ def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: 
 def test_null_keys_come_last_as_postgres_sorts_them() -> None:
     """Each row is there once, with its value."""
     keys = [3, None, -1, None]
-    rows = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
+    rows = pa.Table.from_batches(sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
 
     assert [row["key"] for row in rows] == [-1, 3, None, None]
     assert [row["events"] for row in rows[:2]] == [2, 0]
@@ -53,7 +53,7 @@ def test_null_keys_come_last_as_postgres_sorts_them() -> None:
 
 def test_no_more_is_gathered_than_was_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows is not asked for before the first rows have gone."""
-    monkeypatch.setattr(staging_sink, "SORTED_BYTES", 2 * 16)
+    monkeypatch.setattr(sink, "SORTED_BYTES", 2 * 16)
     taken: list[pa.RecordBatch] = []
 
     def asked() -> Iterator[pa.RecordBatch]:
@@ -61,7 +61,7 @@ def test_no_more_is_gathered_than_was_agreed(monkeypatch: pytest.MonkeyPatch) ->
             taken.append(batch)
             yield batch
 
-    ordered = staging_sink.in_key_order(asked(), _state("bigint"))
+    ordered = sink.in_key_order(asked(), _state("bigint"))
 
     assert next(ordered)["key"].to_pylist() == [3, 4]
     assert len(taken) == 2
@@ -72,4 +72,4 @@ def test_texts_are_staged_as_they_come() -> None:
     """To sort them would take longer than it saves."""
     batches = list(_batches(["b", "c", "a"], pa.string(), 2))
 
-    assert list(staging_sink.in_key_order(iter(batches), _state("text"))) == batches
+    assert list(sink.in_key_order(iter(batches), _state("text"))) == batches

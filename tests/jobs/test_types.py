@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum, phases, staging
+from jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
 from state_store import StateStore, lookup
 from state_store.errors import BadKey, MalformedRecord, UsageError
+from tests import steps
 from tests.jobs.conftest import Tables
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.test_postgres_table import Shop, shop
@@ -105,11 +106,10 @@ def things(shop: Shop) -> Shop:
     return shop
 
 
-@pytest.fixture(params=["from here", "by Spark's tasks"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partials are staged from here, because they are few, or by Spark's tasks."""
-    if request.param == "by Spark's tasks":
-        monkeypatch.setattr(staging, "FEW_ROWS", 0)
+@pytest.fixture(params=["chosen", "safe"])
+def either_way(request: pytest.FixtureRequest, inbox: Inbox) -> None:
+    """Batches take all shortcuts that their inputs allow, or none."""
+    inbox.routing = steps.ROUTINGS[request.param]
 
 
 @pytest.mark.usefixtures("either_way")
@@ -127,7 +127,7 @@ def test_every_value_arrives_in_every_place(things: Shop, inbox: Inbox, kind: st
     txids = inbox.plan(pipeline, "second")
     assert txids == [4, 5, 6]
     for txid in txids:
-        phases.process_batch(inbox.settings, pipeline, txid, owner="test")
+        steps.process(inbox.settings, pipeline, txid, owner="test")
     with StateStore.connect(inbox.settings) as store:
         while store.committed("inbox") < 6:
             assert store.commit_ready(pipeline.spec, "test")
@@ -201,7 +201,7 @@ def test_a_double_that_does_not_fit_is_refused_with_its_column(tables: Tables, v
     pipeline = tables.declare(replace(FILES, schema={"v": "double"}), states={"overall": WEIGHTS})
     tables.plan(pipeline, "run")
     with pytest.raises(MalformedRecord, match=r"State overall: column v, declared numeric\(12,4\), has the value"):
-        phases.process_batch(tables.settings, pipeline, 1, owner="test")
+        steps.process(tables.settings, pipeline, 1, owner="test")
 
 
 @pytest.mark.parametrize("value", ["", "x", "{0a000000-0000-0000-0000-00000000000b}", "0a00000000000000000000000000000b", " "])
@@ -213,7 +213,7 @@ def test_a_text_that_is_no_uuid_is_refused_with_its_column(tables: Tables, value
     )
     tables.plan(pipeline, "run")
     with pytest.raises(MalformedRecord, match=r"State per_who: column who, declared uuid, has the value"):
-        phases.process_batch(tables.settings, pipeline, 1, owner="test")
+        steps.process(tables.settings, pipeline, 1, owner="test")
 
 
 def test_a_uuid_in_capitals_is_the_same_key(tables: Tables) -> None:
@@ -231,9 +231,9 @@ def test_bytes_that_are_too_long_for_a_key_are_refused(tables: Tables) -> None:
         replace(FILES, schema={"code": "binary"}), states={"per_code": State({"code": "bytea"}, {"lines": Count()})}
     )
     assert tables.plan(pipeline, "run") == [1, 2]
-    phases.process_batch(tables.settings, pipeline, 1, owner="test")
+    steps.process(tables.settings, pipeline, 1, owner="test")
     with pytest.raises(BadKey, match="column code takes 2001 bytes, the limit is 2000"):
-        phases.process_batch(tables.settings, pipeline, 2, owner="test")
+        steps.process(tables.settings, pipeline, 2, owner="test")
 
 
 def test_a_double_of_the_table_may_be_declared_decimal(things: Shop) -> None:

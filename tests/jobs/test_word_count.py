@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import Count, FixedBatches, Pipeline, State, Sum
-from jobs.run import run_pipeline
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import DeclarationInvalid
 

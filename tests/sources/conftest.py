@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, Pipeline, State, Sum, phases
-from jobs.spark import spark_session
+from jobs import Count, Files, Pipeline, State, Sum
+from jobs.compute.route import Routing, choose
+from jobs.compute.session import spark_session
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import TidegateError
+from tests import steps
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
@@ -24,6 +26,7 @@ class Inbox:
         self.folder = settings.home / "inbox"
         self.folder.mkdir()
         self._register = register
+        self.routing: Routing = choose
 
     def write(self, name: str, content: bytes | str) -> Path:
         """Write one file."""
@@ -52,14 +55,14 @@ class Inbox:
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
         """Open whatever is there."""
-        return phases.plan_batches(self.settings, pipeline, run_id=run_id)
+        return steps.plan(self.settings, pipeline, run_id=run_id)
 
     def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
         """Plan, process and commit whatever is there, one batch after another."""
         txids = self.plan(pipeline, run_id)
         for txid in txids:
-            phases.process_batch(self.settings, pipeline, txid, owner=run_id)
-            phases.commit_batch(self.settings, pipeline, txid, owner=run_id)
+            steps.process(self.settings, pipeline, txid, owner=run_id, routing=self.routing)
+            steps.commit(self.settings, pipeline, txid, owner=run_id)
         return txids
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
@@ -73,7 +76,7 @@ class Inbox:
         """Process a planned batch, see it refused with nothing half done, and return the one line that says why."""
         before = self.rows(pipeline)
         with pytest.raises(error) as refusal:
-            phases.process_batch(self.settings, pipeline, txid, owner="test")
+            steps.process(self.settings, pipeline, txid, owner="test", routing=self.routing)
         message = str(refusal.value)
         assert type(refusal.value) is error
         assert (refusal.value.pipeline, refusal.value.txid) == ("inbox", txid)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from jobs import Files, Pipeline, State, Sum
 from jobs.aggregates import Count
-from jobs.run import run_pipeline
+from jobs.engine.local_run import run_pipeline
 from state_store import Settings
 
 Format = Literal["parquet", "csv", "json"]

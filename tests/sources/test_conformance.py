@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.run import run_pipeline
+from jobs.compute.session import spark_session
+from jobs.engine.local_run import run_pipeline
 from jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
-from jobs.spark import spark_session
 from jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
 from state_store import Settings, StateStore
 from tests.sources.feeds import FEEDS, SCHEMA, FilesFeed, FixedFeed

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import migrations
-from jobs import Count, Files, Pipeline, State, Sum, phases
-from jobs.run import run_pipeline
-from jobs.sources.done_folder import DoneFolder
+from jobs import Count, Files, Pipeline, State, Sum
+from jobs.engine.local_run import run_pipeline
+from jobs.sources.files.done_folder import DoneFolder
 from state_store import Settings, StateStore
 from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 
 HEADER = "name,amount\n"
@@ -105,7 +106,7 @@ def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.Mon
     inbox.run(pipeline, "first")
     touch(inbox)
     assert inbox.run(pipeline, "second") == []
-    monkeypatch.setattr("jobs.sources.file_batches.digest_of", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
     assert inbox.run(pipeline, "third") == []
 
 
@@ -190,7 +191,7 @@ def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
     inbox.write("2.csv", lines("b"))
     inbox.plan(pipeline, "run")
     with pytest.raises(Exception, match="is no int"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="run")
+        steps.process(inbox.settings, pipeline, 1, owner="run")
     with StateStore.connect(inbox.settings) as store:
         store.skip_batch(pipeline.spec, 1, "me", "of no use")
     assert inbox.run(pipeline, "second") == [2]
@@ -206,12 +207,12 @@ def test_a_batch_that_is_cut_otherwise_is_never_taken_for_the_old_one(inbox: Inb
     assert inbox.plan(pipeline, "first") == [1, 2, 3]
     aside = [path.rename(inbox.folder.parent / path.name) for path in paths[:2]]
     with pytest.raises(Exception, match="cut anew"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="run")
-    phases.process_batch(inbox.settings, pipeline, 1, owner="run")  # takes c
+        steps.process(inbox.settings, pipeline, 1, owner="run")
+    steps.process(inbox.settings, pipeline, 1, owner="run")  # takes c
     aside[1].rename(paths[1])
     for txid in (1, 2, 3):
-        phases.process_batch(inbox.settings, pipeline, txid, owner="run")
-        phases.commit_batch(inbox.settings, pipeline, txid, owner="run")
+        steps.process(inbox.settings, pipeline, txid, owner="run")
+        steps.commit(inbox.settings, pipeline, txid, owner="run")
     aside[0].rename(paths[0])
     inbox.run(pipeline, "second")
 
@@ -223,7 +224,7 @@ def test_a_batch_that_is_cut_otherwise_is_never_taken_for_the_old_one(inbox: Inb
 
 def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
     """Process the last committed batch again."""
-    phases.redo_batch(inbox.settings, pipeline, txid, owner="me", reason="test")
+    steps.redo(inbox.settings, pipeline, txid, owner="me", reason="test")
 
 
 @pytest.mark.parametrize("done", [None, "done"])
@@ -319,7 +320,7 @@ def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
         assert not store.turn("inbox", 1).done
     (done / "1").unlink()
     touch(inbox)
-    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    steps.commit(inbox.settings, pipeline, 1, owner="again")
     assert (done / "1" / "1.csv").exists()
     with StateStore.connect(inbox.settings) as store:
         assert store.turn("inbox", 1).done
@@ -332,16 +333,16 @@ def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox
     pipeline = declare(inbox, files(done_folder="done"))
     file = inbox.write("1.csv", lines("a"))
     inbox.plan(pipeline, "run")
-    phases.process_batch(inbox.settings, pipeline, 1, owner="run")
+    steps.process(inbox.settings, pipeline, 1, owner="run")
     with StateStore.connect(inbox.settings) as store:
         store.commit_batch(pipeline.spec, 1, "dies before the ack")
     file.write_text(lines("b"))
-    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    steps.commit(inbox.settings, pipeline, 1, owner="again")
     assert file.read_text() == lines("b")
     with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
         inbox.run(pipeline, "second")
     file.rename(inbox.folder / "2.csv")
-    phases.commit_batch(inbox.settings, pipeline, 1, owner="again")
+    steps.commit(inbox.settings, pipeline, 1, owner="again")
     inbox.run(pipeline, "third")
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 

@@ -22,14 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Count, Files, Max, Pipeline, State, Sum, phases
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, file_content, parquet_files, text_tasks, typed_values
-from jobs.sources.kinds import kind_of
-from jobs.spark import spark_session
+from jobs import Count, Files, Max, Pipeline, State, Sum
+from jobs.compute.session import spark_session
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources.files import content, typed_values
+from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.formats import parquet, text_tasks
 from state_store import StateStore
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
+from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
@@ -427,7 +430,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     monkeypatch.setattr(text_tasks, "in_tasks", lambda pieces: real(pieces[:-1]))
 
     with pytest.raises(RowsLost, match="the source has 300000 rows, 200000 arrived in Spark"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
     monkeypatch.undo()
     assert inbox.run(pipeline, "again") == [1]
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 300_000, "amount": 300_000}]
@@ -468,7 +471,7 @@ def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> No
 
 def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the byte order mark, and also in JSON."""
-    monkeypatch.setattr(file_content, "READ_BLOCK_BYTES", 1)
+    monkeypatch.setattr(content, "READ_BLOCK_BYTES", 1)
     inbox.write("01.json", codecs.BOM_UTF8 + '{"name": "\u00e9", "amount": 1}\n{"name": "\U0001f30a", "amount": 2}'.encode())
     assert inbox.read(JSON) == [("\u00e9", 1), ("\U0001f30a", 2)]
 
@@ -548,7 +551,7 @@ def test_any_file_name_is_read(inbox: Inbox) -> None:
     assert inbox.read(source) == sorted([*(("file", n) for n in range(len(NAMES_OF_FILES))), ("other", 99)], key=repr)
     one_each = Files("inbox", format="csv", schema=SCHEMA, max_files=1)
     metadata = {"files": [file for file in plan(inbox, source)["files"] if file["name"] == "star*.csv"], "files_before": 0}
-    with phases.spark_session(inbox.settings, "inbox") as spark:
+    with spark_session(inbox.settings, "inbox") as spark:
         emitter = one_each.emitter(spark, inbox.settings)
         rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata).collect()
     assert [tuple(row) for row in rows] == [("file", 4)]
@@ -560,7 +563,7 @@ def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> No
     for name in NAMES_OF_FILES:
         file = inbox.write(name, HEADER + "a,1\nb,two\n")
         metadata = plan(inbox, CSV)
-        with phases.spark_session(inbox.settings, "inbox") as spark:
+        with spark_session(inbox.settings, "inbox") as spark:
             emitter = CSV.emitter(spark, inbox.settings)
             with pytest.raises(MalformedRecord) as refusal:
                 emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
@@ -871,7 +874,7 @@ def test_parquet_is_widened_where_nothing_is_lost(inbox: Inbox, values: pa.Array
 @pytest.mark.parametrize("rows", [3, 30_000], ids=["read here", "read by tasks"])
 def test_pandas_default_parquet_is_read(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """With an index, with nanoseconds, in several files; an INT96 is an instant; brotli needs no library of Spark's."""
-    monkeypatch.setattr(parquet_files, "TASK_BYTES", 10_000)
+    monkeypatch.setattr(parquet, "TASK_BYTES", 10_000)
     frame = pd.DataFrame(
         {"t": pd.date_range("2024-01-01", periods=rows, freq="1s"), "n": range(rows)}, index=range(5, 5 + rows)
     )
@@ -1109,7 +1112,7 @@ def test_what_folders_say_is_grouped_checked_and_quarantined_like_any_column(inb
 def _parsed_again(inbox: Inbox, source: Files, origin: str, payload: str) -> list[tuple]:
     if source.format == "parquet":
         return []
-    with phases.spark_session(inbox.settings, "inbox") as spark:
+    with spark_session(inbox.settings, "inbox") as spark:
         payloads = spark.createDataFrame([(origin, payload)], f"{ORIGIN} string, {PAYLOAD} string")
         rows = source.emitter(spark, inbox.settings).parse_payloads(payloads)
         return [tuple(row) for row in rows.select("name", "amount", "dt", REFUSAL).collect()]
@@ -1342,7 +1345,7 @@ def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_se
     """Its digest is right before and behind the read, and so is the number of rows; the values are another file's."""
     file = write_parquet(inbox, "01.parquet", people(["a"], [1]))
     planned, aside, metadata = file.read_bytes(), file.with_name("aside"), plan(inbox, PARQUET)
-    with phases.spark_session(inbox.settings, "inbox") as spark:
+    with spark_session(inbox.settings, "inbox") as spark:
         emitter = PARQUET.emitter(spark, inbox.settings)
         rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
         file.rename(aside)

@@ -22,10 +22,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
-from jobs import Count, Kafka, Pipeline, State, phases
-from jobs.sources.kafka import fair_shares
-from jobs.sources.kafka_topic import Topic
-from jobs.spark import spark_session
+from jobs import Count, Kafka, Pipeline, State
+from jobs.compute.session import spark_session
+from jobs.sources.kafka.source import fair_shares
+from jobs.sources.kafka.topic import Topic
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import (
@@ -39,6 +39,7 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
+from tests import steps
 from tests.sources.beside_kafka import server, template
 from tidegate.stack.component import RunFolder, wait_until
 from tidegate.stack.layout import Layout
@@ -223,16 +224,16 @@ def test_a_batch_through_the_ledger_counts_each_record_once(topic: TestTopic, re
     for run in range(2):
         topic.produce(12, 0)
         topic.produce(5, 1)
-        txids = phases.plan_batches(topic.settings, pipeline, run_id=f"run {run}")
+        txids = steps.plan(topic.settings, pipeline, run_id=f"run {run}")
         assert len(txids) == 2
         for txid in [*reversed(txids), txids[0]]:
-            phases.process_batch(topic.settings, pipeline, txid, owner="test", restage=True)
+            steps.process(topic.settings, pipeline, txid, owner="test", mode="restage")
         for txid in txids:
-            phases.commit_batch(topic.settings, pipeline, txid, owner="test")
-            phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+            steps.commit(topic.settings, pipeline, txid, owner="test")
+            steps.commit(topic.settings, pipeline, txid, owner="test")
 
     assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
-    assert phases.plan_batches(topic.settings, pipeline, run_id="nothing new") == []
+    assert steps.plan(topic.settings, pipeline, run_id="nothing new") == []
 
 
 def test_an_opaque_source_counts_each_record_once_in_opaque_states(topic: TestTopic, register: Callable[..., None]) -> None:
@@ -240,13 +241,13 @@ def test_an_opaque_source_counts_each_record_once_in_opaque_states(topic: TestTo
     pipeline = declare(topic, register, kind="opaque", max_records=10)
     topic.produce(12, 0)
     topic.produce(5, 1)
-    assert phases.plan_batches(topic.settings, pipeline, run_id="first") == [1, 2]
-    phases.process_batch(topic.settings, pipeline, 2, owner="test")
+    assert steps.plan(topic.settings, pipeline, run_id="first") == [1, 2]
+    steps.process(topic.settings, pipeline, 2, owner="test")
     topic.produce(20, 1)
-    phases.process_batch(topic.settings, pipeline, 1, owner="test", restage=True)
+    steps.process(topic.settings, pipeline, 1, owner="test", mode="restage")
     for txid in (1, 2):
-        phases.process_batch(topic.settings, pipeline, txid, owner="test")
-        phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+        steps.process(topic.settings, pipeline, txid, owner="test")
+        steps.commit(topic.settings, pipeline, txid, owner="test")
     while run(topic, pipeline, uuid.uuid4().hex):
         pass
 
@@ -259,9 +260,7 @@ def test_two_planners_at_once_plan_each_record_once(topic: TestTopic, register: 
     topic.produce(20, 0)
     topic.produce(20, 1)
     with ThreadPoolExecutor(4) as pool:
-        runs = [
-            pool.submit(phases.plan_batches, topic.settings, pipeline, run_id=f"run {n}", max_batches=n + 2) for n in range(4)
-        ]
+        runs = [pool.submit(steps.plan, topic.settings, pipeline, run_id=f"run {n}", max_batches=n + 2) for n in range(4)]
         planned = {txid for run in runs for txid in run.result()}
 
     with StateStore.connect(topic.settings) as store:
@@ -293,10 +292,10 @@ def declare(topic: TestTopic, register: Callable[..., None], *, version: int = 1
 
 def run(topic: TestTopic, pipeline: Pipeline, run_id: str) -> list[int]:
     """Plan, process and commit whatever is there."""
-    txids = phases.plan_batches(topic.settings, pipeline, run_id=run_id)
+    txids = steps.plan(topic.settings, pipeline, run_id=run_id)
     for txid in txids:
-        phases.process_batch(topic.settings, pipeline, txid, owner="test")
-        phases.commit_batch(topic.settings, pipeline, txid, owner="test")
+        steps.process(topic.settings, pipeline, txid, owner="test")
+        steps.commit(topic.settings, pipeline, txid, owner="test")
     return txids
 
 
@@ -683,9 +682,9 @@ def test_a_transform_that_does_not_read_all_rows_is_told_so(topic: TestTopic, re
         transform=lambda rows: rows.limit(3).selectExpr("string(value) shop"),
     )
     register(pipeline)
-    [txid] = phases.plan_batches(topic.settings, pipeline, run_id="run")
+    [txid] = steps.plan(topic.settings, pipeline, run_id="run")
     with pytest.raises(DeclarationInvalid, match=r"The transform uses limit\(\)") as refusal:
-        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+        steps.process(topic.settings, pipeline, txid, owner="test")
     assert "brokers" not in str(refusal.value)
 
 
@@ -696,9 +695,9 @@ def test_text_that_is_not_utf8_is_told_with_its_place(topic: TestTopic, register
     topic.producer.produce(topic.name, "good", b"\xff", partition=1)
     topic.producer.flush(SECONDS)
     pipeline = declare(topic, register)
-    [txid] = phases.plan_batches(topic.settings, pipeline, run_id="run")
+    [txid] = steps.plan(topic.settings, pipeline, run_id="run")
     with pytest.raises(MalformedRecord, match="not UTF-8") as refusal:
-        phases.process_batch(topic.settings, pipeline, txid, owner="test")
+        steps.process(topic.settings, pipeline, txid, owner="test")
     assert "partition 1 offset 0 (value)" in str(refusal.value)
     assert "partition 1 offset 1 (key)" in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.spark import spark_session
+from jobs.compute.session import spark_session
 from jobs.testing import PROMISES, Bench, NotPossible
 from state_store import Settings
 from tests.sources.beside_kafka import server, template

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Files
-from jobs.spark import spark_session
+from jobs.compute.session import spark_session
 from state_store import Settings
 from state_store.attempts import Attempt
 from state_store.errors import MalformedRecord, SourceUnreadable

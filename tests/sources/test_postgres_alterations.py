@@ -9,7 +9,7 @@ import pytest
 from psycopg2 import sql
 
 from jobs import PostgresTable
-from jobs.sources.postgres_late import _visible
+from jobs.sources.postgres.late import _visible
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 from tests.conftest import Server
 from tests.sources.conftest import Inbox

@@ -16,10 +16,10 @@ import pytest
 from psycopg2 import sql
 from pyspark.errors import PySparkException
 
-from jobs import PostgresTable, phases
-from jobs.sources.postgres_query import SparkType, connected, transaction
-from jobs.sources.postgres_reader import BLOCK_BYTES, PostgresReader, parts_of, read_part
-from jobs.spark import spark_session
+from jobs import PostgresTable
+from jobs.compute.session import spark_session
+from jobs.sources.postgres.query import SparkType, connected, transaction
+from jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
 from state_store import Settings
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
@@ -31,6 +31,7 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
+from tests import steps
 from tests.conftest import Server
 from tests.sources.conftest import Inbox
 from tidegate.stack.component import reserve_port, start
@@ -225,8 +226,8 @@ def test_rows_count_once_while_others_write(shop: Shop, inbox: Inbox) -> None:
             with ThreadPoolExecutor(2) as planners:
                 for txids in planners.map(lambda who: inbox.plan(pipeline, who), [f"{round_number}a", f"{round_number}b"]):
                     for txid in txids:
-                        phases.process_batch(inbox.settings, pipeline, txid, owner="test")
-                        phases.commit_batch(inbox.settings, pipeline, txid, owner="test")
+                        steps.process(inbox.settings, pipeline, txid, owner="test")
+                        steps.commit(inbox.settings, pipeline, txid, owner="test")
     inbox.run(pipeline, "rest")
 
     assert expected(shop)

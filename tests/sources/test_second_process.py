@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Files, Pipeline, phases, spark
-from jobs.sources.parquet_files import ParquetReader
-from jobs.spark import spark_session
+from jobs import Files, Pipeline
+from jobs.compute.session import spark_session
+from jobs.sources.files.formats.parquet import ParquetReader
 from state_store import Settings, StateStore
 from state_store.errors import RowsLost
+from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.second_process import SCHEMA, pipelines
 
@@ -79,11 +80,11 @@ def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
     monkeypatch.setattr(ParquetReader, "_read", lambda reader, paths: real(reader, paths).where("name <> 'b'"))
     inbox.plan(pipeline, "test")
     with pytest.raises(RowsLost, match="2 rows"):
-        phases.process_batch(inbox.settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
 
 
 def test_spark_keeps_no_plans_and_so_no_listings(settings: Settings) -> None:
     """Its cache of plans would answer the next process with the files of the last one."""
     with spark_session(settings, "inbox") as session:
         assert session.conf.get("spark.connect.session.planCache.enabled") == "false"
-    assert spark.PINNED["spark.connect.session.planCache.enabled"] == "false"
+    assert session.PINNED["spark.connect.session.planCache.enabled"] == "false"

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from jobs.spark import spark_session
+from jobs.compute.session import spark_session
 from state_store import Settings
 from tests.conftest import fetch_kafka
 from tests.stack.conftest import Stack

@@ -297,8 +297,8 @@ def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
     (tmp_path / "jobs/pipelines/another.py").write_text("")
     assert advice() is None
     (tmp_path / "jobs/pipelines/another.py").unlink()
-    with (tmp_path / "jobs/phases.py").open("a") as phases:
-        phases.write("# newer\n")
+    with (tmp_path / "jobs/engine/worker.py").open("a") as module:
+        module.write("# newer\n")
     assert "Restart it: tidegate down && tidegate up" in advice()
     for verb in (["up", "--without-airflow"], ["migrate"], ["status"]):
         assert "Restart it: tidegate down && tidegate up" in newer(*verb).stderr

@@ -24,8 +24,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jobs import loopback
-from jobs.spark import _Channel, spark_session
+from jobs.compute import loopback
+from jobs.compute.session import _Channel, spark_session
 from state_store import Settings
 from state_store.errors import ListenerNotTrusted, PermanentError
 from tests.conftest import COMMAND
@@ -52,7 +52,7 @@ from tidegate.stack.postgres import EmbeddedPostgres
 JOINS_SPARK = """
 import sys
 from dataclasses import replace
-from jobs.spark import spark_session
+from jobs.compute.session import spark_session
 from state_store import Settings
 settings = replace(Settings.load(), spark_remote=sys.argv[1])
 with spark_session(settings, "neighbours") as session:
@@ -165,8 +165,8 @@ def refuse(*_arguments: object) -> None:
 
 def run_check_as(user: int, port: int) -> str:
     """Look at a port as another account does; return what went wrong."""
-    program = f"jobs.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
-    command = command_as(user, program, imports="import jobs.loopback\n")
+    program = f"jobs.compute.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
+    command = command_as(user, program, imports="import jobs.compute.loopback\n")
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 

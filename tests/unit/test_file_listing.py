@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from jobs import Files
-from jobs.sources.file_content import open_file
-from jobs.sources.file_listing import identify, list_files
-from jobs.sources.parquet_files import check_name
+from jobs.sources.files.content import open_file
+from jobs.sources.files.formats.parquet import check_name
+from jobs.sources.files.listing import identify, list_files
 from state_store.errors import SourceUnreadable
 
 Write = Callable[..., Path]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import Files
-from jobs.sources.file_partitions import NOTHING, Partitions
+from jobs.sources.files.partitions import NOTHING, Partitions
 
 
 @pytest.mark.parametrize(

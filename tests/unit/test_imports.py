@@ -70,9 +70,9 @@ def test_the_parser_sees_what_there_is() -> None:
     """The other tests would pass over an empty list."""
     assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
     assert (REPOSITORY / AIRFLOWS_OWN).is_file()
-    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/process.py")}
-    assert "jobs.phases" in {name for _, name in imports("dags/batch_dag.py")}
-    assert "jobs.phases" not in {name for _, name in imports("dags/batch_dag.py", at_import=True)}
+    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/computation.py")}
+    assert "jobs.engine.worker" in {name for _, name in imports("dags/batch_dag.py")}
+    assert "jobs.engine.worker" not in {name for _, name in imports("dags/batch_dag.py", at_import=True)}
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -105,7 +105,14 @@ def test_migrations_import_nothing_of_ours(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if path.startswith("dags/")])
 def test_dag_files_import_no_job_at_the_top(path: str) -> None:
     """The scheduler parses Dags all the time; what brings pyspark is imported when a task runs."""
-    heavy = ("jobs.phases", "jobs.process", "jobs.run", "jobs.spark", "jobs.staging_sink", "jobs.pipelines")
+    heavy = (
+        "jobs.engine.worker",
+        "jobs.compute.computation",
+        "jobs.engine.local_run",
+        "jobs.compute.session",
+        "jobs.compute.sink",
+        "jobs.pipelines",
+    )
     assert [name for _, name in imports(path, at_import=True) if name.startswith(heavy)] == []
 
 

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
+from jobs.compute.spark_errors import raised_in_python
+from jobs.engine.poison import OUTCOMES, Outcome, fault_of
 from jobs.pipeline import PoisonPolicy
-from jobs.poison import OUTCOMES, Outcome, fault_of
-from jobs.spark_errors import raised_in_python
 from state_store import errors
 from state_store.errors import Fault, PermanentError, TidegateError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.ranges import check_range
+from jobs.engine.ranges import check_range
 from state_store.errors import RangeRefused
 
 

@@ -23,7 +23,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 
 if TYPE_CHECKING:
     from state_store import StateStore
-    from state_store.queries import BatchStatus
+    from state_store.history import BatchStatus
 
 ROWS_FOR_PEOPLE = 20
 NOT_FOUND = 1

@@ -16,7 +16,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbos
 
 if TYPE_CHECKING:
     from state_store import StateStore
-    from state_store.queries import BatchStatus
+    from state_store.history import BatchStatus
 
 NO_REASON = "no reason given"
 OVER = ("committed", "skipped")
@@ -102,7 +102,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, in the place of what it did; for opaque states only."""
     from state_store import StateStore  # noqa: PLC0415
-    from state_store.commits import check_redoable  # noqa: PLC0415
+    from state_store.operations import check_redoable  # noqa: PLC0415
 
     output.show_log(logging.INFO if verbose else logging.ERROR)
     declared, why, settings = find_pipeline(pipeline), said(reason, "the source was wrong at midnight"), Settings.load()
@@ -115,9 +115,10 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
             f"{pipeline} {txid} has {_ended(status)}, with {status.key_count} keys. Redoing it takes back what it did to "
             f"{', '.join(declared.states)}, and processes it again{anew}. Add --yes to do it."
         )
-    from jobs.phases import redo_batch  # noqa: PLC0415 - loads pyspark
+    from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
-    done = redo_batch(settings, declared, txid, owner=operator("redo"), reason=why)
+    with Worker.open(settings, declared, owner=operator("redo")) as worker:
+        done = worker.redo(txid, why)
     _tell(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 

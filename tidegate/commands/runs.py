@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.ranges import MAX_BATCHES_PER_RUN
+from jobs.engine.ranges import MAX_BATCHES_PER_RUN
 from jobs.registry import find_pipeline
 from state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
 from state_store.settings import Settings
@@ -173,7 +173,7 @@ def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None
 
 def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, prepared: Prepared = UNPREPARED) -> None:
     """Run a pipeline in this process, showing how it goes, and report."""
-    from jobs.run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
+    from jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
 
     find_pipeline(pipeline)
     settings = Settings.load()
@@ -240,7 +240,7 @@ def through_airflow(
 
 def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) -> tuple[int, int]:
     """Return last committed and last opened txid, after refusing a range that the run would refuse."""
-    from jobs.ranges import check_range  # noqa: PLC0415
+    from jobs.engine.ranges import check_range  # noqa: PLC0415
 
     store.check_not_paused(pipeline)
     committed, newest = store.committed(pipeline), store.last_opened(pipeline)

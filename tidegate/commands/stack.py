@@ -14,7 +14,7 @@ from tidegate import output
 from tidegate.commands import AT_LEAST_ONE, as_json
 
 if TYPE_CHECKING:
-    from state_store.queries import Lag
+    from state_store.history import Lag
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 

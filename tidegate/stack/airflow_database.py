@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from jobs.loopback import Server, loopback_address
+from jobs.compute.loopback import Server, loopback_address
 
 ADDRESS_VARIABLE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"
 POSTGRES_USER_VARIABLE = "TIDEGATE_POSTGRES_USER"  # the account that the embedded Postgres runs under, if it is not ours

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.rehearsal import rehearse
+from jobs.compute.warm_up import warm_up
 from state_store.errors import PermanentError, RetryableError, TidegateError
 from state_store.settings import Settings
 from tidegate.stack import component as components
@@ -56,7 +56,7 @@ def _run_once(folder: Path, archive: Path) -> None:
         if not components.wait_until(lambda: process.poll() is not None or server.check() is None, server.deadline_seconds):
             raise RetryableError("Spark's server did not start.")
         if process.poll() is None:
-            rehearse(Settings(home=folder, spark_remote=spark.remote, spark_token_file=spark.token_file), folder)
+            warm_up(Settings(home=folder, spark_remote=spark.remote, spark_token_file=spark.token_file), folder)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(WRITE_SECONDS)

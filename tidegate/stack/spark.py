@@ -18,7 +18,7 @@ from tidegate.stack.postgres import write_secret
 from tidegate.stack.private import private_folder
 
 # The ports that Spark opens for other machines, of which there are none, are on loopback and ask for a secret that it makes up
-# by itself. As in jobs/spark.py, which this module does not import: that loads pyspark.
+# by itself. As in jobs/compute/session.py, which this module does not import: that loads pyspark.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 JAVA_VERSIONS = range(17, 22)
@@ -66,7 +66,7 @@ class EmbeddedSpark:
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.connect.authenticate.token": self.token_file.read_text(),
-            # Sessions are shared by all batches of a pipeline: they must outlive the night (jobs.spark).
+            # Sessions are shared by all batches of a pipeline: they must outlive the night (jobs.compute.session).
             "spark.connect.session.manager.defaultSessionTimeout": "30d",
         }
         if jars:

@@ -23,4 +23,4 @@ if sys.argv[1:2] == ["scheduler"]:
     import jinja2.ext
     import pyspark.sql.connect.session
 
-    import jobs.phases
+    import jobs.engine.worker

@@ -1,0 +1,162 @@
+"""Bad records: found by the source's parser or by the author's checks; refused, or set aside, or taken up again.
+
+A record that is set aside keeps the reason, where it stood, and its payload: the raw record if the parser refused it, its
+columns as JSON if a check did. It is staged beside the partials and moves into ``tidegate.quarantine`` in the commit of its
+batch, so that each record of a batch either counts or waits there.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
+
+from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from jobs.pipeline import State
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources.files.read import quoted
+from state_store.attempts import Attempt
+from state_store.errors import MalformedRecord, SourceChanged
+
+HIDDEN = (ORIGIN, REFUSAL, PAYLOAD)
+MARK = "TIDEGATE_FAILED_CHECK"
+SHOWN_CHARACTERS = 200
+ROWS_PER_BLOCK = 10_000
+# Spark's own form of times in JSON has three digits.
+JSON_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string()), ("is_raw", pa.bool_())])
+_WAITING_OF = (
+    "SELECT origin, payload, is_raw FROM tidegate.quarantine "
+    "WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s ORDER BY txid, number"
+)
+
+
+def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[State] = ()) -> DataFrame:
+    """Flag the records that fail one of the author's checks, with the first one's name as the reason.
+
+    Likewise those of which one of the `storable` states cannot keep a key or a text: these are computed from the records' own
+    columns, so that it is known which record is at fault.
+    """
+    refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
+    for name, condition in checks.items():
+        refusal = refusal.when(~F.coalesce(F.expr(condition), F.lit(False)), F.lit(f"fails the check {name!r}"))
+    columns = {field.name: field.dataType for field in records.schema} if storable else {}
+    all_texts = {name for name, kind in columns.items() if isinstance(kind, T.StringType)}
+    for state in storable:
+        texts = state.key.keys() & all_texts
+        values = {a.column for a in state.aggregates.values() if a.column and a.function != "count"} & all_texts
+        for name in sorted(state.key.keys() & columns.keys()) if not state.null_keys else ():
+            refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"key column {name} is NULL"))
+        for name, limit in (dict.fromkeys(values, MAX_VALUE_BYTES) | dict.fromkeys(texts, MAX_KEY_BYTES)).items():
+            text = F.col(quoted(name))
+            refusal = refusal.when(F.contains(text, F.lit("\0")), F.lit(f"column {name} holds a NUL character"))
+            too_long = F.concat(F.lit(f"column {name} takes "), F.octet_length(text), F.lit(f" bytes, the limit is {limit}"))
+            refusal = refusal.when(F.octet_length(text) > limit, too_long)
+    return records.withColumn(REFUSAL, refusal)
+
+
+def good(records: DataFrame) -> DataFrame:
+    """Return the records that are not flagged, without the hidden columns."""
+    return records.where(F.col(REFUSAL).isNull()).drop(*HIDDEN)
+
+
+def good_or_refuse(records: DataFrame) -> DataFrame:
+    """Return all records, or fail at the first one that is flagged, with what `explain` reads."""
+    told = F.struct(
+        F.col(REFUSAL).alias("reason"),
+        F.col(ORIGIN).alias("origin"),
+        F.substring(_payload(records), 1, SHOWN_CHARACTERS).alias("payload"),
+    )
+    refuse = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(told))).cast("boolean")
+    return records.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
+
+
+def explain(error: Exception) -> MalformedRecord | None:
+    """Return which record failed which check, None if the error is about something else."""
+    text = str(error)
+    if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
+        return None
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+    place = f"{found['origin']}: " if found.get("origin") else ""
+    return MalformedRecord(
+        f"{place}a record is bad ({found['reason']}): {found.get('payload')}. Mend schema or check and raise the "
+        "pipeline's version, or declare on_poison='quarantine' to set such records aside."
+    )
+
+
+def bad(records: DataFrame) -> DataFrame:
+    """Return the flagged records as quarantine keeps them."""
+    return records.where(F.col(REFUSAL).isNotNull()).select(
+        F.col(REFUSAL).alias("reason"),
+        F.col(ORIGIN).alias("origin"),
+        _payload(records).alias("payload"),
+        F.col(PAYLOAD).isNotNull().alias("is_raw"),
+    )
+
+
+def waiting_records(
+    spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
+) -> DataFrame:
+    """Return the quarantined records that batch txid takes up, as `Emitter.emit_records` would return them today."""
+    reader = _WaitingReader(conninfo, pipeline, txid, tasks)
+    waiting = spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string, is_raw boolean")
+    columns = emitter.row_schema()
+    row = F.from_json(F.col(PAYLOAD), columns, JSON_TIMES)
+    nothing = F.lit(None).cast("string")
+    rows = (
+        waiting.where(~F.col("is_raw"))
+        .select(row.alias("row"), ORIGIN)
+        .select("row.*", ORIGIN, nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
+    )
+    return rows.unionByName(emitter.parse_payloads(waiting.where("is_raw").select(ORIGIN, PAYLOAD)))
+
+
+def check_all_read(attempt: Attempt, planned: int, found: int) -> None:
+    """Refuse a replay that read more or fewer records than were taken out of quarantine for it.
+
+    Raises: SourceChanged.
+    """
+    if planned != found:
+        raise SourceChanged(
+            f"{attempt}: {planned} records were taken out of quarantine for this batch, but {found} are there. Put back the "
+            f"rows of tidegate.quarantine with replayed_txid {attempt.txid}; or give the batch up: "
+            f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "...", and those that are left wait in quarantine again.'
+        )
+
+
+def _payload(records: DataFrame) -> Column:
+    columns = [F.col(quoted(name)) for name in records.columns if name not in HIDDEN]
+    return F.coalesce(F.col(PAYLOAD), F.to_json(F.struct(*columns), {"ignoreNullFields": "false", **JSON_TIMES}))
+
+
+@dataclass(frozen=True)
+class _WaitingReader:
+    """What each of Spark's tasks does with its number, for `DataFrame.mapInArrow`: read its share of the records, in blocks.
+
+    A class, for the reason given in `jobs.compute.sink`.
+    """
+
+    conninfo: dict[str, Any]
+    pipeline: str
+    txid: int
+    tasks: int
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read one share."""
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with closing(psycopg2.connect(**self.conninfo)) as connection, connection.cursor("waiting") as cursor:
+                    cursor.itersize = ROWS_PER_BLOCK
+                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number])
+                    while rows := cursor.fetchmany(ROWS_PER_BLOCK):
+                        records = [dict(zip(_WAITING.names, row, strict=True)) for row in rows]
+                        yield pa.RecordBatch.from_pylist(records, _WAITING)

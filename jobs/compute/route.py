@@ -1,0 +1,75 @@
+"""Route: which shortcuts one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
+
+A shortcut is a guess about what costs less, made from what the source knows before Spark has read a row. If a guess is wrong,
+the attempt is slower, or starts over on another route (`jobs.compute.staging.NeedsExecutors`); the result is the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobs.compute.staging import FEW_ROWS
+from jobs.compute.tracking import used_columns
+from jobs.pipeline import Pipeline
+from jobs.sources import InputFacts
+from state_store.attempts import Attempt
+from state_store.batches import QUARANTINED
+from state_store.declaration import StateSpec
+
+# Up to the first size, Spark reads files in one task anyway (spark.sql.files.openCostInBytes). Up to the second, sharing a file
+# among tasks takes more work in all than it saves, as long as other batches keep the other cores busy; not so if a transform
+# may be what takes the time.
+UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one attempt is computed."""
+
+    one_task: bool = False  # one Spark task reads and groups the batch, without a shuffle
+    is_brief: bool = False  # the query takes seconds: after a broken connection it is repeated, not taken up again
+    hashes_used_columns: bool = False  # a row's hash covers the columns that states use; the others are not read
+    follows_partials: int | None = None  # the number of rows that the partials must add up to; None follows each row
+    in_process: frozenset[str] = frozenset()  # states whose partials this process stages, not Spark's tasks
+    most_in_process: int = FEW_ROWS  # partials of a state; with more, all are staged by Spark's tasks
+
+
+SAFE = Route()
+Routing = Callable[[Pipeline, Attempt, InputFacts], Route]
+
+
+def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+    """Return the route that should cost least. A function of its arguments alone."""
+    limit = UNSPLIT_BYTES if pipeline.transform or facts.files != 1 else UNSHARED_BYTES
+    one_task = facts.files > 0 and facts.bytes is not None and facts.bytes <= limit
+    rows = facts.rows if one_task else None
+    is_whole = facts.is_verified and is_untouched(pipeline, attempt)
+    return Route(
+        one_task=one_task,
+        is_brief=one_task and (facts.bytes or 0) <= UNSPLIT_BYTES,
+        hashes_used_columns=is_whole and used_columns(pipeline) is not None,
+        follows_partials=rows if is_whole and not pipeline.lost_tracking else None,
+        in_process=_states_of_few_partials(pipeline, attempt, rows),
+    )
+
+
+def is_flagged(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Return whether the batch's rows say which of them are bad (`Emitter.emit_records`)."""
+    return QUARANTINED in attempt.source_metadata or pipeline.spec.quarantines or bool(pipeline.check)
+
+
+def is_untouched(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Return whether rows reach the states as the source emits them: no transform, and none is set aside."""
+    return pipeline.transform is None and not is_flagged(pipeline, attempt)
+
+
+def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
+    """Return the states that are expected to get few partials, of limited size: as few as in recent batches, or as rows."""
+
+    def has_few(spec: StateSpec) -> bool:
+        most = attempt.rows_before.get(spec.name, rows) if spec.keys else 1
+        if pipeline.transform is None and rows is not None and most is not None:
+            most = min(most, rows)
+        has_texts = any(value.type.name in ("text", "bytea") for value in spec.values)
+        return most is not None and most <= FEW_ROWS and not has_texts
+
+    return frozenset(name for name, state in pipeline.states.items() if has_few(state.spec(name)))

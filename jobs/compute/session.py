@@ -1,0 +1,315 @@
+"""One way to open a Spark session: Connect, or local in this process, with the settings that the promise needs."""
+
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import grpc
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.client.core import RpcDeadlines
+from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
+from jobs.compute.spark_errors import meaning_of
+from state_store.attempts import Attempt
+from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+REACH_TIMEOUT_SECONDS = 5
+SPARK_LOGIN = "Spark's token"
+# How soon an attempt notices that it is fenced, and how often it says that it is alive; one small query each.
+SECONDS_BETWEEN_LOOKS = 5.0
+# After so long without an answer a server that is there counts as away. Each question is waited for much shorter, so that the
+# attempt goes on saying that it is alive; a query may take as long as it takes.
+LONGEST_SILENCE_SECONDS = 60.0
+DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
+# Long enough for a server that restarts; for longer absences the whole batch is tried again.
+SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
+MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
+LOCAL = re.compile(r"local\[(\d+|\*)\]")
+PINNED = {
+    "spark.sql.session.timeZone": "UTC",  # a date of a timestamp must not depend on where the batch runs
+    "spark.sql.ansi.enabled": "true",  # overflow and bad casts fail; they never become NULL or wrap
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    # otherwise the count of source rows is lost when none of them reaches a state
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+    # a traceback that also shows what was being handled when a transform's code raised (`jobs.compute.spark_errors`)
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    # a remembered plan lists files as they were: the next process asks for the same path, and would get the old lengths
+    "spark.connect.session.planCache.enabled": "false",
+    "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
+}
+QUICK = {
+    # whether the one task that groups a whole batch also keeps groups where compiled code finds them, and how many (2^n)
+    "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
+}
+# As in tidegate/stack/spark.py: what Spark opens for other machines is on loopback, and asks for a secret that it makes up.
+PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+# Spark works out how many bytes an Arrow batch has before each row that it adds for Python, unless there is no limit: then only
+# the number of rows is limited, to 10,000. The limit is Spark's own.
+BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
+_applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
+
+
+@contextmanager
+def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = False) -> Iterator[SparkSession]:
+    """Join the pipeline's session, with the pinned settings; leave it on the server for the next batch.
+
+    `rows_are_short` promises that no row is long which Python gets to see, so that only their number has to be limited.
+
+    Spark starts Python workers per session and keeps them until the server ends: a session per batch would pay for a slow
+    start each time, and leak a process. So all batches of a pipeline share one session.
+
+    Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is no address, ListenerNotTrusted if
+    another account of this machine listens there.
+    """
+    if LOCAL.fullmatch(settings.spark_remote):
+        yield _configured(_local(settings), settings, rows_are_short)
+        return
+    check_reachable(settings)
+    try:
+        session = _join(settings, pipeline, rows_are_short)
+    except (PySparkException, grpc.RpcError) as error:
+        raise meaning_of(error) from error
+    try:
+        yield session
+    finally:
+        _leave(session)
+
+
+def application_of(session: SparkSession) -> str:
+    """Return the id of the Spark application that a session of `spark_session` computes in, without asking for it again."""
+    return _applications[session]
+
+
+def expect_brief(session: SparkSession) -> None:
+    """Make the session's further queries ones that cannot be taken up again after a broken connection.
+
+    By default the server keeps each part of an answer until it is told, by a call of its own, that this part has arrived:
+    eight calls for a batch of 100 rows. A batch of a second is sooner tried again.
+    """
+    if isinstance(session, ConnectSession):
+        session.client.disable_reattachable_execute()
+
+
+def tag_of(pipeline: str, txid: int, number: int) -> str:
+    """Return the tag of an attempt's Spark operations."""
+    return f"tidegate-{pipeline}-{txid}-{number}"
+
+
+@contextmanager
+def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, is_fenced: Callable[[], bool]) -> Iterator[str]:
+    """Tag what this thread runs, and interrupt it when it is fenced or takes longer than the timeout. Yields the tag.
+
+    The attempts that this one has fenced are interrupted first: nothing of them counts any more. That can miss one that is
+    about to start an operation, so each attempt also looks after itself, every few seconds. So it does after the server: one
+    that accepts work and answers no question any more is given up.
+
+    Raises: AttemptTimedOut, SparkUnavailable.
+    """
+    for number in attempt.fenced:
+        spark.interruptTag(tag_of(attempt.pipeline, attempt.txid, number))
+    tag = tag_of(attempt.pipeline, attempt.txid, attempt.number)
+    identity: dict[str, Any] = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
+    has_ended, is_overdue, is_lost = Event(), Event(), Event()
+    deadline = time.monotonic() + timeout_seconds
+
+    def watch() -> None:
+        answered_at = time.monotonic()
+        while not has_ended.wait(max(0.1, min(SECONDS_BETWEEN_LOOKS, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                is_overdue.set()
+            try:
+                if is_overdue.is_set() or is_fenced():
+                    spark.interruptTag(tag)
+            except (TidegateError, PySparkException, grpc.RpcError) as error:
+                logger.info("%s: whether it is fenced cannot be found out now: %s", attempt, error)
+            if has_ended.is_set() or _answers(spark):
+                answered_at = time.monotonic()
+            elif time.monotonic() - answered_at >= LONGEST_SILENCE_SECONDS:
+                is_lost.set()
+                spark.client._channel.close()
+
+    watcher = Thread(target=watch, name=f"watch {attempt}", daemon=True)
+    spark.addTag(tag)
+    watcher.start()
+    try:
+        yield tag
+    except Exception as error:
+        if is_overdue.is_set():
+            raise AttemptTimedOut(
+                f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. It is tried "
+                "again.",
+                **identity,
+            ) from error
+        if is_lost.is_set():
+            raise SparkUnavailable(
+                f"{attempt}: Spark's server has not answered for {LONGEST_SILENCE_SECONDS:.0f} s, though it is there. If that "
+                "does not pass, restart it: tidegate down, tidegate up.",
+                **identity,
+            ) from error
+        raise
+    finally:
+        has_ended.set()
+        watcher.join()
+        spark.removeTag(tag)
+
+
+def _answers(spark: SparkSession) -> bool:
+    """Tell whether the server answers a question that costs nothing; a session within this process always does."""
+    if not isinstance(spark, ConnectSession):
+        return True
+    try:
+        spark.conf.get("spark.app.id", None)
+    except (PySparkException, grpc.RpcError, ValueError):  # the last one: the channel was closed
+        return False
+    return True
+
+
+def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
+    """Return the session of this name, created by the first who asks; the next of its line if the server has closed it."""
+    for generation in range(MAX_CLOSED_SESSIONS):
+        session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
+        session = _connect(_Channel(settings, str(session_id)))
+        vars(session.client)["_rpc_deadlines"] = DEADLINES
+        session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
+        try:
+            return _configured(session, settings, rows_are_short)
+        except BaseException as error:
+            _leave(session)
+            if not isinstance(error, PySparkException) or "INVALID_HANDLE" not in str(error):
+                raise
+    raise SparkUnavailable(f"The Spark server closed {MAX_CLOSED_SESSIONS} sessions of {name}. Restart it.")
+
+
+def _leave(session: SparkSession) -> None:
+    """Close our end. PySpark would go on taking a session that failed for this thread's active one, and never look again."""
+    session.release_session_on_close = False
+    session.stop()
+
+
+def _local(settings: Settings) -> SparkSession:
+    # One JVM per process: it stays for the next batch, and ends with the process.
+    builder = SparkSession.builder.master(settings.spark_remote).appName("tidegate").config(map=dict(PRIVATE))
+    return builder.config("spark.ui.enabled", "false").getOrCreate()
+
+
+def _configured(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
+    wanted = {
+        **PINNED,
+        **QUICK,
+        BYTES_PER_ARROW_BATCH: UNLIMITED if rows_are_short else LIMITED,
+        # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
+        "spark.sql.shuffle.partitions": str(settings.staging_connections),
+    }
+    found = session.conf.getAll  # one round trip; a session that is joined has been configured by whoever came first
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            session.conf.set(name, value)
+    _applications[session] = found.get("spark.app.id", "unknown")
+    return session
+
+
+def _connect(channel: "_Channel") -> SparkSession:
+    """Return a session of Spark Connect; Spark's own builder makes one from an address only."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does: functions then make Connect's columns
+    session: SparkSession = ConnectSession.Builder().channelBuilder(channel).create()
+    return session
+
+
+class _Channel(DefaultChannelBuilder):  # type: ignore[misc]  # pyspark is not followed
+    """The way to the server: no name of this machine's own is looked up, and no token is told to a stranger.
+
+    To another machine it is pyspark's, so with TLS if there is a token.
+    """
+
+    def __init__(self, settings: Settings, session_id: str) -> None:
+        super().__init__(settings.spark_remote)
+        self._settings = settings
+        self.set("user_id", "tidegate")
+        self.set("session_id", session_id)
+        if token := _token(settings):
+            self.set("token", token)
+
+    def toChannel(self) -> grpc.Channel:  # noqa: N802 - as pyspark calls it
+        """Return the channel; nothing is connected yet."""
+        address = loopback_address(self.url.hostname)
+        if address is None or self.use_ssl:
+            return super().toChannel()
+        target = f"ipv6:[{address}]:{self._port}" if ":" in address else f"ipv4:{address}:{self._port}"
+        self.setChannelOption("grpc.enable_http_proxy", 0)  # a proxy would be told the token
+        if self.token is None:
+            return self._insecure_channel(target)
+        login = _Login(Server(address, self._port, SPARK_LOGIN, trusted_users(self._settings)), self.token)
+        return self._secure_channel(
+            target,
+            grpc.composite_channel_credentials(grpc.local_channel_credentials(), grpc.metadata_call_credentials(login)),
+        )
+
+
+class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no types
+    """Gives each call the token, on a connection that is made: if its other end belongs to us, root or who is trusted."""
+
+    def __init__(self, server: Server, token: str) -> None:
+        self._server = server
+        self._token = token
+
+    def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:  # noqa: ARG002
+        """Hand over the token, or say why not; the call then fails, and is tried again like any other."""
+        try:
+            if can_see_all():  # elsewhere it takes too long for each call
+                self._server.check()
+        except (TidegateError, OSError) as error:
+            callback((), error)
+        else:
+            callback((("authorization", f"Bearer {self._token}"),), None)
+
+
+def check_reachable(settings: Settings) -> None:
+    """Fail at once where the client would retry for minutes; a session within this process is always reachable.
+
+    Raises: SparkUnavailable, SettingsInvalid, ListenerNotTrusted.
+    """
+    if LOCAL.fullmatch(settings.spark_remote):
+        return
+    remote = settings.spark_remote
+    try:
+        address = urlsplit(remote)
+        port = address.port or 15002
+    except ValueError:
+        address, port = urlsplit(""), 0
+    if address.scheme != "sc" or not address.hostname:
+        raise SettingsInvalid(f"spark_remote must be like sc://host:15002 or local[2], not {remote!r}. See: tidegate settings")
+    host = loopback_address(address.hostname) or address.hostname
+    try:
+        with socket.create_connection((host, port), REACH_TIMEOUT_SECONDS):
+            if settings.spark_token_file and loopback_address(host) and "use_ssl=true" not in remote:
+                Server(host, port, SPARK_LOGIN, trusted_users(settings)).check()
+    except OSError as error:
+        raise SparkUnavailable(f"Nothing answers at {host}:{port} for Spark: {error}. Start it: tidegate up") from error
+
+
+def _token(settings: Settings) -> str | None:
+    if settings.spark_token_file is None:
+        return None
+    try:
+        return settings.spark_token_file.read_text().strip()
+    except OSError as error:
+        raise SettingsInvalid(f"The Spark token file {settings.spark_token_file} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,110 @@
+"""What a column of the transformed rows becomes in a state: the declared type, exactly, or the batch is refused.
+
+A double becomes the decimal that is written with the fewest digits that mean it, such as 0.1; if that does not fit, nothing is
+rounded. A uuid is a text in Spark, in any case of letters.
+"""
+
+import json
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
+
+from jobs.sources.files.read import quoted
+from state_store.declaration import ColumnType, StateSpec
+from state_store.errors import DeclarationInvalid, MalformedRecord
+
+MARK = "TIDEGATE_MISFIT"
+SHOWN_CHARACTERS = 200
+# Which Spark types a Postgres column takes without loss.
+_INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FLOATS = (T.FloatType, T.DoubleType)
+_ACCEPTED: dict[str, tuple[type[T.DataType], ...]] = {
+    "text": (T.StringType,),
+    "boolean": (T.BooleanType,),
+    "integer": _INTEGRAL,
+    "bigint": _INTEGRAL,
+    "date": (T.DateType,),
+    "timestamptz": (T.TimestampType,),
+    "timestamp": (T.TimestampNTZType,),
+    "uuid": (T.StringType,),
+    "bytea": (T.BinaryType,),
+}
+_SPARK_TYPES: dict[str, T.DataType] = {
+    "text": T.StringType(),
+    "boolean": T.BooleanType(),
+    "integer": T.IntegerType(),
+    "bigint": T.LongType(),
+    "date": T.DateType(),
+    "timestamptz": T.TimestampType(),
+    "timestamp": T.TimestampNTZType(),
+    "uuid": T.StringType(),  # in lower case its order and equality are those of Postgres' uuid
+    "bytea": T.BinaryType(),
+}
+_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+
+
+def column_of(schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
+    """Return a column of the rows in the type that the state declares; None: as it is.
+
+    Raises: DeclarationInvalid if it is missing or has a type that would lose something.
+    """
+    field = next((field for field in schema if field.name == name), None)
+    if field is None:
+        raise DeclarationInvalid(
+            f"State {state.name} needs column {name}, but the transform returns {', '.join(schema.names)}. Add it there."
+        )
+    column = F.col(quoted(name))
+    if declared is None:
+        return column
+    found = field.dataType
+    if not _fits(found, declared):
+        raise DeclarationInvalid(
+            f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {found.simpleString()}. "
+            "Cast it in the transform, where what is lost is your decision."
+        )
+    if isinstance(found, _FLOATS):
+        decimal = column.cast("string").try_cast(spark_type(declared))
+        return _or_refuse(state, name, declared, column, decimal, decimal.cast(found) == column)
+    if declared.name == "uuid":
+        return _or_refuse(state, name, declared, column, F.lower(column), F.lower(column).rlike(_UUID))
+    return column.cast(spark_type(declared))
+
+
+def spark_type(declared: ColumnType) -> T.DataType:
+    """Return the Spark type in which a state's column is computed and staged."""
+    if numeric := declared.precision_and_scale:
+        return T.DecimalType(*numeric)
+    return _SPARK_TYPES[declared.name]
+
+
+def explain(error: Exception) -> MalformedRecord | None:
+    """Return which value was refused, None if the error is about something else."""
+    text = str(error)
+    if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
+        return None
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+    return MalformedRecord(
+        f"{found['place']} has the value {found['value']}, and nothing is rounded or repaired. Round or repair it in the "
+        "transform, where what is lost is your decision, or declare another type."
+    )
+
+
+def _fits(found: T.DataType, declared: ColumnType) -> bool:
+    numeric = declared.precision_and_scale
+    if numeric is None:
+        return isinstance(found, _ACCEPTED[declared.name])
+    precision, scale = numeric
+    return isinstance(found, (*_INTEGRAL, *_FLOATS)) or (
+        isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale
+    )
+
+
+def _or_refuse(state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column) -> Column:
+    """Return the converted value, NULL for NULL; where it is not right, the query fails with what `explain` reads."""
+    told = F.struct(
+        F.lit(f"State {state.name}: column {name}, declared {declared.name},").alias("place"),
+        F.substring(value.cast("string"), 1, SHOWN_CHARACTERS).alias("value"),
+    )
+    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(told))).cast(spark_type(declared))
+    return F.when(value.isNull() | F.coalesce(is_right, F.lit(False)), converted).otherwise(refusal)

@@ -1,0 +1,165 @@
+"""The acker: every record of a batch was fully processed, checked and not assumed.
+
+Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in whatever
+order the acks arrive (docs/semantics.md). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows
+have equal ids, which an XOR cannot count; so ids are added up, modulo 2^64, by Spark, in passing:
+
+    source       count and sum of the rows that the source emitted; a replay must reproduce them (I11)
+    transformed  count and sum of the rows that the transform returned
+    staged       count and sum of the same rows, added up again from the partials that COPY wrote
+
+From the transform on, every row is followed one to one: transformed and staged are equal in both, or the attempt fails.
+Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
+
+If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With hashes that are drawn
+evenly this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of
+two others. An XOR misses every change of which all d(x) are even, such as a, a, a, a for a, a, b, b.
+
+Spark's sum of a bigint fails where it leaves 64 bits. So it adds up the two halves of the ids, of 32 bits each, for which up
+to 2^31 rows may come to one place; put together they are the sum modulo 2^64.
+
+What Spark sums up in passing it interprets, row by row, and to hash the rows takes time as well. Where one task reads a whole
+file that a digest vouches for, groups its rows and hands over the partials, the rows do not move in between: then the file
+itself tells how many rows there have to be, and what is followed into staging are the partials, each with a hash of its own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
+
+from jobs.pipeline import Pipeline
+from state_store.attempts import Attempt
+from state_store.errors import DeclarationInvalid, RowsLost
+
+# A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the sum of the
+# ids, or an id of their own. All are taken off before COPY.
+ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
+HALF_BITS = 32
+LOW_HALF = 2**HALF_BITS - 1
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """How many rows passed a place, the sum of their hashes, None if untracked, and how many of the rows were flagged."""
+
+    rows: int
+    hash: int | None = None
+    flagged: int = 0
+
+
+class Tracker:
+    """The sums at one place of a query, there once its first action has run."""
+
+    def __init__(self, name: str) -> None:
+        # Batches share a session, and an observation of the same name would answer for another.
+        self._observation = Observation(name)
+        self._is_tracked = False
+
+    def attach(
+        self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
+    ) -> DataFrame:
+        """Return the rows, observed, with the hash over these columns as column ID; None: untracked, and no such column.
+
+        The hash is a column of its own because Spark compiles that, but interprets what it observes: with the hash inside,
+        a batch took twice as long.
+        """
+        sums = [F.count(F.lit(1)).alias("rows")]
+        if columns is not None:
+            self._is_tracked = True
+            rows = rows.select("*", row_id(schema, columns).alias(ID))
+            sums += _named(halves(ID))
+        if flag is not None:
+            sums.append(F.count_if(flag).alias("flagged"))
+        return self._observe(rows, sums)
+
+    def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
+        """Return anchored partials, observed: how many rows they were made of, and the sum of what is in HASH."""
+        self._is_tracked = True
+        return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
+
+    def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
+        # Batches are never streams; the server would analyse the whole query once more to say so.
+        vars(rows)["isStreaming"] = False
+        return rows.observe(self._observation, *sums)
+
+    def sums(self) -> RowSums:
+        """Return what passed; waits for the first action.
+
+        Raises: DeclarationInvalid if the rows took another way than through the DataFrame that was observed.
+        """
+        found: dict[str, Any] = self._observation.get
+        if "rows" not in found:
+            raise DeclarationInvalid(
+                "The transform returns other rows than what it made of its own. Batches share a Spark session, so it must not "
+                "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
+            )
+        hashes = signed(((found["high"] or 0) << HALF_BITS) + (found["low"] or 0)) if self._is_tracked else None
+        return RowSums(found["rows"] or 0, hashes, found.get("flagged", 0))
+
+
+def halves(column: str) -> tuple[Column, Column]:
+    """Return the sums of the lower and of the upper 32 bits of a column of hashes, the upper ones signed."""
+    return F.sum(F.col(column).bitwiseAND(F.lit(LOW_HALF))), F.sum(F.shiftright(column, HALF_BITS))
+
+
+def hash_sum(column: str) -> Column:
+    """Return the sum of a column of hashes modulo 2^64, as a signed number; NULL of no rows."""
+    low, high = halves(column)
+    return F.shiftleft(high + F.shiftright(low, HALF_BITS), HALF_BITS).bitwiseOR(low.bitwiseAND(F.lit(LOW_HALF)))
+
+
+def signed(number: int) -> int:
+    """Return a number modulo 2^64 as Spark and Postgres have it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _named(sums: tuple[Column, Column]) -> list[Column]:
+    return [column.alias(name) for column, name in zip(sums, ("low", "high"), strict=True)]
+
+
+def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
+    """Return the 64-bit hash of those of these columns that rows of this schema have."""
+    fields = {field.name: field for field in schema}
+    parts: list[Column] = []
+    for name in columns:
+        if field := fields.get(name):
+            column = F.col(f"`{name.replace('`', '``')}`")
+            parts.append(_hashable(column, field.dataType))
+            if field.nullable:
+                parts.append(column.isNull())  # NULL adds nothing to a hash: (1, NULL) would be (NULL, 1)
+    return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
+
+
+def used_columns(pipeline: Pipeline) -> list[str] | None:
+    """Return the columns by which the pipeline's states know a row; None if its rows are not tracked."""
+    if pipeline.tracking == "off" or all(state.unanchored for state in pipeline.states.values()):
+        return None
+    used: dict[str, None] = {}
+    for state in pipeline.states.values():
+        used |= dict.fromkeys([*state.key, *(a.column for a in state.aggregates.values() if a.column is not None)])
+    return list(used)
+
+
+def check_complete(attempt: Attempt, place: str, before: RowSums, after: RowSums) -> None:
+    """Refuse an attempt in which not every row arrived at the next place exactly once.
+
+    Raises: RowsLost.
+    """
+    difference = ((before.hash or 0) - (after.hash or 0)) % 2**64
+    if difference or before.rows != after.rows:
+        raise RowsLost(
+            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (the sums of their hashes differ by "
+            f"{difference:#x}). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
+            pipeline=attempt.pipeline,
+            txid=attempt.txid,
+            attempt=attempt.number,
+        )
+
+
+def _hashable(column: Column, kind: T.DataType) -> Column:
+    """Spark refuses to hash maps: their text stands for them."""
+    return F.to_json(column) if "map<" in kind.simpleString() else column

@@ -1,0 +1,46 @@
+"""What batches do with Spark, done once with a row of each file format: so that Java has loaded the classes for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+from jobs.compute.session import spark_session
+from jobs.compute.spark_errors import meaning_of
+from state_store.settings import Settings
+
+SCHEMA = "key string, value bigint"
+
+
+def warm_up(settings: Settings, folder: Path) -> None:
+    """Read, hash, observe, aggregate, and hand over to Python; the files are written into this folder.
+
+    Raises: SparkUnavailable, SparkFailed.
+    """
+    try:
+        with spark_session(settings, "rehearsal") as session:
+            for number, rows in enumerate(_files(session, folder)):
+                observed = rows.withColumn("hash", F.xxhash64("key", "value"))
+                observed = observed.observe(Observation(f"format {number}"), F.bit_xor("hash"))
+                by_key = observed.groupBy("key").agg(F.sum("value").alias("total"), F.bit_xor("hash").alias("hash"))
+                by_key.mapInArrow(_as_they_are, "key string, total bigint, hash bigint").collect()
+    except (PySparkException, grpc.RpcError) as error:
+        raise meaning_of(error) from error
+
+
+def _files(session: SparkSession, folder: Path) -> Iterator[DataFrame]:
+    (folder / "rows.csv").write_text("key,value\na,1\n")
+    (folder / "rows.json").write_text('{"key": "a", "value": 1}\n')
+    yield session.read.schema(SCHEMA).option("header", True).csv(str(folder / "rows.csv"))
+    records = session.read.text(str(folder / "rows.json")).select(F.from_json("value", SCHEMA).alias("record"))
+    yield records.select("record.*")
+    records.select("record.*").write.parquet(str(folder / "rows.parquet"))
+    yield session.read.schema(SCHEMA).parquet(str(folder / "rows.parquet"))
+
+
+def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches

@@ -1,0 +1,53 @@
+"""Acks: tell a source that its batch counts, at least once for each txid, and whatever the source raises."""
+
+import logging
+from collections.abc import Callable
+
+from jobs.engine.ranges import MAX_BATCHES_PER_RUN
+from jobs.pipeline import Pipeline
+from state_store import StateStore
+from state_store.attempts import Attempt
+from state_store.batches import QUARANTINED
+from state_store.commits import Commit
+
+logger = logging.getLogger(__name__)
+
+
+def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
+    """Tell the source that the batch counts, or never will, then record that it was told.
+
+    Return False if the source raises: that is logged, the batch counts all the same, and the next plan tells the source again.
+    """
+    if not pipeline.source.wants_acks:
+        return True
+    metadata = store.source_metadata(pipeline.name, done.txid)
+    if QUARANTINED not in metadata:
+        attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
+        what = f"{attempt}: ack failed; the next run tries again"
+        if not call_source(what, lambda: pipeline.source.ack(attempt, store.settings)):
+            return False
+    store.note_ack(pipeline.name, done.txid)
+    return True
+
+
+def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
+    """Give the acks that earlier runs owe the source: the process died before it could, or the source raised.
+
+    Stop at the first that fails: the next would most often fail for the same reason, and take its time.
+    """
+    if not pipeline.source.wants_acks:
+        return
+    for done in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
+        if not ack(store, pipeline, done):
+            return
+        logger.info("%s %s: its overdue ack was given", pipeline.name, done.txid)
+
+
+def call_source(what: str, call: Callable[[], None]) -> bool:
+    """Call the source; return False if it raises, which is logged and changes nothing."""
+    try:
+        call()
+    except Exception:
+        logger.exception("%s", what)
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""Committing: which task commits, how many batches at once, and when.
+
+    who       the task that seals the batch after the cursor; if it died, any task that waits for the commit of its own batch
+    how many  all sealed batches after the cursor in one transaction, within the store's bounds
+    one       a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
+    when      at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
+    busy      while another task holds the cursor, a task that processed leaves the commit to it; a batch's own commit waits
+    errors    a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
+
+Order and exactly-once do not depend on any of this: `state_store.commits` decides under the cursor's lock.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from jobs.engine.acks import ack
+from jobs.engine.processing import halting
+from jobs.pipeline import Pipeline
+from state_store import StateStore
+from state_store.commits import Commit
+from state_store.errors import StagingLost, StoreUnavailable, TidegateError
+
+logger = logging.getLogger(__name__)
+
+RESTAGE_TRIES = 3
+# How long a task waits for the commit of what it has processed, and how often it looks: a merge of many keys takes seconds.
+LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
+
+
+class Committer:
+    """Commits batches of one pipeline on behalf of one owner."""
+
+    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._owner = owner
+
+    def commit(self, txid: int, restage: Callable[[int], object]) -> Commit:
+        """Commit a batch, together with the sealed batches next to it; return the commit, also if it had committed before.
+
+        `restage` processes a batch again whose staging is missing, damaged or failed: a failure in either phase repeats both
+        (docs/protocol.md). Then the source gets its ack.
+
+        Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
+        """
+        store, pipeline = self._store, self._pipeline
+        with halting(store, pipeline.name, txid):
+            for tries_left in reversed(range(RESTAGE_TRIES)):
+                try:
+                    together = {commit.txid: commit for commit in self._try_together()}
+                    done = together.get(txid) or self._commit_alone(txid)
+                    break
+                except StagingLost as lost:
+                    if not tries_left:
+                        raise
+                    logger.warning("%s", lost)
+                    restage(txid)
+            has_ack = done.already_committed and store.turn(pipeline.name, txid).done
+            if txid not in together and not has_ack:
+                ack(store, pipeline, done)
+            if not done.already_committed:
+                self._drain(max(together, default=txid) + 1)
+            return done
+
+    def commit_ready(self) -> None:
+        """Commit the sealed batches after the cursor, unless another task is committing.
+
+        If that task commits some meanwhile, the turn asked for here has passed, which counts as open; the commit itself begins
+        after the cursor wherever that is.
+        """
+        following = self._store.committed(self._pipeline.name) + 1
+        while self._opens(following) and (done := self._try_together(wait=False)):
+            following = done[-1].txid + 1
+
+    def wait_while_only_commits_remain(self, txid: int) -> bool:
+        """Wait while only commits remain before this batch's, up to LONGEST_WAIT_SECONDS; return True once it has committed.
+
+        Most often another task is committing. A worker that left meanwhile would make room for the next task, which finds its
+        work done: starting a few of these takes as much CPU as the merge, at the same time. This task commits what is ready if
+        no other does, because it died; if that fails, it returns False, for the batch's own commit to report why.
+
+        Raises: StoreUnavailable.
+        """
+        store, pipeline = self._store, self._pipeline
+        ends_at = time.monotonic() + LONGEST_WAIT_SECONDS
+        while not store.turn(pipeline.name, txid).done:
+            if time.monotonic() >= ends_at or not store.only_commits_before(pipeline.name, txid):
+                return False
+            try:
+                if self._opens(store.committed(pipeline.name) + 1):
+                    if self._commit_together(wait=False):
+                        continue
+                    return store.turn(pipeline.name, txid).done  # another task was quicker, or the next batch is to be skipped
+            except StoreUnavailable as busy:
+                logger.debug("%s %s waits: %s", pipeline.name, txid, busy)
+            except Exception as error:  # noqa: BLE001 - the batch's own commit reports it
+                self._log_why_not_together(error)
+                return False
+            time.sleep(SECONDS_BETWEEN_TURNS)
+        return True
+
+    def redo(self, txid: int, reason: str) -> Commit:
+        """Replace what the last committed batch did to the states by what its newest attempt has sealed; then ack it.
+
+        The store must be connected as the owner of the tables.
+
+        Raises: RangeRefused, StagingLost, and what `commit` raises.
+        """
+        done = self._store.redo_batch(self._pipeline.spec, txid, self._owner, reason)
+        ack(self._store, self._pipeline, done)
+        return done
+
+    def _drain(self, txid: int) -> None:
+        """Commit this batch and those that directly follow, while their turns are open.
+
+        An error ends this: it is met again, and reported, by the commit that the batch's own task tries.
+        """
+        together = True
+        while self._opens(txid):
+            try:
+                done = self._try_together() if together else []
+                together = bool(done)  # what failed together would fail again before each of the batches in it
+                done = done or [self._commit_alone(txid)]
+            except TidegateError as stop:
+                logger.info("%s %s is left to its own task: %s", self._pipeline.name, txid, stop)
+                return
+            if done[-1].already_committed:
+                return
+            txid = done[-1].txid + 1
+
+    def _opens(self, txid: int) -> bool:
+        turn = self._store.turn(self._pipeline.name, txid)
+        return turn.opens and not turn.halted
+
+    def _commit_alone(self, txid: int) -> Commit:
+        timeout = self._pipeline.message_timeout_seconds
+        return self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
+
+    def _try_together(self, *, wait: bool = True) -> list[Commit]:
+        """Commit the sealed batches after the cursor in one transaction; [] if another task commits, or any error is met.
+
+        Any error at all: committed alone, each batch shows whether it was at fault.
+        """
+        try:
+            return self._commit_together(wait=wait)
+        except Exception as error:  # noqa: BLE001 - each batch's own commit reports it
+            self._log_why_not_together(error)
+            return []
+
+    def _commit_together(self, *, wait: bool) -> list[Commit]:
+        done = self._store.commit_ready(self._pipeline.spec, self._owner, wait=wait)
+        for commit in done:
+            logger.info("%s", commit)
+            ack(self._store, self._pipeline, commit)
+        return done
+
+    def _log_why_not_together(self, error: Exception) -> None:
+        unexpected = None if isinstance(error, TidegateError) else error
+        level = logging.WARNING if unexpected else logging.INFO
+        name = self._pipeline.name
+        logger.log(level, "%s: the next batches are not committed together: %s", name, error, exc_info=unexpected)

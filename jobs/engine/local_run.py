@@ -1,0 +1,125 @@
+"""The same engine without Airflow: plan, process and commit in one process, for notebooks, tests and benchmarks."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from jobs.compute.session import check_reachable
+from jobs.engine.recovery import with_retries, with_servers
+from jobs.engine.worker import Worker
+from jobs.pipeline import Pipeline
+from state_store.commits import Commit
+from state_store.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS_AT_WINDOW = 0.05
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run did: the txids it covered, in order, with their commits."""
+
+    txids: list[int]
+    commits: list[Commit]
+
+
+def run_pipeline(
+    settings: Settings,
+    pipeline: Pipeline | str,
+    *,
+    run_id: str,
+    from_txid: int | None = None,
+    to_txid: int | None = None,
+    max_batches: int | None = None,
+    progress: Progress = lambda _txid, _event: None,
+) -> RunResult:
+    """Plan, then process some batches at once, within the pipeline's window, while the caller's thread commits in order.
+
+    Batches that are ready wait a little for others that could be merged with them (`state_store.turns`).
+
+    `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If it dies,
+    the next run picks up what was planned; what was committed stays. A batch that fails for a reason that may pass is tried
+    again as often as the pipeline says, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
+    away later, the run goes on as soon as it is back, within minutes (`jobs.engine.recovery`). Any other error ends the run;
+    later batches that are already processed keep their work.
+
+    Raises: what `Worker.plan`, `Worker.process` and `Worker.commit` raise.
+    """
+    with Worker.open(settings, pipeline, owner=run_id) as worker:
+        txids = with_servers(
+            settings,
+            lambda: worker.plan(run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches),
+        )
+        for txid in txids:
+            progress(txid, "planned")
+        if txids:
+            check_reachable(settings)
+        return RunResult(txids, _process_and_commit(worker, txids, progress))
+
+
+def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) -> list[Commit]:
+    """Process batches, as many at once as the pipeline says, while this thread commits in order; return the commits."""
+    settings, pipeline, store = worker.store.settings, worker.pipeline, worker.store
+    stopped = threading.Event()
+
+    def process(txid: int) -> None:
+        try:
+            while with_retries(settings, pipeline, lambda: worker.process(txid)).is_ahead:
+                while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
+                    if stopped.wait(SECONDS_BETWEEN_LOOKS_AT_WINDOW):
+                        return
+        except AttemptFenced as fenced:
+            logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
+        progress(txid, "processed")
+
+    commits: list[Commit] = []
+
+    def commit_first(number: int) -> None:
+        for txid in txids[len(commits) : number]:
+            commits.append(_commit(worker, txid))
+            progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
+
+    def commit_due(number: int) -> None:
+        try:
+            is_due = len(commits) < number and store.turn(pipeline.name, txids[len(commits)]).opens
+        except StoreUnavailable as away:
+            logger.info("%s", away)
+            return
+        if is_due:
+            commit_first(number)
+
+    with ThreadPoolExecutor(pipeline.concurrency, thread_name_prefix=f"{pipeline.name}-process") as pool:
+        processing = [pool.submit(process, txid) for txid in txids]
+        try:
+            for number, processed in enumerate(processing, start=1):
+                while not wait([processed], SECONDS_BETWEEN_LOOKS).done:
+                    commit_due(number - 1)
+                try:
+                    processed.result()
+                except Exception:
+                    commit_first(number - 1)
+                    raise
+                commit_due(number)
+            commit_first(len(txids))
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return commits
+
+
+def _commit(worker: Worker, txid: int) -> Commit:
+    """Commit a batch; if another run has taken it over, wait for that one. An attempt that never ends becomes overdue."""
+    while True:
+        try:
+            return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))
+        except AttemptNotSealed as elsewhere:
+            logger.info("%s", elsewhere)
+            time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -1,0 +1,107 @@
+"""Planning: which txids a run covers, and what each new batch reads."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
+from jobs.pipeline import Pipeline
+from state_store import StateStore
+from state_store.batches import QUARANTINED, encode_metadata, position_of
+from state_store.beginning import ReplanNeeded
+from state_store.declaration import SourceMetadata
+from state_store.errors import SourceUnavailable
+from state_store.source_files import TakenFile
+
+logger = logging.getLogger(__name__)
+
+
+def plan_batches(
+    store: StateStore,
+    pipeline: Pipeline,
+    *,
+    run_id: str,
+    from_txid: int | None = None,
+    to_txid: int | None = None,
+    max_batches: int | None = None,
+) -> list[int]:
+    """Decide which txids a run covers, left-over ones first, and freeze the metadata of the new ones; [] is nothing to do.
+
+    Without a range: everything that is uncommitted, then as many new batches as the source has, up to `max_batches`. With
+    a range: the uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always
+    gets the same answer, so a repeated plan changes nothing.
+
+    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors.
+    """
+    if not store.run_txids(pipeline.name, run_id):  # a run that has planned goes on
+        store.check_not_paused(pipeline.name)
+    check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
+    limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
+    while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
+        logger.info("%s: another run planned at the same moment; planning again", pipeline.name)
+    if dropped := store.drop_old_staging(pipeline.spec):
+        logger.info("%s: dropped the staging of %d old attempts", pipeline.name, dropped)
+    return txids
+
+
+def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeeded) -> SourceMetadata:
+    """Return the input of an opaque source's batch, planned again after the batch before it.
+
+    Raises: SourceUnavailable, and the source's errors.
+    """
+    before = position_of(needed.previous)
+    if QUARANTINED in needed.current:  # the records stay; only the position that they carry along may have moved
+        return {**needed.current, "source": before}
+    coordinator = pipeline.source.coordinator(store.settings)
+    coordinator.look_back(LedgerHistory(store, pipeline.name))
+    metadata = coordinator.initialize_transaction(txid, before, needed.current)
+    if metadata is None:
+        raise SourceUnavailable(
+            f"{pipeline.name} {txid}: the source has nothing in place of what it planned before.", pipeline=pipeline.name
+        )
+    return metadata
+
+
+@dataclass(frozen=True)
+class LedgerHistory:
+    """The ledger as one pipeline's coordinator sees it (`jobs.sources.History`)."""
+
+    store: StateStore
+    pipeline: str
+
+    def committed(self) -> int:
+        """Return the last committed txid."""
+        return self.store.committed(self.pipeline)
+
+    def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
+        """Yield each name with its files in batches before a txid."""
+        return self.store.taken_files(self.pipeline, names, before_txid)
+
+    def note_times(self, files: Sequence[TakenFile]) -> None:
+        """Record when files that have counted were touched since."""
+        self.store.note_times(self.pipeline, files)
+
+
+def _plan_once(
+    store: StateStore, pipeline: Pipeline, run_id: str, from_txid: int | None, to_txid: int | None, limit: int
+) -> list[int] | None:
+    """Plan against one reading of the ledger; None if another planner was faster."""
+    if planned := store.run_txids(pipeline.name, run_id):
+        return planned
+    after = store.last_opened(pipeline.name)
+    last, position = (after.txid, position_of(after.metadata)) if after else (0, None)
+    last_wanted = last + limit if to_txid is None else to_txid
+    pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_wanted]
+    metadata: list[bytes] = []
+    if len(pending) < limit and last < last_wanted:
+        coordinator = pipeline.source.coordinator(store.settings)
+        coordinator.look_back(LedgerHistory(store, pipeline.name))
+        coordinator.success(store.committed(pipeline.name))
+        for txid in range(last + 1, min(last_wanted, last + limit - len(pending)) + 1):
+            if not coordinator.is_ready(txid):
+                break
+            position = coordinator.initialize_transaction(txid, position, None)
+            if position is None:
+                break
+            metadata.append(encode_metadata(position))
+    return store.open_batches(pipeline.spec, run_id, pending, after, metadata, awaits_ack=pipeline.source.wants_acks)

@@ -1,0 +1,159 @@
+"""Processing a batch: begin an attempt, have Spark stage and seal it, and decide what an error means for the batch."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobs.compute.computation import stage_batch
+from jobs.compute.route import Routing
+from jobs.compute.session import spark_session
+from jobs.engine.acks import call_source
+from jobs.engine.planning import replan
+from jobs.engine.poison import Outcome, fault_of, outcome_of
+from jobs.pipeline import Pipeline
+from state_store import StateStore
+from state_store.attempts import AirflowTry, Attempt
+from state_store.batches import encode_metadata
+from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
+from state_store.commits import Commit
+from state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, TidegateError, UsageError
+
+logger = logging.getLogger(__name__)
+
+POLICY = "the pipeline's policy"  # who gives a batch up, in the ledger
+
+
+@dataclass(frozen=True)
+class Processed:
+    """How processing a batch ended: sealed by this attempt, sealed or committed before, given up, or not begun."""
+
+    pipeline: str
+    txid: int
+    attempt: int | None
+    outcome: str
+    is_new: bool = False  # sealed by this attempt
+    is_ahead: bool = False  # not begun, because the pipeline's window is full
+
+    def __str__(self) -> str:
+        number = f":{self.attempt}" if self.attempt else ""
+        return f"{self.pipeline} {self.txid}{number} {self.outcome}"
+
+
+class Processor:
+    """Processes batches of one pipeline on behalf of one owner."""
+
+    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str, airflow: AirflowTry | None, routing: Routing) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._owner = owner
+        self._airflow = airflow
+        self._routing = routing
+
+    def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
+        """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
+
+        An error that the batch's pipeline does not give it up for is recorded and raised again; a permanent one also halts the
+        batch, so that later txids of the run stop waiting for it.
+
+        Raises: AttemptFenced if a newer attempt took over; BatchRetried; what `stage_batch` and the source's coordinator raise.
+        """
+        store, pipeline = self._store, self._pipeline
+        with halting(store, pipeline.name, txid):
+            attempt = self._begin(txid, mode)
+            if isinstance(attempt, NotStarted):
+                return Processed(pipeline.name, txid, None, attempt.value, is_ahead=attempt is NotStarted.AHEAD)
+            if isinstance(attempt, Commit):
+                return Processed(pipeline.name, txid, attempt.attempt, "committed already")
+            try:
+                self._stage(attempt)
+            except AttemptFenced:
+                raise  # the newer attempt's row tells the story
+            except Exception as error:
+                if not self._give_up(attempt, error):
+                    raise
+                return Processed(pipeline.name, txid, attempt.number, NotStarted.GIVEN_UP.value)
+            return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
+
+    def stage_for_redo(self, txid: int) -> None:
+        """Process the last committed batch again, up to the seal; nothing counts of it yet.
+
+        Raises: RangeRefused for any other batch; what `process` raises.
+        """
+        attempt = self._begin(txid, "redo")
+        assert isinstance(attempt, Attempt), "a redo always gets its attempt, or an error"
+        try:
+            self._stage(attempt)
+        except Exception as error:
+            self._store.fail_attempt(attempt, describe(error), is_poison=fault_of(error) is Fault.CONTENT)
+            raise
+
+    def report_exhausted(self, txid: int, reason: str) -> None:
+        """Record that no task will retry the batch by itself; a later run lifts that again.
+
+        A pipeline that skips poison gives the batch up instead, if its content has failed as often as it may, and in the newest
+        attempt: however the task ended says nothing about the content.
+        """
+        store, pipeline = self._store, self._pipeline
+        if tries := store.poison_tries(pipeline.name, txid):
+            story = f"it failed in try {tries} of {pipeline.tries}; at last its task ended: {reason}"
+            if pipeline.on_poison == "skip" and store.give_up(pipeline.name, txid, POLICY, story, tries=pipeline.tries):
+                return
+        store.halt_batch(pipeline.name, txid, reason)
+
+    def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
+        """Begin an attempt, after the source has planned the batch again if that is due."""
+        new_input: NewInput | None = None
+        while True:
+            begun = self._store.start_attempt(
+                self._pipeline.spec, txid, self._owner, mode=mode, airflow=self._airflow, new_input=new_input
+            )
+            if not isinstance(begun, ReplanNeeded):
+                return begun
+            metadata = replan(self._store, self._pipeline, txid, begun)
+            new_input = NewInput(encode_metadata(metadata), begun.continues)
+
+    def _stage(self, attempt: Attempt) -> None:
+        pipeline = self._pipeline
+        with spark_session(self._store.settings, pipeline.name, rows_are_short=pipeline.stages_short_rows) as spark:
+            stage_batch(self._store, pipeline, attempt, spark, routing=self._routing)
+
+    def _give_up(self, attempt: Attempt, error: Exception) -> bool:
+        """Record why an attempt failed and tell the source; return True if the pipeline's policy gives the batch up.
+
+        Raises: BatchRetried if the policy wants another try; AttemptFenced.
+        """
+        store, pipeline = self._store, self._pipeline
+        story = describe(error)
+        tries = store.fail_attempt(attempt, story, is_poison=fault_of(error) is Fault.CONTENT)
+        call_source(f"{attempt}: fail", lambda: pipeline.source.fail(attempt, error, store.settings))
+        if outcome_of(error, pipeline) is not Outcome.SKIP:
+            return False
+        reason = f"it failed in try {tries} of {pipeline.tries}, with {story}"
+        if store.give_up(pipeline.name, attempt.txid, POLICY, reason, tries=pipeline.tries):
+            logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, story)
+            return True
+        raise BatchRetried(
+            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}",
+            pipeline=attempt.pipeline,
+            txid=attempt.txid,
+            attempt=attempt.number,
+        ) from error
+
+
+def describe(error: Exception) -> str:
+    """Return an error in one line for the ledger: its code, or its class, and its message."""
+    code = error.code if isinstance(error, TidegateError) else type(error).__name__
+    return f"{code}: {error}"
+
+
+@contextmanager
+def halting(store: StateStore, pipeline: str, txid: int) -> Iterator[None]:
+    """Halt the batch when an error is permanent: no task retries it by itself."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except PermanentError as error:
+        store.halt_batch(pipeline, txid, f"{error.code}: {error}")
+        raise

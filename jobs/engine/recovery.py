@@ -1,0 +1,83 @@
+"""Recovery from failures: repeat a step as the table of `jobs.engine.poison` says, and wait for a server that is away."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from jobs.compute.session import check_reachable
+from jobs.engine.poison import Outcome, outcome_of
+from jobs.pipeline import Pipeline
+from state_store import StateStore
+from state_store.errors import BatchRetried, SparkUnavailable, StoreUnavailable
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# How long a server may be away that has answered before: a restart takes seconds, that of a machine some minutes.
+SERVER_PATIENCE_SECONDS = 300.0
+SECONDS_BETWEEN_LOOKS = 0.5
+# A server may answer and refuse the work all the same, while it recovers or is full: it is not asked for it in a tight loop.
+LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_RETRY_DELAY_SECONDS = 120
+Result = TypeVar("Result")
+
+
+def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
+    """Repeat a step of a batch while its failures may pass, with growing pauses; servers that are away are waited for.
+
+    As often as the pipeline says. The failures of a batch that is going to be skipped are counted in the ledger, which ends
+    them.
+
+    Raises: what the step raises and another try does not mend.
+    """
+    failed = 0
+    while True:
+        try:
+            return with_servers(settings, step)
+        except (StoreUnavailable, SparkUnavailable):
+            raise  # after SERVER_PATIENCE_SECONDS
+        except Exception as error:
+            failed += 1
+            is_counted = outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
+            if not isinstance(error, BatchRetried) and not (is_counted and failed < pipeline.tries):
+                raise
+            delay = min(pipeline.retry_delay_seconds * 2 ** (failed - 1), LONGEST_RETRY_DELAY_SECONDS)
+            logger.warning("%s Next try in %d s.", error, delay)
+            time.sleep(delay)
+
+
+def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
+    """Repeat a step while Postgres or Spark is away, as soon as it answers again.
+
+    Not by the clock: a pause that grows would go on for minutes after the server is back.
+
+    Raises: what the step raises; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
+    """
+    ends_at: float | None = None
+    pause = SECONDS_BETWEEN_LOOKS
+    while True:
+        try:
+            return step()
+        except (StoreUnavailable, SparkUnavailable) as error:
+            now = time.monotonic()
+            ends_at = now + SERVER_PATIENCE_SECONDS if ends_at is None else ends_at
+            if now >= ends_at:
+                raise
+            logger.warning("%s It is waited for, %d s at most.", error, ends_at - now)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            while time.monotonic() < ends_at and not _answers(settings, error):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:
+    """Tell whether the server that was away can be reached."""
+    try:
+        if isinstance(error, SparkUnavailable):
+            check_reachable(settings)
+        else:
+            StateStore.connect(settings).close()
+    except (StoreUnavailable, SparkUnavailable):
+        return False
+    return True

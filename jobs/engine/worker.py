@@ -1,0 +1,151 @@
+"""Worker: what one task of Airflow, one `tidegate run` or one test does with a pipeline.
+
+    with Worker.open(settings, "flights", owner="me") as worker:
+        for txid in worker.plan("my run"):
+            worker.process(txid)
+            worker.commit(txid)
+
+Each step may be repeated, interrupted and run twice at once; what counts is decided in Postgres.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from jobs.compute.route import Routing, choose
+from jobs.engine.acks import give_overdue_acks
+from jobs.engine.committing import Committer
+from jobs.engine.planning import plan_batches
+from jobs.engine.processing import Processed, Processor, describe
+from jobs.pipeline import Pipeline
+from jobs.registry import find_pipeline
+from state_store import StateStore
+from state_store.attempts import AirflowTry
+from state_store.beginning import Mode
+from state_store.commits import Commit
+from state_store.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 0.1
+LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # until it begins the batch that it has claimed
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One store, so one check of the schema; one pipeline; one owner, under whose name the ledger records the work.
+
+    `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker.
+    """
+
+    store: StateStore
+    pipeline: Pipeline
+    owner: str
+    airflow: AirflowTry | None = None
+    routing: Routing = choose
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        settings: Settings,
+        pipeline: Pipeline | str,
+        *,
+        owner: str,
+        airflow: AirflowTry | None = None,
+        routing: Routing = choose,
+    ) -> Iterator[Self]:
+        """Connect to the store; close the connections at the end.
+
+        Raises: UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
+        """
+        declared = find_pipeline(pipeline)
+        with StateStore.connect(settings) as store:
+            yield cls(store, declared, owner, airflow, routing)
+
+    @cached_property
+    def _processor(self) -> Processor:
+        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing)
+
+    @cached_property
+    def _committer(self) -> Committer:
+        return Committer(self.store, self.pipeline, self.owner)
+
+    def plan(
+        self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
+    ) -> list[int]:
+        """Give overdue acks, then return the txids that a run covers, as `plan_batches` says; the same errors."""
+        give_overdue_acks(self.store, self.pipeline)
+        return plan_batches(
+            self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
+        )
+
+    def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
+        """Process a batch, if it needs an attempt; commit nothing. See `Processor.process`."""
+        return self._processor.process(txid, mode=mode)
+
+    def process_and_commit(self, txid: int, *, mode: Mode = "resume") -> Processed:
+        """Process a batch, then commit what is ready; the batch's own commit may find it done."""
+        processed = self.process(txid, mode=mode)
+        if processed.is_new:
+            self._committer.commit_ready()
+        return processed
+
+    def process_claimed(self, run_id: str) -> None:
+        """Claim, process and commit batches of a run that no task has begun, one after another and first ones first.
+
+        It ends when there are none, or at the first that fails: that one is left to its own task, which tries again and
+        reports. While this task works on a batch, and lives, the batch's own task waits (`await_claimant`).
+        """
+        with closing(self.store.claims(self.pipeline.name, run_id)) as claims:
+            for txid in claims:
+                try:
+                    processed = self.process_and_commit(txid, mode="first")
+                except Exception as error:
+                    name = self.pipeline.name
+                    logger.warning("%s %s is left to its own task: %s", name, txid, describe(error), exc_info=True)
+                    return
+                logger.info("%s", processed)
+
+    def await_claimant(self, txid: int) -> None:
+        """Wait while another task works on this batch, which it has claimed; no longer than an attempt may take.
+
+        A claimant begins at once. To stop waiting too early costs work, and nothing else: the newer attempt fences the other.
+        """
+        store, name = self.store, self.pipeline.name
+        begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
+        ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds)
+        while store.is_claimed(name, txid, only_begun=time.monotonic() >= begins_by) and time.monotonic() < ends_at:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def has_committed(self, txid: int) -> bool:
+        """Return whether a batch has committed, and its source has had its ack or needs none."""
+        return self.store.turn(self.pipeline.name, txid).done
+
+    def wait_while_only_commits_remain(self, txid: int) -> bool:
+        """Wait for a batch's commit while nothing else is missing. See `Committer.wait_while_only_commits_remain`."""
+        return self._committer.wait_while_only_commits_remain(txid)
+
+    def commit(self, txid: int) -> Commit:
+        """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""
+        return self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
+
+    def redo(self, txid: int, reason: str) -> Commit:
+        """Process the last committed batch again, and replace what it did to the states (I13). For opaque states only.
+
+        An opaque source plans the batch again; then the later batches that were planned are planned again too. If the process
+        dies before the end, the states are as they were.
+
+        Raises: RangeRefused; what `process` raises; AccessRefused without the password of the tables' owner.
+        """
+        with StateStore.connect(self.store.settings, user=self.store.settings.pg_owner) as owners_store:
+            self._processor.stage_for_redo(txid)
+            return replace(self, store=owners_store)._committer.redo(txid, reason)
+
+    def report_exhausted(self, txid: int, reason: str) -> None:
+        """Record that no task will retry a batch by itself. See `Processor.report_exhausted`."""
+        self._processor.report_exhausted(txid, reason)

@@ -1,0 +1,110 @@
+"""The done folder: where the files of a batch go once it has committed, into a folder named by its txid."""
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.sources.files.content import digest_of, open_file
+from state_store.errors import SourceChanged, SourceUnreadable
+
+COPY = ".{}.part"  # what a file is called while it is copied from another file system
+
+
+@dataclass(frozen=True)
+class DoneFolder:
+    """A source's folder and its done folder."""
+
+    source: Path
+    done: Path
+
+    def path(self, txid: int, name: str) -> Path:
+        """Return where a file of a batch lies when it has been moved."""
+        return self.done / str(txid) / name
+
+    def has(self, txid: int, name: str) -> bool:
+        """Tell whether a file of a batch has been moved."""
+        return self.path(txid, name).exists()
+
+    def check_writable(self) -> None:
+        """Refuse to plan what could not be moved away afterwards.
+
+        Raises: SourceUnreadable.
+        """
+        try:
+            self.done.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._not_movable(self.done, error.strerror) from error
+        for folder in (self.source, self.done):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise self._not_movable(folder, "it cannot be written")
+
+    def _not_movable(self, where: Path, why: str | None) -> SourceUnreadable:
+        return SourceUnreadable(
+            f"Files of {self.source} could not be moved to {self.done} when they have counted: {where}: {why}. Make both "
+            "writable for the account that plans and commits, or declare no done_folder."
+        )
+
+    def txids(self) -> list[int]:
+        """Return the txids that have a folder."""
+        with os.scandir(self.done) as entries:
+            return [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
+
+    def has_files(self, txid: int) -> bool:
+        """Tell whether there is a file in the folder of a txid."""
+        return any(files for _, _, files in os.walk(self.done / str(txid)))
+
+    def move(self, txid: int, file: Mapping[str, Any]) -> None:
+        """Move a file that has counted away, unless that was done before, or it is gone.
+
+        What lies in the done folder is never overwritten, and no other content than what counted is moved. If the process
+        dies, the file is in one of the two places, or in both with the same content.
+
+        Raises: SourceChanged, SourceUnreadable.
+        """
+        source, target = self.source / file["name"], self.path(txid, file["name"])
+        try:
+            if target.exists():
+                return
+            before = source.stat()
+            if not _is_same(source, before, file):
+                raise SourceChanged(
+                    f"{source} has changed since it counted in txid {txid}, so it is not moved to {target}. Put back what "
+                    "counted, and give what is new another name."
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _rename(source, target)
+            after = target.stat()
+            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) and not source.exists():
+                target.rename(source)  # another file took its place at the last moment
+                raise SourceChanged(f"{source} was replaced while it was being moved to {target}.")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._not_movable(source, error.strerror) from error
+
+
+def _is_same(path: Path, found: os.stat_result, file: Mapping[str, Any]) -> bool:
+    """Tell whether a file has the content of one that was planned; read only if its time does not tell."""
+    if found.st_size != file["size"]:
+        return False
+    if found.st_mtime_ns == file["mtime_ns"]:
+        return True
+    with open_file(path) as content:
+        return bool(digest_of(content) == file["sha256"])
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Move a file so that it is at its target as a whole or not at all, also to another file system."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(COPY.format(target.name))
+        shutil.copy2(source, copy)
+        copy.replace(target)
+        source.unlink()

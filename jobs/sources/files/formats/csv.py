@@ -1,0 +1,47 @@
+"""Reads CSV files: see `jobs.sources.files.formats.text_reader`."""
+
+from typing import TYPE_CHECKING
+
+from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.formats.text_reader import FORMATS, TextFileReader, is_true, line_end_of, named, zone_of
+
+if TYPE_CHECKING:
+    from jobs.sources.files.formats.text_tasks import Parser
+
+
+class CsvReader(TextFileReader):
+    """Reads CSV files."""
+
+    known_options = (
+        *("encoding", "charset", "linesep", *FORMATS.values(), "locale", "timezone"),
+        *("sep", "delimiter", "quote", "escape", "comment", "nullvalue", "emptyvalue", "multiline"),
+        *("ignoreleadingwhitespace", "ignoretrailingwhitespace", "maxcolumns", "maxcharspercolumn"),
+    )
+
+    def _make_parser(self) -> "Parser":
+        from jobs.sources.files.formats.csv_records import CsvParser  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        from jobs.sources.files.formats.text_records import Grammar  # noqa: PLC0415
+
+        options = named(self._options)
+        kinds = {name: kind_of(text) for name, text in self._schema.items()}
+        quote = options.get("quote", '"')
+        strip_left, strip_right = (is_true(self._options, f"ignore{side}whitespace") for side in ("leading", "trailing"))
+        grammar = Grammar(
+            separator=self._separator.encode(),
+            quote=quote.encode(),
+            # Spark's own escape is a backslash; everybody else doubles the quote.
+            escape=(options.get("escape", '"') if options.get("escape", '"') != '"' else quote).encode() if quote else b"",
+            comment=options.get("comment", "").encode(),
+            line_end=line_end_of(self._options),
+            blanks_around_quotes=strip_left or strip_right,
+        )
+        return CsvParser(
+            kinds,
+            grammar,
+            null=options.get("nullvalue", ""),
+            empty=options.get("emptyvalue", ""),
+            zone=zone_of(self._options),
+            formatted=frozenset(name for name, kind in kinds.items() if FORMATS.get(kind.family) in options),
+            strip_left=strip_left,
+            strip_right=strip_right,
+        )

@@ -1,0 +1,158 @@
+"""CSV records as columns. What a record looks like, quotes and all, is in `jobs.sources.files.formats.text_records`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from jobs.sources.files import typed_values
+from jobs.sources.files.column_types import Kind
+from jobs.sources.files.formats.text_records import Chunk, Grammar
+
+EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for an empty text, or remove the line'
+
+
+@dataclass(frozen=True)
+class CsvParser:
+    """Turns the records of a CSV file into columns.
+
+    `kinds` are the declared columns by their names, `null` and `empty` what unquoted and quoted nothing mean to the author.
+    `formatted` are columns whose texts Spark is to read, by the author's pattern. The names in a file's header tell which
+    value belongs to which column; without one it is their order.
+    """
+
+    kinds: dict[str, Kind]
+    grammar: Grammar
+    null: str = ""
+    empty: str = ""
+    zone: str = "UTC"
+    formatted: frozenset[str] = frozenset()
+    strip_left: bool = False
+    strip_right: bool = False
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """Return the columns of `parse`."""
+        return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
+
+    def header(self, record: bytes) -> list[str] | None:
+        """Return the names in a file's first record, None if it is no record."""
+        values = self._values(record)
+        return None if values is None else [value or "" for value in values]
+
+    def grammar_of(self, names: Sequence[str]) -> Grammar:
+        """Return how to cut a file of these columns: where there is just one, an empty line may be a value."""
+        return replace(self.grammar, blank_lines=True) if len(names) == 1 else self.grammar
+
+    def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        """Return the columns of some records, and why some of these, by their numbers, do not fit; they are NULL there.
+
+        `names` are those of the file's columns, if they are not just the declared ones.
+        """
+        names = list(self.kinds) if names is None else names
+        texts, bad = self._texts(chunk, names)
+        columns = {}
+        for name, kind in self.kinds.items():
+            found = texts[name]
+            if kind.family != "text" or self.null:
+                found = pc.if_else(pc.equal(found, self.null), pa.scalar(None, pa.string()), found) if self.null else found
+            if self.empty:
+                found = pc.if_else(pc.equal(found, ""), self.empty, found)
+            if name in self.formatted:
+                columns[name] = found
+                continue
+            columns[name], refused = typed_values.from_texts(kind, found, self.zone)
+            for number, why in refused.items():
+                bad.setdefault(number, f"column {name}: {why}")
+        return columns, bad
+
+    def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        if not chunk.bad and self.grammar.is_plain and not (self.strip_left or self.strip_right) and len(names) > 1:
+            table = self._read(chunk, names)
+            if table is not None and table.num_rows == len(chunk):
+                return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
+        return self._texts_one_by_one(chunk, names)
+
+    def _read(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
+        """Read all records at once; None if one of them does not fit."""
+        first, last = int(chunk.starts[0]), int(chunk.ends[-1])
+        # Without a line end behind it, Arrow takes an empty last value for a quoted one.
+        whole = chunk.data if last < len(chunk.data) else chunk.data + b"\n"
+        data = pa.py_buffer(whole)[first : last + 1]
+        assert self.grammar.separator is not None
+        if self.grammar.line_end not in (None, b"\n"):
+            return None
+        try:
+            found = csv.read_csv(
+                pa.BufferReader(data),
+                csv.ReadOptions(column_names=[str(n) for n in range(len(names))], use_threads=False, block_size=len(data) + 1),
+                csv.ParseOptions(
+                    delimiter=self.grammar.separator.decode(),
+                    quote_char=self.grammar.quote.decode() or False,
+                    newlines_in_values=True,
+                ),
+                csv.ConvertOptions(
+                    column_types={str(number): pa.string() for number in range(len(names))},
+                    include_columns=[str(names.index(name)) for name in self.kinds],
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        return found.rename_columns(list(self.kinds))
+
+    def _texts_one_by_one(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        bad = dict(chunk.bad)
+        places = [names.index(name) for name in self.kinds]
+        rows: list[list[str | None]] = []
+        for number in range(len(chunk)):
+            values = None
+            if number not in bad:
+                record = chunk.record(number)
+                values = self._values(record)
+                if values is None:
+                    bad[number] = "its quotes do not make a record"
+                elif not record:
+                    bad[number], values = EMPTY_LINE, None
+                elif len(values) != len(names):
+                    bad[number], values = f"it has {len(values)} value(s), the {len(names)} columns need one each", None
+            rows.append([None] * len(places) if values is None else [values[place] for place in places])
+        columns = zip(*rows, strict=True) if rows else [[] for _ in places]
+        return {name: pa.array(list(column), pa.string()) for name, column in zip(self.kinds, columns, strict=True)}, bad
+
+    def _values(self, record: bytes) -> list[str | None] | None:
+        """Return the values of one record, None if it is none."""
+        grammar = self.grammar
+        assert grammar.separator is not None
+        values: list[str | None] = []
+        place = 0
+        while True:
+            found = grammar.value.match(record, place)
+            if not found:
+                return None
+            if (quoted := found["quoted"]) is not None:
+                values.append(self._unescaped(quoted).decode())
+            else:
+                plain = found["plain"].decode()
+                plain = plain.lstrip() if self.strip_left else plain
+                plain = plain.rstrip() if self.strip_right else plain
+                values.append(plain or None)
+            place = found.end()
+            if place == len(record):
+                return values
+            if not record.startswith(grammar.separator, place):
+                return None
+            place += len(grammar.separator)
+
+    def _unescaped(self, quoted: bytes) -> bytes:
+        grammar = self.grammar
+        if grammar.escape == grammar.quote:
+            return quoted.replace(grammar.quote * 2, grammar.quote)
+        for escaped in (grammar.quote, grammar.escape):  # before anything else the escape is data, as Spark has it
+            quoted = quoted.replace(grammar.escape + escaped, escaped) if escaped == grammar.quote else quoted
+        return quoted.replace(grammar.escape * 2, grammar.escape)

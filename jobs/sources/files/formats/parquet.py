@@ -1,0 +1,174 @@
+"""Reads Parquet files; `jobs.sources.files.formats.parquet_columns` says which stored type may be read as which."""
+
+import re
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.read import FileReader, columns_of, quoted
+from state_store.errors import SourceUnreadable, TidegateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import types as T  # noqa: N812
+
+    from jobs.sources.files.formats.parquet_columns import Footer
+    from jobs.sources.files.formats.parquet_tasks import Piece
+
+# So few rows of so few bytes are read here and given to Spark: that is sooner done than to start a Python worker for it.
+HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
+# A task of ours reads about so many bytes.
+TASK_BYTES = 16 * 1024 * 1024
+
+
+# Hadoop's usual file system looks for a checksum beside each file, by a name that it cannot form if there is a colon in it.
+RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+
+
+def check_name(path: Path) -> None:
+    """Refuse a path that Spark cannot open, so that no batch is planned that could never be read.
+
+    Raises: SourceUnreadable.
+    """
+    if ":" in str(path) and re.search(r"[\[\]{}*?\\]", str(path)):
+        raise SourceUnreadable(
+            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
+        )
+
+
+class ParquetReader(FileReader):
+    """Reads the declared columns of Parquet files, by Spark's reader or, where that would not do, by tasks of our own."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._rows: dict[Path, int] = {}  # by the files' footers
+
+    def _count_rows(self, path: Path) -> int:
+        if path not in self._rows:
+            from jobs.sources.files.formats.parquet_columns import count_rows  # noqa: PLC0415 - loads pyarrow
+
+            self._rows[path] = count_rows(path)
+        return self._rows[path]
+
+    def _read(self, paths: list[str]) -> "DataFrame":
+        return self._read_rows(paths)
+
+    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
+        return self._read_rows(paths, origin)
+
+    def _read_rows(self, paths: list[str], origin: "Column | None" = None) -> "DataFrame":
+        """Return the rows of some files; with an origin, flagged.
+
+        Files are read together whose folders say the same; these values are put beside their rows.
+        """
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+
+        from jobs.sources.files.formats.parquet_columns import read_footer, wanted_types  # noqa: PLC0415
+
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for number, (_, path) in enumerate(self._files):
+            said = tuple(value[0].as_py() for value in self._values[path].values())
+            alike.setdefault(said, []).append(number)
+        options = {**self._options, **(RAW_FILES if any(":" in path for path in paths) else {})}
+        reader = self._spark.read.options(**options).schema(columns_of(self._schema))
+        natives = [reader.parquet(*(paths[number] for number in numbers)) for numbers in alike.values()]
+        declared = natives[0].schema
+        wanted = wanted_types(declared)
+        footers = [
+            read_footer(path, wanted, self._schema, self._partitions.schema, self._partition_advice(self._name_of(path)))
+            for _, path in self._files
+        ]
+        self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
+        needs_care = any(footer.needs_care for footer in footers)
+        nothing = F.lit(None).cast("string")
+        flags = [] if origin is None else [origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD)]
+        if origin is not None and needs_care:
+            flags = [F.col(name) for name in (ORIGIN, REFUSAL, PAYLOAD)]
+        parts: list[DataFrame] = []
+        for (said, numbers), native in zip(alike.items(), natives, strict=True):
+            rows = native
+            if needs_care:
+                tasks = self._tasks([(self._files[number], footers[number]) for number in numbers])
+                names = dict(zip(self._partitions.schema, map(_as_json, said), strict=True))
+                rows = self._rows_of_tasks(declared, tasks, names, flagged=origin is not None)
+            values = [
+                F.lit(None if value is None else str(value)).cast(kind).alias(name)
+                for (name, kind), value in zip(self._partitions.schema.items(), said, strict=True)
+            ]
+            columns = [F.col(quoted(name)) for name in self._schema]
+            parts.append(rows.select(*columns, *values, *flags) if values or flags else rows)
+        return reduce(lambda left, right: left.unionAll(right), parts)
+
+    def _rows_of_tasks(
+        self, declared: "T.StructType", tasks: "list[list[Piece]]", beside: dict[str, Any], *, flagged: bool
+    ) -> "DataFrame":
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        from pyspark.sql import types as T  # noqa: PLC0415, N812
+
+        from jobs.sources.files.formats.parquet_columns import wanted_types  # noqa: PLC0415
+        from jobs.sources.files.formats.parquet_tasks import RowsReader, unreadable  # noqa: PLC0415
+        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+
+        reader = RowsReader(tasks, wanted_types(declared), dict(self._schema), flagged, beside)
+        hidden = [T.StructField(name, T.StringType()) for name in (ORIGIN, REFUSAL, PAYLOAD) if flagged]
+        schema = T.StructType([*declared.fields, *hidden])
+        size = sum(file["size"] for file, _ in self._files)
+        pieces = [piece for some in tasks for piece in some]
+        if 0 < sum(piece.rows for piece in pieces) <= HERE_ROWS and size <= HERE_BYTES:
+            try:
+                batches = [batch for piece in pieces for batch in reader.read(piece)]
+            except ValueError as error:
+                raise explained(str(error)) or unreadable(str(error)) or error from None
+            return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
+        return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
+
+    def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Path], Footer]]") -> "list[list[Piece]]":
+        """Return which task reads which row groups, by the files' order; a row group is never shared."""
+        from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
+
+        tasks: list[list[Piece]] = [[]]
+        left = float(TASK_BYTES)
+        for (file, path), footer in files:
+            row, cost = 1, file["size"] / max(1, len(footer.rows))
+            for group, count in enumerate(footer.rows):
+                if left < cost and tasks[-1]:
+                    tasks.append([])
+                    left = TASK_BYTES
+                tasks[-1].append(Piece(path, file["name"], (group,), row, count, footer.int96, footer.is_legacy))
+                left -= cost
+                row += count
+        return tasks
+
+    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+        """Return quarantined rows, which were kept as JSON, by the schema of today."""
+        from jobs.sources.files.formats.json_records import JsonParser  # noqa: PLC0415
+        from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
+
+        try:
+            parser = JsonParser({name: kind_of(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
+        except ValueError:  # a type that text cannot have: such rows stay in quarantine
+            return super().parse_payloads(payloads)
+        return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
+            PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)
+        )
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return which file and row a Spark error is about."""
+        from jobs.sources.files.formats.parquet_tasks import unreadable  # noqa: PLC0415
+        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+
+        if found := explained(str(error)) or unreadable(str(error)):
+            return found
+        found_in_file = super().explain(error)
+        if isinstance(found_in_file, SourceUnreadable):
+            return SourceUnreadable(
+                f"{found_in_file} Write the file again, or have its row groups looked at by another reader."
+            )
+        return found_in_file
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

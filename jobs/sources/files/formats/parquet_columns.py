@@ -1,0 +1,286 @@
+"""How a column of a Parquet file becomes a declared one: as it is, or widened without loss, or not at all.
+
+Spark's reader is asked where it is known to give each value as it is written. What it refuses, cuts off or rounds, though it
+would fit, is read by `parquet_tasks`, beside this file: unsigned numbers, nanoseconds that are whole microseconds, INT96,
+wider numbers. Which of the two reads a batch is decided here, by the footers alone.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql.pandas.types import to_arrow_type
+
+from jobs.sources.files.partitions import IN_THE_FILES
+from state_store.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
+
+# What Spark's reader is known to read. It has no library for the other codecs, and no decoder for the other encodings.
+_CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})
+_ENCODINGS = frozenset(
+    {
+        *("PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"),
+        *("DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
+    }
+)
+# Keys by which old versions of Spark say that dates before 1582 and times before 1900 are of another calendar.
+_LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
+_ADVICE = "Declare the column so that every value fits, or write the file anew."
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What the end of a file tells of it: how many rows each row group has, and what of its columns needs care."""
+
+    rows: list[int]
+    needs_care: bool
+    int96: frozenset[str]
+    is_legacy: bool
+
+
+def wanted_types(schema: T.StructType) -> dict[str, pa.DataType]:
+    """Return the declared columns as Arrow has them.
+
+    Raises: DeclarationInvalid for a type that no Parquet file can be read as.
+    """
+    wanted = {}
+    for column in schema:
+        try:
+            wanted[column.name] = to_arrow_type(column.dataType, timezone="UTC")
+        except PySparkException as error:
+            raise DeclarationInvalid(
+                f"Column {column.name} cannot be read from Parquet as {column.dataType.simpleString()}. Declare another type."
+            ) from error
+    return wanted
+
+
+def count_rows(path: Path) -> int:
+    """Return how many rows a file has, by its footer.
+
+    Raises: SourceUnreadable.
+    """
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise SourceUnreadable(
+            f"{path} is not a whole Parquet file that can be read: {str(error).splitlines()[0]}. Write it again."
+        ) from error
+
+
+def read_footer(
+    path: Path,
+    wanted: dict[str, pa.DataType],
+    declared: Mapping[str, str],
+    partitions: Collection[str] = (),
+    advice: str = "",
+) -> Footer:
+    """Return what the footer tells, after comparing its columns with those that are declared, by name; others are left out.
+
+    `partitions` are the columns that the names of folders have; `advice` is what to do about a missing column.
+
+    Raises: MalformedRecord if a declared column is missing, there twice, or of a type that would lose something;
+    SourceUnreadable.
+    """
+    with _opened(path) as file:
+        found, metadata, leaves = file.schema_arrow, file.metadata, file.schema
+    if twice := [name for name in partitions if name in found.names]:
+        raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
+    _check_names(path, found.names, wanted, advice)
+    places = {leaves.column(number).path: number for number in range(len(leaves))}
+    int96 = frozenset(name for name in wanted if name in places and leaves.column(places[name]).physical_type == "INT96")
+    needs_care = bool(int96)
+    for name, kind in wanted.items():
+        column = found.field(name).type
+        if name in int96:
+            column = pa.timestamp("ns", "UTC")
+        elif any(leaves.column(number).physical_type == "INT96" for number in _leaves_of(name, places)):
+            raise _unfit(path, name, "INT96 inside a nested value", kind, declared[name])
+        if not _fits(column, kind):
+            raise _unfit(path, name, str(column), kind, declared[name])
+        needs_care |= not _is_native(column, kind) or _far(metadata, places.get(name), kind)
+    names = [name.lower() for name in found.names]
+    needs_care |= any(names.count(name.lower()) > 1 for name in wanted)  # Spark does not tell cases apart
+    for group in range(metadata.num_row_groups if not needs_care else 0):
+        for number in {leaf for name in wanted for leaf in _leaves_of(name, places)}:
+            chunk = metadata.row_group(group).column(number)
+            if chunk.compression not in _CODECS or not _ENCODINGS.issuperset(chunk.encodings):
+                needs_care = True
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return Footer(rows, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+
+
+def _check_names(path: Path, found: list[str], wanted: Iterable[str], advice: str) -> None:
+    if missing := [name for name in wanted if name not in found]:
+        similar = [name for name in found if name.lower() in {name.lower() for name in missing}]
+        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(found)}"
+        raise MalformedRecord(
+            f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
+            f"version, or write the file with it.{advice}"
+        )
+    if twice := [name for name in wanted if found.count(name) > 1]:
+        raise MalformedRecord(
+            f"{path}: column {twice[0]} is there {found.count(twice[0])} times, so nothing tells which one is meant. Write the "
+            "file with names of their own, or leave the column out of the schema."
+        )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _unfit(path: Path, name: str, found: str, kind: pa.DataType, declared: str) -> MalformedRecord:
+    advice = _ADVICE
+    if "timestamp" in found and pa.types.is_timestamp(kind):
+        advice = (
+            "A time without a zone is no instant: declare the column timestamp_ntz, or write it with a zone."
+            if kind.tz
+            else "It is an instant, with a zone: declare the column timestamp."
+        )
+    return MalformedRecord(
+        f"{path}: column {name} is {found}, and the schema says {declared}: that could lose something. {advice}"
+    )
+
+
+def _leaves_of(name: str, places: dict[str, int]) -> Iterator[int]:
+    return (number for path, number in places.items() if path == name or path.startswith(f"{name}."))
+
+
+def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> bool:
+    """Tell whether a column of dates or times may have some that Python has not: before the year 1, or after 9999."""
+    if place is None or not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        return False
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(place)
+        statistics = chunk.statistics
+        if statistics is None:
+            return True
+        if statistics.has_null_count and statistics.null_count == chunk.num_values:
+            continue
+        try:
+            if not statistics.has_min_max or statistics.min is None or statistics.max is None:
+                return True
+        except (ValueError, OverflowError):
+            return True
+    return False
+
+
+def _is_native(found: Any, kind: Any) -> bool:
+    """Tell whether Spark's reader gives this type as it is."""
+    if isinstance(found, pa.BaseExtensionType) or pa.types.is_null(found):
+        return False
+    if pa.types.is_dictionary(found):
+        return _is_native(found.value_type, kind)
+    if _is_text(found):
+        return bool(pa.types.is_string(kind))
+    if _is_binary(found):
+        return bool(pa.types.is_binary(kind))
+    if pa.types.is_timestamp(found):
+        return pa.types.is_timestamp(kind) and found.unit in ("ms", "us") and bool(found.tz) == bool(kind.tz)
+    if pa.types.is_decimal(found):
+        return pa.types.is_decimal(kind) and (found.precision, found.scale) == (kind.precision, kind.scale)
+    if _is_list(found):
+        return _is_list(kind) and _is_native(found.value_type, kind.value_type)
+    if pa.types.is_map(found):
+        return (
+            pa.types.is_map(kind) and _is_native(found.key_type, kind.key_type) and _is_native(found.item_type, kind.item_type)
+        )
+    if pa.types.is_struct(found):
+        return pa.types.is_struct(kind) and all(
+            one.name == other.name and _is_native(one.type, other.type) for one, other in zip(found, kind, strict=True)
+        )
+    return not pa.types.is_time(found) and bool(found == kind)
+
+
+def _fits(found: Any, kind: Any) -> bool:
+    """Tell whether values of a type fit a declared one; whether each of them does, for some types, is seen value by value."""
+    if isinstance(found, pa.BaseExtensionType):
+        return _fits(found.storage_type, kind)
+    if pa.types.is_dictionary(found):
+        return _fits(found.value_type, kind)
+    if pa.types.is_null(found) or found == kind:
+        return True
+    if pa.types.is_integer(found):
+        return _integer_fits(found, kind)
+    if pa.types.is_floating(found):
+        return bool(pa.types.is_floating(kind) and found.bit_width <= kind.bit_width)
+    if pa.types.is_decimal(found):
+        if pa.types.is_integer(kind):
+            return bool(found.scale == 0 and found.precision < _DIGITS[kind.bit_width])
+        return pa.types.is_decimal(kind) and _digits_fit(found.precision - found.scale, found.scale, kind)
+    if pa.types.is_temporal(found):
+        return _time_fits(found, kind)
+    if _is_text(found):
+        return bool(pa.types.is_string(kind))
+    if _is_binary(found):  # old writers do not say of their texts that they are text
+        return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+    return _nested_fits(found, kind)
+
+
+def _nested_fits(found: Any, kind: Any) -> bool:
+    if _is_list(found):
+        return _is_list(kind) and _fits(found.value_type, kind.value_type)
+    if pa.types.is_map(found):
+        return pa.types.is_map(kind) and _fits(found.key_type, kind.key_type) and _fits(found.item_type, kind.item_type)
+    if pa.types.is_struct(found):
+        return (
+            pa.types.is_struct(kind)
+            and [field.name for field in found] == [field.name for field in kind]
+            and all(_fits(one.type, other.type) for one, other in zip(found, kind, strict=True))
+        )
+    return False
+
+
+def _time_fits(found: Any, kind: Any) -> bool:
+    if pa.types.is_timestamp(found):
+        return pa.types.is_timestamp(kind) and bool(found.tz) == bool(kind.tz)
+    if pa.types.is_time(found):
+        return bool(pa.types.is_time64(kind) and kind.unit == "us")
+    return bool(pa.types.is_date(found) and pa.types.is_date(kind))
+
+
+def _integer_fits(found: Any, kind: Any) -> bool:
+    is_signed = pa.types.is_signed_integer(found)
+    if pa.types.is_integer(kind):
+        # A uint64 has no other whole number to go to: it is looked at value by value.
+        return bool(
+            found.bit_width <= kind.bit_width if is_signed else found.bit_width < kind.bit_width or kind.bit_width == 64
+        )
+    if pa.types.is_decimal(kind):
+        digits = 19 if is_signed and found.bit_width == 64 else _DIGITS[found.bit_width]
+        return _digits_fit(digits, 0, kind)
+    return bool(pa.types.is_floating(kind) and 2 * found.bit_width <= kind.bit_width)
+
+
+def _digits_fit(before: int, behind: int, kind: Any) -> bool:
+    return bool(before <= kind.precision - kind.scale and behind <= kind.scale)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

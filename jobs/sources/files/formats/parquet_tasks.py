@@ -1,0 +1,220 @@
+"""Reads Parquet files where Spark's reader would refuse, round or cut off: row group by row group, value by value exact.
+
+What does not fit its declared type is found in its row: it ends the query, or the row is flagged with the reason.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jobs.sources.files.formats.json_records import GRAMMAR
+from jobs.sources.files.formats.text_tasks import MALFORMED_MARK, SHOWN_RECORD_CHARACTERS, TextParser, flagged_batch
+from state_store.errors import SourceUnreadable
+
+BATCH_ROWS = 10_000
+UNREADABLE_MARK = "TIDEGATE_UNREADABLE_FILE"
+# Years 1 to 9999 in days and in microseconds; and 1900, before which times by old versions of Spark mean something else.
+_DAYS, _TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_YEAR_1900 = (-25_567, -2_208_988_800_000_000)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some row groups of one file, the first of whose rows has this number."""
+
+    path: Path
+    name: str
+    groups: tuple[int, ...]
+    first_row: int
+    rows: int
+    int96: frozenset[str]
+    is_legacy: bool
+
+
+@dataclass(frozen=True)
+class RowsReader:
+    """Reads pieces of Parquet files as Arrow batches of the declared types.
+
+    Called by Spark's tasks with their numbers, for `DataFrame.mapInArrow`. A class, because it travels by its name.
+    """
+
+    tasks: list[list[Piece]]
+    wanted: dict[str, pa.DataType]
+    declared: dict[str, str]
+    flagged: bool
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read what some tasks are to read.
+
+        Raises: ValueError with what `text_tasks.explained` reads.
+        """
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for piece in self.tasks[number]:
+                    yield from self.read(piece)
+
+    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """Read one piece."""
+        row = piece.first_row
+        found = _batches(piece, list(self.wanted))
+        while True:
+            try:
+                batch, exact = next(found)
+            except StopIteration:
+                return
+            except (OSError, pa.ArrowException) as error:
+                told = {"path": str(piece.path), "why": str(error).partition("\n")[0]}
+                raise ValueError(f"{UNREADABLE_MARK} {json.dumps(told)}") from error
+            yield self._converted(piece, batch, exact, row)
+            row += batch.num_rows
+
+    def _converted(self, piece: Piece, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
+        columns: dict[str, pa.Array] = {}
+        bad: dict[int, str] = {}
+        for name, kind in self.wanted.items():
+            found = batch.column(name)
+            cut: list[int] = []
+            if exact is not None and name in piece.int96:
+                found, cut = _of_int96(found, exact.column(name))
+            columns[name], refused = convert(found, kind, is_legacy=piece.is_legacy)
+            for number in (*cut, *refused):
+                bad.setdefault(
+                    number, f"column {name}: {_told(batch, exact, name, number, kind)} does not fit {self.declared[name]}"
+                )
+        if not self.flagged:
+            if bad:
+                first = min(bad)
+                told = {
+                    "origin": f"{piece.path}, row {row + first}",
+                    "why": bad[first],
+                    "record": self._payload(batch, exact, first)[:SHOWN_RECORD_CHARACTERS],
+                }
+                raise ValueError(f"{MALFORMED_MARK} {json.dumps(told)}")
+            return pa.RecordBatch.from_pydict(columns)
+        origins = [f"{piece.name}, row {number}" for number in range(row, row + batch.num_rows)]
+        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number), TextParser(GRAMMAR))
+
+    def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
+        """Return the row as JSON, each value written out in full, with what the names of its folders say."""
+        values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.wanted.items()}
+        return json.dumps({**values, **self.beside})
+
+
+def unreadable(text: str) -> SourceUnreadable | None:
+    """Return what the error of a task says of a file that cannot be read, None if it says nothing of the kind."""
+    start = text.find(f"{UNREADABLE_MARK} {{")
+    if start < 0:
+        return None
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+    return SourceUnreadable(f"{found['path']} cannot be read: {found['why']}. Write the file again, in a usual encoding.")
+
+
+def convert(found: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
+    """Return values in the declared type, and the numbers of those that would lose something; they are NULL there."""
+    if isinstance(found, pa.ExtensionArray):
+        found = found.storage
+    try:
+        column = _cast(found, kind, is_legacy)
+    except pa.ArrowInvalid:
+        if len(found) == 1:
+            return pa.nulls(1, kind), [0]
+        half = len(found) // 2
+        left, bad = convert(found[:half], kind, is_legacy=is_legacy)
+        right, more = convert(found[half:], kind, is_legacy=is_legacy)
+        return pa.concat_arrays([left, right]), bad + [half + number for number in more]
+    return column, []
+
+
+def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
+    """Cast values, all of them or none.
+
+    Raises: pyarrow.ArrowInvalid.
+    """
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(found.type) and found.type.tz and found.type.tz != "UTC":
+        found = found.cast(pa.timestamp(found.type.unit, "UTC"))
+    if found.type != kind:
+        found = found.cast(kind)
+    elif pa.types.is_string(kind):
+        found.validate(full=True)  # what is no UTF-8 is found here, with its row
+    is_date = pa.types.is_date(kind)
+    if is_date or pa.types.is_timestamp(kind):
+        bounds = pc.min_max(found.view(pa.int32() if is_date else pa.int64())).as_py()
+        first, last = _DAYS if is_date else _TICKS
+        if is_legacy:
+            first = _YEAR_1900[0 if is_date else 1]
+        if bounds["min"] is not None and not (first <= bounds["min"] and bounds["max"] <= last):
+            raise pa.ArrowInvalid("a year that not all can read")
+    return found
+
+
+def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
+    """Yield the rows; those with INT96 twice: in microseconds, and in nanoseconds modulo 2^64."""
+    with pq.ParquetFile(piece.path, coerce_int96_timestamp_unit="us") as file:
+        found = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
+        if not piece.int96:
+            yield from ((batch, None) for batch in found)
+            return
+        with pq.ParquetFile(piece.path) as again:
+            exact = again.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
+            yield from zip(found, exact, strict=True)
+
+
+def _of_int96(found: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return INT96 as the instants that they are, and the numbers of those that are no whole microseconds."""
+    ticks = found.view(pa.int64())
+    one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, as the other one is
+    other = exact.view(pa.int64()).fill_null(0).to_numpy().astype(np.uint64)
+    return ticks.view(pa.timestamp("us", "UTC")), np.flatnonzero(one != other).tolist()
+
+
+def _told(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
+    value = _value_of(batch, exact, name, number, kind)
+    shown = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
+    return shown if len(shown) <= SHOWN_RECORD_CHARACTERS else f"{shown[:SHOWN_RECORD_CHARACTERS]}..."
+
+
+def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> Any:
+    """Return a value as JSON has it; an INT96 with all of its nine digits, a text that is no UTF-8 with all of its bytes.
+
+    Such bytes become halves of pairs of characters, which are no text either: a replay refuses them again.
+    """
+    value = batch.column(name)[number]
+    if pa.types.is_string(kind) and value.is_valid and isinstance(value, pa.BinaryScalar | pa.StringScalar):
+        return value.as_buffer().to_pybytes().decode(errors="surrogateescape")
+    if exact is None or not value.is_valid or batch.schema.field(name).type == exact.schema.field(name).type:
+        return _json_of(value)
+    nanoseconds = (exact.column(name)[number].value - 1000 * value.value) % 2**64
+    return f"{_json_of(value)}{nanoseconds:03d}Z"
+
+
+def _json_of(value: pa.Scalar) -> Any:
+    """Return a value as JSON has it: numbers and texts as they are, what JSON has not as Arrow writes it."""
+    if not value.is_valid:
+        return None
+    kind = value.type
+    if isinstance(value, pa.ExtensionScalar):
+        return _json_of(value.value)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return value.as_py()
+    if pa.types.is_temporal(kind):
+        text: str = value.cast(pa.string()).as_py()
+        return text
+    if pa.types.is_dictionary(kind):
+        return _json_of(value.value)
+    if isinstance(value, pa.MapScalar):
+        return {str(key): _json_of(part["value"]) for key, part in zip(value.keys(), value.values, strict=True)}
+    if isinstance(value, pa.ListScalar):
+        return [_json_of(part) for part in value.values]
+    if isinstance(value, pa.StructScalar):
+        return {name: _json_of(value[name]) for name in value}
+    found = value.as_py()
+    return base64.b64encode(found).decode() if isinstance(found, bytes) else str(found)

@@ -1,0 +1,192 @@
+"""Reads the text files of one batch: what CSV, JSON and plain text share. `text_tasks`, beside it, runs in Spark's tasks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources.files import content
+from jobs.sources.files.partitions import undeclared
+from jobs.sources.files.read import FileReader, quoted
+from state_store.errors import TidegateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.sources.files.formats.text_tasks import Parser, Scan
+
+# So little is read here, and given to Spark as rows: that is sooner done than to start a Python worker for it.
+HERE_BYTES = 256 * 1024
+FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}
+
+
+class TextFileReader(FileReader):
+    """Reads files of text. Each record knows its file and line, and all of them were counted before Spark saw one."""
+
+    may_lack = False
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._scans: dict[Path, Scan] = {}
+        self._parser = self._make_parser()
+
+    def _make_parser(self) -> "Parser":
+        """Return what turns records into columns."""
+        raise NotImplementedError
+
+    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+        """Return quarantined records, parsed by the schema of today."""
+        from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
+
+        schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=True)
+        rows = payloads.select(ORIGIN, PAYLOAD).mapInArrow(PayloadsReader(self._parser, self._partitions), schema)
+        return self._formatted(rows)
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return which file and line a Spark error is about."""
+        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+
+        return explained(str(error)) or super().explain(error)
+
+    @property
+    def _encoding(self) -> str:
+        return encoding_of(self._options)
+
+    def _count_rows(self, path: Path) -> int:
+        return self._scans[path].rows
+
+    def _check_content(self, path: Path) -> None:
+        from jobs.sources.files.formats.text_tasks import scan  # noqa: PLC0415
+
+        name = self._name_of(path)
+        self._scans[path] = scan(
+            path,
+            name,
+            self._parser,
+            self._encoding,
+            has_header=self._header,
+            may_lack=self.may_lack,
+            within=self._within(path),
+            values=self._values[path],
+            must_have=undeclared(name, self._schema),
+            advice=self._partition_advice(name),
+        )
+
+    def _read(self, paths: list[str]) -> "DataFrame":
+        del paths
+        if not self._parser.formatted:
+            return self._rows(flagged=False)
+        return self._refusing(self._formatted(self._rows(flagged=True)))
+
+    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
+        del paths, origin
+        return self._formatted(self._rows(flagged=True))
+
+    def _rows(self, *, flagged: bool) -> "DataFrame":
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+        from jobs.sources.files.formats.text_tasks import RecordsReader, explained, in_tasks, schema_of  # noqa: PLC0415
+
+        scans = [self._scans[path] for _, path in self._files]
+        pieces = [piece for found in scans for piece in found.pieces]
+        tasks = in_tasks(pieces)
+        reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
+        schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
+        if any(found.rows for found in scans) and sum(found.bytes for found in scans) <= HERE_BYTES:
+            try:
+                batches = [batch for piece in pieces for batch in reader.read(piece)]
+            except ValueError as error:
+                raise explained(str(error)) or error from None
+            return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
+        return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
+
+    def _formatted(self, rows: "DataFrame") -> "DataFrame":
+        """Return flagged rows with the columns typed that have a pattern of the author's, which Spark reads."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        if not self._parser.formatted:
+            return rows
+        options = named(self._options)
+        reading = {name: value for name, value in options.items() if name in (*FORMATS.values(), "locale", "timezone")}
+        reading |= {"sep": "\x01", "quote": "", "mode": "PERMISSIVE", "nullValue": "\x01"}
+        refusal, columns = F.col(REFUSAL), []
+        refusal = F.when(refusal.isNotNull(), refusal)
+        for name, kind in self._schema.items():
+            column = F.col(quoted(name))
+            if name in self._parser.formatted:
+                text = column
+                column = F.from_csv(text, f"v {kind}", reading).getField("v")
+                pattern = options[FORMATS[self._parser.kinds[name].family]]  # type: ignore[union-attr]
+                why = F.concat(F.lit(f"column {name}: '"), text, F.lit(f"' is no {kind} of the form {pattern}"))
+                refusal = refusal.when(text.isNotNull() & column.isNull(), why)
+            columns.append(column.alias(name))
+        payload = F.when(refusal.isNotNull(), F.col(PAYLOAD))
+        return rows.select(
+            *columns, *map(quoted, self._partitions.schema), ORIGIN, refusal.alias(REFUSAL), payload.alias(PAYLOAD)
+        )
+
+    def _refusing(self, rows: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        from jobs.sources.files.formats.text_tasks import HIDDEN, MALFORMED_MARK, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
+
+        told = F.struct(
+            F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)).alias("origin"),
+            F.col(REFUSAL).alias("why"),
+            F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS).alias("record"),
+        )
+        refuse = F.raise_error(F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(told))).cast("boolean")
+        return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
+
+
+def encoding_of(options: Mapping[str, str]) -> str:
+    """Return Python's name of the encoding that a source's options declare; UTF-8 if none."""
+    found = named(options)
+    return content.codec_of(found.get("encoding", found.get("charset", content.UTF8)))
+
+
+def named(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options by their names in small letters, as Spark knows them."""
+    return {name.lower(): str(value) for name, value in options.items()}
+
+
+def zone_of(options: Mapping[str, str]) -> str:
+    """Return the time zone of timestamps that name none."""
+    found = named(options).get("timezone", "UTC")
+    return "UTC" if found in ("Z", "GMT") else found
+
+
+def line_end_of(options: Mapping[str, str]) -> bytes | None:
+    """Return what the options say ends a line; None for every usual kind of line end."""
+    found = named(options).get("linesep")
+    return None if found is None else found.encode()
+
+
+def is_true(options: Mapping[str, str], name: str) -> bool:
+    """Tell whether an option is switched on."""
+    return named(options).get(name, "").lower() == "true"
+
+
+def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """Refuse options that nothing here reads, and values that make no sense.
+
+    Raises: ValueError.
+    """
+    found = named(options)
+    if unknown := [name for name in options if name.lower() not in known]:
+        raise ValueError(f"cannot take the option {unknown[0]} for {format}: use one of {', '.join(known)}.")
+    try:
+        encoding_of(options)
+    except LookupError as error:
+        raise ValueError(f"cannot take the option encoding: {error} is not known. Use a name such as latin-1.") from None
+    for name in ("quote", "escape", "comment"):
+        if len(found.get(name, "")) > 1:
+            raise ValueError(f"cannot take the option {name}={found[name]!r}: use one character, or none.")
+    for name in FORMATS.values():
+        if "S" * 7 in found.get(name, ""):
+            raise ValueError(f"cannot take the option {name}={found[name]!r}: Spark would cut off all behind microseconds.")
+    try:
+        ZoneInfo(zone_of(options))
+    except (ValueError, OSError, LookupError):
+        raise ValueError(f"cannot take the option timeZone={found['timezone']!r}: use a name such as Europe/Berlin.") from None

@@ -1,0 +1,303 @@
+"""Cuts the text of a file into records: lines, or for CSV what RFC 4180 calls a record, which may span lines.
+
+The same cut serves whoever counts the records of a file, reads them, or names the line of a bad one. It works on whole blocks
+of bytes; where quotes do not stand as the RFC wants them, record by record.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A longer record can be kept nowhere: `jobs.compute.sink` refuses such a value. A quote that is never closed ends here, too.
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+_NEWLINE = re.compile(rb"\r\n|\r|\n")
+_LF, _CR = 10, 13
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    r"""How text is cut: where lines end, and for CSV what stands between and around its values.
+
+    `line_end` is None for any of ``\n``, ``\r\n`` and ``\r``. A line of nothing but `blanks` is a record only if `blank_lines`
+    says so, one that starts with `comment` never is. Without a separator a line is a record; `whole` makes one of a file.
+    """
+
+    separator: bytes | None = None
+    quote: bytes = b'"'
+    escape: bytes = b'"'
+    comment: bytes = b""
+    line_end: bytes | None = None
+    blank_lines: bool = False
+    blanks: bytes = b""
+    blanks_around_quotes: bool = False
+    whole: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether whole blocks can be cut at once: all that matters is one byte each, and quotes are doubled."""
+        return (
+            self.separator is not None
+            and len(self.separator) == len(self.quote or b"-") == len(self.line_end or b"-") == 1
+            and self.escape == self.quote
+            and not (self.comment or self.blanks_around_quotes)
+        )
+
+    @cached_property
+    def newline(self) -> "re.Pattern[bytes]":
+        """Return what ends a line."""
+        return _NEWLINE if self.line_end is None else re.compile(re.escape(self.line_end))
+
+    @cached_property
+    def value(self) -> "re.Pattern[bytes]":
+        """Return one value of a CSV record: quoted (group 1 is what is inside) or plain (group 2)."""
+        assert self.separator is not None
+        ends = rb"\r\n" if self.line_end is None else re.escape(self.line_end)
+        if len(self.separator) == len(self.line_end or b"-") == 1:
+            plain = rb"[^" + ends + re.escape(self.separator) + rb"]*+"
+        else:
+            plain = rb"(?:(?!" + re.escape(self.separator) + rb"|" + self.newline.pattern + rb")(?s:.))*+"
+        if not self.quote:
+            return re.compile(rb"(?P<quoted>(?!))|(?P<plain>" + plain + rb")")
+        quote, escape = re.escape(self.quote), re.escape(self.escape or self.quote)
+        around = rb"[ \t]*+" if self.blanks_around_quotes else b""
+        if self.escape in (self.quote, b""):
+            inside = (
+                rb"(?:[^" + quote + rb"]++|" + quote + quote + rb")*+"
+                if len(self.quote) == 1
+                else (rb"(?:(?!" + quote + rb")(?s:.)|" + quote + quote + rb")*+")
+            )
+        else:
+            inside = rb"(?:(?!" + quote + rb"|" + escape + rb")(?s:.)|" + escape + rb"(?s:.))*+"
+        quoted = around + quote + rb"(?P<quoted>" + inside + rb")" + quote + around
+        return re.compile(quoted + rb"|(?!" + around + quote + rb")(?P<plain>" + plain + rb")")
+
+    @cached_property
+    def values(self) -> "re.Pattern[bytes]":
+        """Return a CSV record: values with separators between them."""
+        assert self.separator is not None
+        value = re.sub(rb"\?P<\w+>", rb"?:", self.value.pattern)
+        return re.compile(rb"(?:" + value + rb")(?:" + re.escape(self.separator) + rb"(?:" + value + rb"))*+")
+
+
+@dataclass
+class Chunk:
+    """Some whole records, one behind the other: where each starts and ends in `data`, and on which line it starts.
+
+    `bad` says why a record, given by its number in the chunk, cannot be read as one. `reached` is how many bytes of the text
+    end with this chunk, `next_line` the line behind it.
+    """
+
+    data: bytes
+    starts: Positions
+    ends: Positions
+    lines: Positions
+    bad: dict[int, str] = field(default_factory=dict)
+    reached: int = 0
+    next_line: int = 1
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def record(self, number: int) -> bytes:
+        """Return one record as it stands in the file, without the line end behind it."""
+        return self.data[self.starts[number] : self.ends[number]]
+
+    def only(self, kept: NDArray[np.bool_]) -> "Chunk":
+        """Return the same with these records only."""
+        if kept.all():
+            return self
+        places = np.cumsum(kept) - 1
+        bad = {int(places[number]): why for number, why in self.bad.items() if kept[number]}
+        return replace(self, starts=self.starts[kept], ends=self.ends[kept], lines=self.lines[kept], bad=bad)
+
+
+def chunk_of(records: list[bytes]) -> Chunk:
+    """Return records that were cut before as a chunk; they are taken to be on one line each."""
+    lengths = np.array([len(record) for record in records], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]]).astype(np.int64) if records else lengths
+    return Chunk(b"\n".join(records), starts, starts + lengths, np.arange(1, len(records) + 1))
+
+
+def chunks(blocks: Iterable[bytes], grammar: Grammar, line: int = 1) -> Iterator[Chunk]:
+    """Cut text into records and yield them in chunks; `line` is where the text starts."""
+    cut = _WholeCutter() if grammar.whole else _Cutter(grammar, line)
+    for block in blocks:
+        if len(chunk := cut.feed(block)):
+            yield chunk
+    if len(chunk := cut.feed(b"", final=True)):
+        yield chunk
+
+
+class _WholeCutter:
+    """Makes one record of all text; a file without any text has none."""
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+
+    def feed(self, block: bytes, *, final: bool = False) -> Chunk:
+        self._blocks.append(block)
+        if not final or not any(self._blocks):
+            return chunk_of([])
+        return chunk_of([b"".join(self._blocks)])
+
+
+class _Cutter:
+    """Keeps what is not yet a whole record until the next block."""
+
+    def __init__(self, grammar: Grammar, line: int) -> None:
+        self._grammar = grammar
+        self._line = line
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._tried_bytes = 0
+        self._reached = 0
+
+    def feed(self, block: bytes, *, final: bool = False) -> Chunk:
+        self._rest.append(block)
+        self._rest_bytes += len(block)
+        # What was looked at in vain is looked at again only when there is twice as much of it: a record of many blocks.
+        if not final and self._rest_bytes < 2 * self._tried_bytes:
+            return chunk_of([])
+        data = b"".join(self._rest)
+        grammar = self._grammar
+        found = None
+        if grammar.separator is None:
+            found = self._cut_lines(data, quotes=None, final=final)
+        elif grammar.is_plain:
+            has_quotes = bool(grammar.quote) and grammar.quote in data
+            quotes = self._regular_quotes(data) if has_quotes else None
+            if quotes is not None or not has_quotes:
+                found = self._cut_lines(data, quotes, final=final)
+        chunk, cut = found or self._cut_one_by_one(data, final=final)
+        if not cut and len(data) > MAX_RECORD_BYTES and not final:
+            chunk, cut = self._cut_one_by_one(data, final=False, too_long=True)
+        rest = data[cut:]
+        self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if cut else len(rest)
+        self._reached += cut
+        chunk.reached, chunk.next_line = self._reached, self._line
+        return chunk if grammar.blank_lines else chunk.only(self._is_record(chunk))
+
+    def _is_record(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """Tell which of the records are not blank lines."""
+        found = chunk.ends > chunk.starts
+        if blanks := self._grammar.blanks:
+            text = np.frombuffer(chunk.data, np.uint8)
+            starts_blank = found & np.isin(text[np.minimum(chunk.starts, len(text) - 1)], list(blanks))
+            for number in np.flatnonzero(starts_blank).tolist():
+                found[number] = bool(chunk.record(number).strip(blanks))
+        return found
+
+    def _regular_quotes(self, data: bytes) -> Positions | None:
+        """Return where all quotes are, None if one of them neither opens nor closes a value, nor is doubled inside one."""
+        assert self._grammar.separator is not None
+        text = np.frombuffer(data, np.uint8)
+        quote, separator = self._grammar.quote[0], self._grammar.separator[0]
+        line_ends = (_LF, _CR) if self._grammar.line_end is None else (self._grammar.line_end[0],)
+        beside = np.zeros(256, np.bool_)
+        beside[[separator, *line_ends]] = True
+        quotes = np.flatnonzero(text == quote)
+        opening, closing = quotes[0::2], quotes[1::2]
+        opens = beside[text[np.maximum(opening - 1, 0)]] | (opening == 0)
+        opens[1:] |= opening[1:] - 1 == closing[: len(opening) - 1]
+        closes = beside[text[np.minimum(closing + 1, len(text) - 1)]] | (closing == len(text) - 1)
+        closes[: len(opening) - 1] |= closing[: len(opening) - 1] + 1 == opening[1:]
+        return quotes if opens.all() and closes.all() else None
+
+    def _line_ends(self, data: bytes, *, final: bool) -> tuple[Positions, Positions]:
+        """Return where each line's end begins and ends."""
+        if (wanted := self._grammar.line_end) is not None:
+            found = [match.span() for match in self._grammar.newline.finditer(data)]
+            begins, ends = np.array(found, np.int64).reshape(-1, 2).T
+            return begins, ends if wanted else begins
+        text = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(text == _LF) + 1
+        if b"\r" not in data:
+            return ends - 1, ends
+        begins = ends - 1 - ((ends > 1) & (text[np.maximum(ends - 2, 0)] == _CR))
+        returns = np.flatnonzero(text == _CR)
+        alone = returns[text[np.minimum(returns + 1, len(text) - 1)] != _LF]
+        if data.endswith(b"\r") and not final:
+            alone = alone[alone < len(text) - 1]  # a line feed may follow
+        if not len(alone):
+            return begins, ends
+        order = np.argsort(np.concatenate([ends, alone + 1]))
+        return np.concatenate([begins, alone])[order], np.concatenate([ends, alone + 1])[order]
+
+    def _cut_lines(self, data: bytes, quotes: Positions | None, *, final: bool) -> tuple[Chunk, int] | None:
+        """Cut at every line end that is not between quotes; return the records and how far they reach.
+
+        None at the end of the text if a quote is open.
+        """
+        begins, ends = self._line_ends(data, final=final)
+        numbers = np.arange(len(ends))
+        if quotes is not None:
+            outside = np.searchsorted(quotes, begins) % 2 == 0
+            begins, ends, numbers = begins[outside], ends[outside], numbers[outside]
+            if final and len(quotes) % 2:
+                return None
+        starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        lines = self._line + np.concatenate([[0], numbers[:-1] + 1]) if len(ends) else ends
+        cut = int(ends[-1]) if len(ends) else 0
+        following = self._line + int(numbers[-1]) + 1 if len(ends) else self._line
+        if final and cut < len(data):
+            starts, begins = np.append(starts, cut), np.append(begins, len(data))
+            lines, cut = np.append(lines, following), len(data)
+        self._line = following
+        return Chunk(data, starts, begins, lines), cut
+
+    def _cut_one_by_one(self, data: bytes, *, final: bool, too_long: bool = False) -> tuple[Chunk, int]:
+        """Cut a record at a time, as far as it is certain where they end."""
+        grammar = self._grammar
+        spans: list[tuple[int, int, int]] = []
+        bad: dict[int, str] = {}
+        place = 0
+        while place < len(data):
+            if too_long:
+                why: str | None = f"it is longer than {MAX_RECORD_BYTES} bytes, or its quote is never closed"
+                end, too_long = place, False
+            elif grammar.comment and data.startswith(grammar.comment, place):
+                why, end = None, self._end_of_line(data, place)
+            else:
+                why, end = self._end_of_record(data, place, final=final)
+            if why is not None:
+                end = self._end_of_line(data, place)
+            following = grammar.newline.match(data, end)
+            if following is None and not final:
+                break
+            if following is not None and following.group() == b"\r" and following.end() == len(data) and not final:
+                break
+            if not (grammar.comment and data.startswith(grammar.comment, place)):
+                if why is not None:
+                    bad[len(spans)] = why
+                spans.append((place, end, self._line))
+            reached = following.end() if following else len(data)
+            self._line += len(grammar.newline.findall(data, place, reached))
+            place = reached
+        starts, ends, lines = np.array(spans, np.int64).reshape(-1, 3).T
+        return Chunk(data, starts, ends, lines, bad), place
+
+    def _end_of_line(self, data: bytes, place: int) -> int:
+        found = self._grammar.newline.search(data, place)
+        return found.start() if found else len(data)
+
+    def _end_of_record(self, data: bytes, place: int, *, final: bool) -> tuple[str | None, int]:
+        """Return why no record is here, or None, and where the record ends; the end of the data if that is not certain."""
+        grammar = self._grammar
+        if grammar.separator is None:
+            return None, self._end_of_line(data, place)
+        found = grammar.values.match(data, place)
+        end = found.end() if found else place
+        if end == len(data) or (found and grammar.newline.match(data, end)):
+            return None, end
+        # A value starts here, or behind this separator, with a quote that is not closed; or text follows one that is.
+        if found is None or data.startswith(grammar.separator, end):
+            return ("a quote is opened and never closed", end) if final else (None, len(data))
+        if not final and len(data) - end < len(grammar.quote) + len(grammar.separator):
+            return None, len(data)
+        return "text follows a closing quote (a quote inside quotes is written twice)", end

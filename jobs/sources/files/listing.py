@@ -1,0 +1,181 @@
+"""What a source folder holds: the names of its files in their order, and what tells a file from every other one.
+
+Nothing is left out without a word: what is there and not read is listed with its reason. A source folder is where others put
+files, so a link in it is followed only within it, unless the source says otherwise.
+"""
+
+import os
+import re
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.sources import LeftAlone
+from jobs.sources.files.content import digest_of, is_below, open_file
+from jobs.sources.files.glob import HIDDEN, Glob, Place
+from state_store.errors import SourceUnreadable
+
+NOT_REACHED = "is a folder that the glob does not lead into"
+SAME_FOLDER = "is a link to a folder that is read by another name"
+SAME_FILE = "is a link to a file that is read by another name"
+# How Python shows bytes of a name that are not UTF-8.
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+# Compressed in ways that cannot be checked before Spark reads them.
+UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
+
+
+@dataclass
+class Listing:
+    """The names to read, in order, and by their reasons those that are there and are not read; folders end with a slash."""
+
+    folder: Path
+    pattern: str
+    names: list[str] = field(default_factory=list)
+    left_alone: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def report(self) -> LeftAlone:
+        """Return it for people to read."""
+        return LeftAlone(
+            str(self.folder),
+            self.pattern,
+            len(self.names),
+            {why: sorted(found) for why, found in sorted(self.left_alone.items())},
+        )
+
+
+def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
+    """Return the names of the files to read, below the folder and in order, and what is left alone.
+
+    A link that leads out of the folder is among the names, for `identify` to refuse it when its turn comes.
+
+    Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed.
+    """
+    if not folder.is_dir():
+        raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or mend the pipeline's Files(...).")
+    walk = _Walk(folder, Glob(pattern), Listing(folder, pattern), follow_links=follow_links)
+    return walk.to_its_end()
+
+
+class _Walk:
+    """One walk through a folder, as far as the glob leads."""
+
+    def __init__(self, folder: Path, glob: Glob, found: Listing, *, follow_links: bool) -> None:
+        self.glob = glob
+        self._folder = folder
+        self._real = os.path.realpath(folder)
+        self._found = found
+        self._follow_links = follow_links
+        # What is reached by a link, and where it really is.
+        self._linked: dict[str, str] = {}
+        self._entered: set[tuple[str, frozenset[Place]]] = set()
+        # Folders still to be listed, as `_list` takes them; not by recursion: they may be nested deeper than that goes.
+        self._ahead: deque[tuple[str, frozenset[Place], tuple[str, ...], bool]] = deque()
+
+    def to_its_end(self) -> Listing:
+        """Return what is found; of a file that is reached in several ways one name, its own if it lies in the folder."""
+        self._ahead.append(("", self.glob.start(), (self._real,), False))
+        while self._ahead:
+            self._list(*self._ahead.popleft())
+        names = set(self._found.names)
+        taken: dict[str, str] = {}
+        for name, real in sorted(self._linked.items()):
+            own = os.path.relpath(real, self._real)
+            if (own in names and own not in self._linked) or taken.setdefault(real, name) != name:
+                names.discard(name)
+                self._found.left_alone[SAME_FILE].append(name)
+        self._found.names = sorted(names)
+        return self._found
+
+    def _list(self, below: str, places: frozenset[Place], above: tuple[str, ...], by_link: bool) -> None:
+        """List one folder; `below` is its name with a slash, `above` where it and those above it really are."""
+        path = self._folder / below
+        try:
+            with os.scandir(path) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            if below:
+                return  # it was removed meanwhile
+            raise SourceUnreadable(f"The source folder {path} was removed while it was listed.") from None
+        except OSError as error:
+            raise SourceUnreadable(
+                f"{'A folder in the' if below else 'The'} source folder {printable(path)} cannot be listed: {error.strerror}. "
+                "Make it readable, or move it away."
+            ) from error
+        for entry in found:
+            name = below + entry.name
+            if _is_folder(entry):
+                self._look_at_folder(entry, name, places, above, by_link=by_link)
+            elif not self.glob.takes(places, entry.name):
+                self._found.left_alone[self.glob.why_not(places, entry.name)].append(name)
+            else:
+                self._found.names.append(name)
+                if entry.is_symlink():
+                    self._linked[name] = os.path.realpath(entry.path)
+                elif by_link:
+                    self._linked[name] = f"{above[-1]}/{entry.name}"
+
+    def _look_at_folder(
+        self, entry: "os.DirEntry[str]", name: str, places: frozenset[Place], above: tuple[str, ...], *, by_link: bool
+    ) -> None:
+        inside = self.glob.below(places, entry.name)
+        if not inside and self.glob.takes(places, entry.name):
+            self._found.names.append(name)  # which is refused when its turn comes: it may be the data
+        elif not inside:
+            is_hidden = bool(self.glob.below(places, entry.name, strict=False))
+            self._found.left_alone[HIDDEN if is_hidden else NOT_REACHED].append(f"{name}/")
+        elif not entry.is_symlink():
+            self._ahead.append((f"{name}/", inside, (*above, f"{above[-1]}/{entry.name}"), by_link))
+        else:
+            self._follow(name, inside, above, os.path.realpath(entry.path))
+
+    def _follow(self, name: str, inside: frozenset[Place], above: tuple[str, ...], real: str) -> None:
+        """Enter a folder that is a link, unless that leads around in circles, or out of the source."""
+        if not self._follow_links and not is_below(real, self._real):
+            self._found.names.append(name)  # which is refused when its turn comes
+        elif real in above or (real, inside) in self._entered:
+            self._found.left_alone[SAME_FOLDER].append(f"{name}/")
+        else:
+            self._entered.add((real, inside))
+            self._ahead.append((f"{name}/", inside, (*above, real), True))
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # such as a link to itself: it is refused when it is opened
+
+
+def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: bool = False) -> dict[str, Any] | None:
+    """Return a file's identity, None while it is still being written.
+
+    Raises: SourceUnreadable for what is no file, lies elsewhere, or cannot be read.
+    """
+    path = folder / name
+    if NOT_UTF8.search(name):
+        raise SourceUnreadable(f"{printable(path)}: the name is not in UTF-8, so no ledger can keep it. Rename the file.")
+    if UNCHECKED.search(name):
+        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
+    try:
+        with open_file(path, None if follow_links else folder) as content:
+            before = os.fstat(content.fileno())
+            digest = digest_of(content)
+        after = path.stat()
+    except OSError as error:
+        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
+    changed = (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns)
+    if changed or is_young(after, min_age_seconds):
+        return None
+    return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
+
+
+def is_young(found: os.stat_result, min_age_seconds: int) -> bool:
+    """Tell whether a file was changed a moment ago. A time far in the future is no writer's that is at it now."""
+    return abs(time.time() - found.st_mtime) < min_age_seconds
+
+
+def printable(path: Path) -> str:
+    """Return a path that can be printed and stored, also if its bytes are not UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")

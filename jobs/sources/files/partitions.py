@@ -1,0 +1,87 @@
+"""Columns that stand in the names of folders, as Hive, Spark and pyarrow write them: ``dt=2024-01-01/hour=07/x.parquet``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from jobs.sources.files.column_types import Kind, kind_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# How Hive writes NULL, and Spark an empty text too.
+NOTHING = "__HIVE_DEFAULT_PARTITION__"
+IN_THE_FILES = "Leave it out of the source's partitions, and put it into the schema, to read what the files say."
+_NESTED = ("array", "map", "struct", "binary")
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """The columns that a source declares to stand in the names of its folders, and their types.
+
+    Raises: ValueError for a type that a folder's name cannot have.
+    """
+
+    schema: Mapping[str, str]
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds.items():
+            if kind.family in _NESTED:
+                raise ValueError(f"{name} is {kind.name}, which no folder's name can be")
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """Return the types by the columns' names."""
+        return {name: kind_of(text) for name, text in self.schema.items()}
+
+    @property
+    def types(self) -> "dict[str, pa.DataType]":
+        """Return the types as Arrow has them."""
+        return {name: kind.arrow for name, kind in self.kinds.items()}
+
+    def values_of(self, name: str) -> "dict[str, pa.Array]":
+        """Return the value of each column for the file of this name, as an array of one.
+
+        Raises: ValueError with what is wrong with the names of its folders.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+        from jobs.sources.files import typed_values  # noqa: PLC0415
+
+        values: dict[str, pa.Array] = {}
+        found = folders_of(name) if self.schema else []
+        for column, kind in self.kinds.items():
+            texts = [text for key, text in found if key == column]
+            if len(texts) != 1:
+                many = "none" if not texts else "more than one"
+                raise ValueError(f"{many} of its folders is called {column}=..., which the source's partitions declare")
+            if texts[0] == "":
+                raise ValueError(f"its folder {column}= has no value: NULL is written {column}={NOTHING}")
+            text = None if texts[0] == NOTHING else _decoded(column, texts[0])
+            values[column], bad = typed_values.from_texts(kind, pa.array([text], pa.string()), self.zone)
+            if bad:
+                raise ValueError(f"its folder {column}={texts[0]}: {bad[0]}")
+        return values
+
+
+def folders_of(name: str) -> list[tuple[str, str]]:
+    """Return what the folders of a file say, column and value, the value as it stands there."""
+    parts = [folder.partition("=") for folder in PurePosixPath(name).parts[:-1]]
+    return [(unquote(key), value) for key, sign, value in parts if sign]
+
+
+def undeclared(name: str, schema: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a schema that a file's folders have values for, as if they were partitions, with their types."""
+    named = {key for key, _ in folders_of(name)}
+    return {column: kind for column, kind in schema.items() if column in named}
+
+
+def _decoded(column: str, text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError(f"its folder {column}={text} is not UTF-8 behind its percent signs") from None

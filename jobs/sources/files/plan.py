@@ -1,0 +1,277 @@
+"""Cuts a folder of files into batches: which files are new, which have counted, and which have changed since.
+
+A file is its name and its content. One that was touched, moved away and back, or restored is the file that it was; the ledger
+knows all that ever counted. One whose content changed after it counted is named, and nothing is planned until somebody has
+looked at it: what is new in it would never be read, or what is old be read twice.
+"""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Coordinator, History
+from jobs.sources.files.content import digest_of, grown_from, open_file
+from jobs.sources.files.done_folder import DoneFolder
+from jobs.sources.files.formats import parquet
+from jobs.sources.files.listing import NOT_UTF8, identify, is_young
+from state_store.batches import encode_metadata
+from state_store.declaration import SourceMetadata
+from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
+from state_store.source_files import TakenFile
+
+if TYPE_CHECKING:
+    from jobs.sources.files.source import Files
+
+logger = logging.getLogger(__name__)
+
+# A plan that finds young files only waits for them, if that takes no longer than this.
+LONGEST_WAIT_SECONDS = 10
+NAMED = 3  # how many files a message names
+LONGEST_NAME_BYTES = 2000  # what the ledger's index takes for sure
+
+
+class Look(Enum):
+    """What a file in the folder is, compared with those of its name that earlier batches have taken."""
+
+    NEW = "no batch has taken it"
+    TAKEN = "it is as it was taken"
+    TOUCHED = "it is as it counted, but for its time"
+    BACK = "it is as it counted, and had been moved away"
+    CHANGED = "it has other content than what counted"
+
+
+class FilesCoordinator(Coordinator):
+    """Cuts one listing of the folder into batches."""
+
+    def __init__(
+        self, source: "Files", folder: Path, names: Sequence[str], done: DoneFolder | None, *, min_age_seconds: int
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._names = names
+        self._done = done
+        self._within = None if source.follow_links else folder
+        self._min_age_seconds = min_age_seconds
+        self._history: History | None = None
+        # In order: what no batch has taken yet. Known once it was asked for.
+        self._new: list[str] | None = None
+        self._young: list[str] = []
+
+    def look_back(self, history: History) -> None:
+        """Ask the ledger which files earlier batches have taken; without it, only the previous batch's are known."""
+        self._history = history
+
+    def initialize_transaction(
+        self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
+    ) -> SourceMetadata | None:
+        """Return the next files that no earlier batch has taken, with their digests; None if there are none.
+
+        Raises: SourceUnreadable for a file that cannot be read, SourceChanged for one that has other content than what
+        counted, HoleDetected if the done folder is ahead of the ledger.
+        """
+        if current_metadata is not None and self._source.kind == "transactional":
+            return current_metadata
+        if self._new is None:
+            self._check_done_folder()
+            self._new = self._find_new(txid, previous_metadata)
+        files = [] if current_metadata is None else self._moved_files(txid, current_metadata)
+        files += self._next_files(files)
+        if not files and self._wait_for_young():
+            files = self._next_files([])
+        if not files:
+            self._tell_young()
+        if not files and current_metadata is None:
+            return None
+        # Metadata tells all that came before it: a batch is never taken for one that was cut behind other ones.
+        behind = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
+        return {"files": files, "behind": behind}
+
+    def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Take as many new files as fit behind those that the batch has already."""
+        source, found, size = self._source, list(files), sum(file["size"] for file in files)
+        mine = {file["name"] for file in files}
+        assert self._new is not None
+        left: list[str] = []
+        for position, name in enumerate(self._new):
+            if len(found) >= source.max_files:
+                left += self._new[position:]
+                break
+            if name in mine:
+                continue  # a new file of the name of one that is done: the next batch takes it
+            if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
+                raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
+            identity = self._identify(self._folder, name, self._min_age_seconds)
+            if identity is None:
+                self._young.append(name)
+                continue
+            size += identity["size"]
+            if found and source.max_bytes is not None and size > source.max_bytes:
+                left += self._new[position:]
+                break
+            found.append(identity)
+        self._new = left
+        return found[len(files) :]
+
+    def _identify(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
+        if self._source.format == "parquet":
+            parquet.check_name(folder / name)
+        return identify(folder, name, min_age_seconds, follow_links=self._source.follow_links)
+
+    def _find_new(self, txid: int, previous: SourceMetadata | None) -> list[str]:
+        """Return the names that no earlier batch has taken, after looking at all that were taken.
+
+        Raises: SourceChanged.
+        """
+        if self._history is None:
+            taken = {file["name"] for file in previous["files"]} if previous else set()
+            return [name for name in self._names if name not in taken]
+        found: dict[Look, list[TakenFile]] = {look: [] for look in Look}
+        new = [name for name in self._names if NOT_UTF8.search(name)]  # they are refused by their names
+        names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
+        for name, earlier in self._history.taken_files(names, txid):
+            look, file = self._look(name, earlier)
+            if file is None:
+                new += [name] if look is Look.NEW else []
+            else:
+                found[look].append(file)
+        self._history.note_times(found[Look.TOUCHED])
+        if found[Look.CHANGED]:
+            raise self._changed(found[Look.CHANGED])
+        if found[Look.BACK]:
+            logger.warning(
+                "%s: left alone, because they have counted with the same content before: %s. Move them away.",
+                self._folder,
+                _listed([f"{file.name} in txid {file.txid}" for file in found[Look.BACK]]),
+            )
+        return new
+
+    def _look(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
+        """Return what a file is, and if it is not new, which of those of its name that were taken."""
+        if not earlier:
+            return Look.NEW, None
+        path = self._folder / name
+        try:
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                return Look.NEW, None  # it is refused by its name
+            same = self._same(path, found, earlier)
+        except FileNotFoundError:
+            return Look.TAKEN, None
+        except OSError as error:
+            raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
+        if same is not None:
+            if same.is_done and self._done:
+                return Look.BACK, same
+            is_touched = same.is_committed and same.mtime_ns != found.st_mtime_ns
+            return (Look.TOUCHED, replace(same, mtime_ns=found.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
+        last = max(earlier, key=lambda file: file.txid)
+        if not last.is_committed:
+            return Look.TAKEN, last  # its own batch tells, when it is read
+        if self._done and (last.is_done or self._done.has(last.txid, name)):
+            return Look.NEW, None  # the one that counted was moved away: this is another one of the same name
+        return Look.CHANGED, last
+
+    def _same(self, path: Path, found: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
+        """Return which of the files that were taken this is; it is read only if size and time do not tell.
+
+        Of a file that was moved away they do not: what is there now was put there later.
+        """
+        for file in earlier:
+            if (file.size, file.mtime_ns) == (found.st_size, found.st_mtime_ns) and not file.is_done:
+                return file
+        candidates = [file for file in earlier if file.size == found.st_size]
+        if not candidates:
+            return None
+        with open_file(path, self._within) as content:
+            digest = digest_of(content)
+        return next((file for file in candidates if file.sha256 == digest), None)
+
+    def _changed(self, changed: Sequence[TakenFile]) -> SourceChanged:
+        first = changed[0]
+        path = self._folder / first.name
+        if grown_from(path, first.size, first.sha256, within=self._within):
+            what = f"what counted are its first {first.size} bytes, and what was added would never be read"
+        else:
+            what = "other content counted, and this would never be read"
+        others = f" So have {len(changed) - 1} more: {_listed([f.name for f in changed[1:]])}." if len(changed) > 1 else ""
+        return SourceChanged(
+            f"{path} has changed since it counted in txid {first.txid}: {what}.{others} Nothing new is planned meanwhile. Put "
+            "what counted back under its name, and what is new, as whole records, into a file of another name; or give the "
+            "file another name, if all of it is new."
+        )
+
+    def _moved_files(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
+        """Return those files of a batch that is cut anew that its commit has moved away: they are its own.
+
+        Raises: SourceChanged if it has committed and a file of it is nowhere: the redo would take its rows away.
+        """
+        moved: list[dict[str, Any]] = []
+        for file in current["files"]:
+            if self._done and self._done.has(txid, file["name"]):
+                identity = self._identify(self._done.path(txid, "."), file["name"], 0)
+                if identity is None:
+                    raise SourceUnreadable(f"{self._done.path(txid, file['name'])} changes while it is read.")
+                moved.append(identity)
+            elif not (self._folder / file["name"]).exists() and self._history and self._history.committed() >= txid:
+                raise SourceChanged(
+                    f"{self._folder / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "
+                    "rows away. Put it back."
+                )
+        return moved
+
+    def _check_done_folder(self) -> None:
+        """Refuse to go on if files were moved away for batches that have not committed: then the ledger is an older one.
+
+        Raises: HoleDetected.
+        """
+        if self._done is None or self._history is None:
+            return
+        txids = self._done.txids()
+        committed = self._history.committed()  # after the look: a file is moved after its commit
+        ahead = [txid for txid in sorted(txids) if txid > committed and self._done.has_files(txid)]
+        if ahead:
+            raise HoleDetected(
+                f"{self._done.done} has files of txid {_listed([str(txid) for txid in ahead])}, but this ledger has committed "
+                f"no more than {committed}: it was restored from an older backup, or is not the one that moved them. Nothing "
+                f"is planned, because what they held is not in the state. Move them back to {self._folder}, and run again; or "
+                "declare a done folder of its own, if they belong to another pipeline or database."
+            )
+
+    def _wait_for_young(self) -> bool:
+        """Wait until young files are old enough, if that is all there is to do and takes a moment only."""
+        if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
+            return False
+        ends_at = time.monotonic() + self._min_age_seconds
+        logger.info("%s: waiting for %s to be %d s old", self._folder, _listed(self._young), self._min_age_seconds)
+        while time.monotonic() < ends_at and all(self._is_young(name) for name in self._young):
+            time.sleep(0.1)
+        self._new, self._young = self._young, []
+        return True
+
+    def _is_young(self, name: str) -> bool:
+        try:
+            return is_young((self._folder / name).stat(), self._min_age_seconds)
+        except OSError:
+            return False  # the next look tells why
+
+    def _tell_young(self) -> None:
+        if self._young:
+            logger.warning(
+                "%s: not planned yet, because they changed less than %d s ago and may still be written: %s. Run again later.",
+                self._folder,
+                self._min_age_seconds,
+                _listed(self._young),
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

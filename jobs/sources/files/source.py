@@ -1,0 +1,221 @@
+"""Files: a folder of Parquet, CSV, JSON-lines or text files, as a transactional or an opaque source.
+
+Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
+SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
+saw the planned bytes (I11).
+
+Which files have been taken already? The ledger keeps each file that has counted, by its name and digest
+(`state_store.source_files`); `jobs.sources.files.plan` compares the folder with it at each plan.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from jobs.sources import LeftAlone, Source
+from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.done_folder import DoneFolder
+from jobs.sources.files.formats import READERS
+from jobs.sources.files.formats.text_reader import check_options, zone_of
+from jobs.sources.files.glob import Glob
+from jobs.sources.files.listing import Listing, list_files
+from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.read import FileReader
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.sources.files.plan import FilesCoordinator
+    from state_store.attempts import Attempt
+
+logger = logging.getLogger(__name__)
+
+Format = Literal["parquet", "csv", "json", "text"]
+# Options that would make Spark drop, guess or repair rows instead of failing.
+RESERVED_OPTIONS = (
+    *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
+    *("pathglobfilter", "modifiedbefore", "modifiedafter", "recursivefilelookup", "path"),
+    *("ignorecorruptfiles", "ignoremissingfiles"),
+)
+
+
+@dataclass(frozen=True)
+class Files(Source):
+    """A folder of files of one format, each read exactly once, in the order of their names.
+
+    `folder` starts at the project folder if it is relative. A batch is the next `max_files` files that no batch has taken yet,
+    in the order of their names, or fewer when they would exceed `max_bytes`. A file that comes late is taken too, whatever its
+    name. What has counted is known by name and content: touched, moved away and back, or restored, it does not count again,
+    and one whose content has changed since is refused by its name. Names that start with ``.`` or ``_``, or end like unfinished
+    files, are left alone unless `glob` (see `jobs.sources.files.glob`) says so itself; ``tidegate inspect PIPELINE --source``
+    lists them.
+
+    A file that changed less than `min_age_seconds` ago, or while it was looked at, may still be written: it is left to a later
+    plan, which is said. By default that is the setting `min_file_age_seconds`. Of a few seconds a plan waits for them if there
+    is nothing else to do. Use 0 where files get their names when they are whole, as by `mv` within the file system.
+
+    `schema` maps columns to Spark types; columns of a file that it does not name are left out. Text has the one column
+    ``value``. `options` are named as Spark names those of its readers, such as
+    ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy", "encoding": "latin-1"}``. A record that does not fit the
+    schema fails the batch with its file, line and column: it never becomes NULL, a number keeps its digits, a decimal is
+    never rounded, and a date or time has a full form. A CSV record may span lines inside quotes. In JSON, a key that a record
+    lacks is NULL; one that all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by
+    gzip or bzip2.
+
+    `partitions` are columns that stand in the names of folders, as Hive writes them, and their types: with ``{"dt": "date"}``
+    each row of ``dt=2024-01-05/x.parquet`` has this ``dt``. They are not in the files.
+
+    A link is followed within the folder. One that leads out of it is refused unless `follow_links` says that everyone who may
+    write into the folder may also choose what else is read.
+
+    `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
+    read is left to a later batch. The states must be opaque too.
+
+    `done_folder` is where the files of a batch go when it has committed, into a folder named by its txid. It must be this
+    pipeline's own, and both folders be writable. A file of a name that was moved away is a new one if its content is another.
+    Only one pipeline can read a folder that empties itself.
+    """
+
+    folder: str
+    glob: str = "*"
+    format: Format = "parquet"
+    schema: Mapping[str, str] = field(default_factory=dict)
+    max_files: int = 1
+    max_bytes: int | None = None
+    header: bool = True
+    options: Mapping[str, str] = field(default_factory=dict)
+    missing: Literal["refuse", "null"] = "refuse"
+    min_age_seconds: int | None = None
+    kind: Literal["transactional", "opaque"] = "transactional"
+    done_folder: str | None = None
+    follow_links: bool = False
+    partitions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("transactional", "opaque"):
+            raise ValueError(f"Files({self.folder!r}) cannot be {self.kind!r}: files replay, so use transactional or opaque.")
+        if self.done_folder is not None and Path(self.done_folder).is_relative_to(self.folder):
+            raise ValueError(
+                f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
+            )
+        if self.format not in ("parquet", "csv", "json", "text"):
+            raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use parquet, csv, json or text.")
+        if self.format == "text" and self.schema:
+            raise ValueError(f"Files({self.folder!r}) of text has the one column value; leave schema out.")
+        if self.format != "text" and not self.schema:
+            raise ValueError(f"Files({self.folder!r}) needs a schema, such as {{'name': 'string', 'amount': 'int'}}.")
+        if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
+            raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
+        if len(self.separator) != 1:
+            raise ValueError(f"Files({self.folder!r}) cannot be separated by {self.separator!r}: use one character.")
+        if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
+            raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
+        try:
+            Glob(self.glob)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}.") from None
+        self._check_reading()
+
+    def _check_reading(self) -> None:
+        """Refuse columns and options that nothing can be read by."""
+        if refused := [name for name in self.options if name.lower() in RESERVED_OPTIONS]:
+            raise ValueError(
+                f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
+            )
+        if self.missing not in ("refuse", "null"):
+            raise ValueError(f"Files({self.folder!r}) cannot take missing={self.missing!r}: use 'refuse' or 'null'.")
+        if reserved := [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]:
+            raise ValueError(f"Files({self.folder!r}) cannot have a column {reserved[0]}: names like that are Tidegate's own.")
+        in_files = {name.lower() for name in self.schema or ("value",)}
+        if twice := [name for name in self.partitions if name.lower() in in_files]:
+            raise ValueError(
+                f"Files({self.folder!r}) has the column {twice[0]} in schema and in partitions: say where it stands."
+            )
+        try:
+            Partitions(self.partitions)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
+        if known := READERS[self.format].known_options:
+            try:
+                check_options(self.format, self.options, known)
+                for kind in self.schema.values():
+                    kind_of(kind)
+            except ValueError as error:
+                raise ValueError(f"Files({self.folder!r}): {error}") from None
+
+    @property
+    def separator(self) -> str:
+        """Return what stands between the values of a CSV record."""
+        return self.options.get("sep", self.options.get("delimiter", ","))
+
+    @property
+    def identity(self) -> str:
+        """Return what decides which rows are read: place, format, columns and reader options."""
+        parts = [self.folder, self.glob, self.format, self.header, list(self.schema.items()), dict(self.options)]
+        if self.partitions:
+            parts.append(list(self.partitions.items()))
+        return f"files {json.dumps(parts, sort_keys=True)}"
+
+    def coordinator(self, settings: Settings) -> "FilesCoordinator":
+        """List the folder once and return what cuts it into batches.
+
+        Raises: SourceUnreadable if the folder does not exist or cannot be listed.
+        """
+        from jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+
+        found = self._listing(settings)
+        if told := found.report().sentence():
+            logger.info("%s", told)
+        done = self._done(settings)
+        if done:
+            done.check_writable()
+        min_age = settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
+        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=min_age)
+
+    def _done(self, settings: Settings) -> DoneFolder | None:
+        return DoneFolder(settings.home / self.folder, settings.home / self.done_folder) if self.done_folder else None
+
+    def left_alone(self, settings: Settings) -> LeftAlone:
+        """Return which names in the folder are not read, by their reasons."""
+        return self._listing(settings).report()
+
+    def _listing(self, settings: Settings) -> Listing:
+        return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
+        """Return what reads the files that the metadata names."""
+        return READERS[self.format](
+            spark,
+            settings.home / self.folder,
+            done=self._done(settings),
+            is_opaque=self.kind == "opaque",
+            schema=self.schema,
+            header=self.header,
+            separator=self.separator,
+            options=self.options,
+            missing=self.missing,
+            follow_links=self.follow_links,
+            partitions=Partitions(self.partitions, zone_of(self.options)),
+        )
+
+    @property
+    def keeps_files(self) -> bool:
+        """Each file is known by its name and content, for good."""
+        return True
+
+    @property
+    def wants_acks(self) -> bool:
+        """Only if there is a done folder."""
+        return self.done_folder is not None
+
+    def ack(self, attempt: "Attempt", settings: Settings) -> None:
+        """Move the batch's files to the done folder, if there is one; those that were moved before are left alone."""
+        done = self._done(settings)
+        if done is None:
+            return
+        for file in attempt.source_metadata["files"]:
+            done.move(attempt.txid, file)

@@ -1,0 +1,274 @@
+"""Turns text into columns of the declared types, strictly: what has no full and exact meaning in its type is refused.
+
+Nothing is rounded, cut off, trimmed or guessed. A date is ``2024-01-05``; a timestamp is a date with or without a time of at
+most six digits behind the second, and a zone; a number is written with ASCII digits.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.sources.files.column_types import Kind
+
+_FIRST_TICK, _LAST_TICK = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999, in microseconds
+# From here on Arrow no longer changes the clocks of any zone; the rules that zones have now go on for ever.
+FIRST_YEAR_BY_RULE = 2037
+_TICK = timedelta(microseconds=1)
+MOST_DIGITS = 38  # of a decimal of Spark's, and of the texts that Arrow reads rightly as one
+_DATE = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d{2}|[1-9]\d{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d{1,6}0*)?)?"
+_ZONE = r"(?:Z|[+-](?:0\d|1[0-8])(?::?[0-5]\d)?)"
+_FORMS: dict[str, str] = {
+    "integer": r"^[+-]?\d+$",
+    "decimal": r"^[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?$",
+    "float": r"^(?:[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|NaN|[+-]?Inf(?:inity)?)$",
+    "date": rf"^{_DATE}$",
+    "timestamp": rf"^{_DATE}(?:[T ]{_TIME}{_ZONE}?)?$",
+    "timestamp_ntz": rf"^{_DATE}(?:[T ]{_TIME})?$",
+}
+
+
+def from_texts(kind: Kind, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
+    """Return a column of this type, and why some of the texts, by their numbers, have no place in it; they are NULL there.
+
+    A timestamp that names no zone is one of `zone`.
+    """
+    if kind.family == "text":
+        return texts, {}
+    try:
+        return _cast(kind, texts, zone), {}
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    if len(texts) == 1:
+        return pa.nulls(1, kind.arrow), {0: kind.refusal(texts[0].as_py())}
+    half = len(texts) // 2
+    left, bad = from_texts(kind, texts[:half], zone)
+    right, more = from_texts(kind, texts[half:], zone)
+    return pa.concat_arrays([left, right]), bad | {half + number: why for number, why in more.items()}
+
+
+def _cast(kind: Kind, texts: pa.Array, zone: str) -> pa.Array:
+    """Cast texts, all of them or none.
+
+    Raises: pyarrow.ArrowInvalid.
+    """
+    if kind.family == "boolean":
+        lowered = pc.utf8_lower(texts)
+        is_true = pc.equal(lowered, "true")
+        _all_hold(pc.or_(is_true, pc.equal(lowered, "false")))
+        return is_true
+    if kind.family == "binary":
+        return pc.cast(texts, pa.binary())
+    _all_hold(pc.match_substring_regex(texts, _FORMS[kind.family]))
+    if kind.family == "decimal":
+        texts = _plain_decimals(texts)
+    if kind.family == "integer":
+        texts = pc.replace_substring_regex(texts, r"^\+", "")
+    if kind.family == "float":
+        found = pc.cast(texts, pa.float64())
+        is_named = pc.match_substring_regex(texts, r"^[+-]?[NI]")
+        _all_hold(pc.or_(is_named, pc.is_finite(found)))  # 1e999 is out of range
+        found = found.cast(kind.arrow, safe=False)
+        _all_hold(pc.or_(is_named, pc.is_finite(found)))
+        return found
+    if kind.family == "timestamp":
+        return _timestamps(texts, zone)
+    if kind.family == "timestamp_ntz":
+        texts = pc.replace_substring_regex(texts, r"(\.\d{6})0+$", r"\1")
+    return pc.cast(texts, kind.arrow)
+
+
+def _plain_decimals(texts: pa.Array) -> pa.Array:
+    """Return decimals without exponents, and of 38 digits at most: what Arrow's cast reads of more may be another number.
+
+    Raises: pyarrow.ArrowInvalid.
+    """
+    is_hard = pc.match_substring_regex(texts, r"[eE]|(?:\d\.?){39}")
+    if not pc.any(is_hard).as_py():
+        return texts
+    return pa.array(
+        [_plain(t.as_py()) if hard.as_py() else t.as_py() for t, hard in zip(texts, is_hard, strict=True)], pa.string()
+    )
+
+
+def _plain(text: str) -> str:
+    sign, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int)
+    significant = "".join(map(str, digits)).strip("0")
+    exponent += len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    if not significant:
+        return "0"
+    if len(significant) > MOST_DIGITS or exponent < -MOST_DIGITS or len(significant) + exponent > MOST_DIGITS:
+        raise pa.ArrowInvalid("more digits than any decimal has")
+    return f"{Decimal((sign, tuple(map(int, significant)), exponent)):f}"
+
+
+def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})0+", r"\1")
+    has_zone = pc.match_substring_regex(texts, r".{10}.*(?:Z|[+-]\d{2}(?::?\d{2})?)$")
+    nothing = pa.scalar(None, pa.string())
+    here = pc.cast(pc.if_else(has_zone, nothing, texts), pa.timestamp("us"))
+    there = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
+    if zone != "UTC":  # whose rules are no rules, and need no time zone database
+        here = _in_zone(here, zone)
+    found = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
+    ticks = found.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
+    _all_hold(pc.and_(pc.greater_equal(ticks, _FIRST_TICK), pc.less_equal(ticks, _LAST_TICK)))
+    return found
+
+
+def _in_zone(times: pa.Array, zone: str) -> pa.Array:
+    """Return the moments that these are in a zone.
+
+    Raises: pyarrow.ArrowInvalid for times that a change of clocks leaves out or repeats.
+    """
+    is_late = pc.fill_null(pc.greater_equal(pc.year(times), FIRST_YEAR_BY_RULE), pa.scalar(False))
+    if not pc.any(is_late).as_py():
+        return pc.assume_timezone(times, zone, ambiguous="raise", nonexistent="raise")
+    known = _in_zone(pc.if_else(is_late, pa.scalar(None, times.type), times), zone)
+    rule = ZoneInfo(zone)
+    moments = []
+    for time in pc.if_else(is_late, times, pa.scalar(None, times.type)).to_pylist():
+        moments.append(None if time is None else _ticks(time) - _offset(time, rule) // _TICK)
+    ruled = pa.array(moments, pa.int64()).cast(pa.timestamp("us")).cast(known.type)
+    return pc.coalesce(known, ruled)
+
+
+def _offset(time: datetime, zone: ZoneInfo) -> timedelta:
+    first, second = (time.replace(tzinfo=zone, fold=fold).utcoffset() for fold in (0, 1))
+    if first is None or first != second:
+        raise pa.ArrowInvalid("the clock shows this time twice, or never")
+    return first
+
+
+def _ticks(time: datetime) -> int:
+    return (time - datetime(1970, 1, 1)) // _TICK
+
+
+def _all_hold(found: pa.Array) -> None:
+    if pc.all(found, skip_nulls=True).as_py() is False:
+        raise pa.ArrowInvalid("not of this form")
+
+
+class Number(str):
+    """A JSON number as it is written, digit for digit."""
+
+    __slots__ = ()
+
+
+class Constant(str):
+    """What Python writes into JSON for numbers that JSON has not: NaN, Infinity, -Infinity."""
+
+    __slots__ = ()
+
+
+def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
+    """Return a column of values as `json` reads them with `Number` for what has a point or an exponent.
+
+    Second: why some values, by their numbers, have no place in it. Texts may not be nested; the JSON parser makes them texts.
+    """
+    takes = _TAKES[kind.family]
+    types = set(map(type, values))
+    bad: dict[int, str] = {}
+    if not types <= takes:
+        values = list(values)
+        for number, value in enumerate(values):
+            if type(value) not in takes:
+                bad[number], values[number] = kind.refusal(_shown(value)), None
+    if kind.family in ("decimal", "float", "date", "timestamp", "timestamp_ntz"):
+        texts = [value if value is None or type(value) is str else str(value) for value in values]
+        try:
+            column, more = from_texts(kind, pa.array(texts, pa.string()), zone)
+        except UnicodeEncodeError:
+            lone = {n: kind.refusal(t) for n, t in enumerate(texts) if t is not None and not t.isascii()}
+            kept = pa.array([None if n in lone else t for n, t in enumerate(texts)], pa.string())
+            column, more = from_texts(kind, kept, zone)
+            more |= lone
+        return column, bad | more
+    convert = _CONVERT.get(kind.family)
+    if convert is None:  # what Python has is what Arrow takes
+        try:
+            return pa.array(values, kind.arrow), bad
+        except (OverflowError, pa.ArrowInvalid, UnicodeEncodeError):
+            convert = _converted_alone
+    converted = []
+    for number, value in enumerate(values):
+        try:
+            converted.append(None if value is None else convert(kind, value, zone))
+        except ValueError as error:
+            converted.append(None)
+            bad[number] = str(error)
+    return pa.array(converted, kind.arrow), bad
+
+
+def _converted_alone(kind: Kind, value: Any, zone: str) -> Any:
+    del zone
+    try:
+        pa.array([value], kind.arrow)
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair stands alone: that is no character") from None
+    except (OverflowError, pa.ArrowInvalid):
+        raise ValueError(kind.refusal(value)) from None
+    return value
+
+
+def _binary(kind: Kind, value: str, zone: str) -> bytes:
+    del zone
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise ValueError(f"{kind.refusal(value)} in Base64") from None
+
+
+def _inside(kind: Kind, value: Any, zone: str) -> Any:
+    """Return one value inside a nested one."""
+    if value is None:
+        return None
+    if kind.family == "text" and type(value) in (bool, int, Number):
+        value = {True: "true", False: "false"}.get(value, str(value)) if type(value) is bool else str(value)
+    column, bad = from_json(kind, [value], zone)
+    if bad:
+        raise ValueError(bad[0])
+    return column[0].as_py()
+
+
+def _array(kind: Kind, value: list[Any], zone: str) -> list[Any]:
+    return [_inside(kind.parts[0][1], item, zone) for item in value]
+
+
+def _map(kind: Kind, value: dict[str, Any], zone: str) -> list[tuple[str, Any]]:
+    return [(_inside(kind.parts[0][1], key, zone), _inside(kind.parts[1][1], item, zone)) for key, item in value.items()]
+
+
+def _struct(kind: Kind, value: dict[str, Any], zone: str) -> dict[str, Any]:
+    return {name: _inside(part, value.get(name), zone) for name, part in kind.parts}
+
+
+def _shown(value: Any) -> Any:
+    return float(value) if type(value) is Number and len(value) < 18 and repr(float(value)) == value else value
+
+
+_NONE = type(None)
+# What JSON may have in a column of a type; a time is a text, never a number of seconds from some day on.
+_TAKES: dict[str, frozenset[type]] = {
+    "text": frozenset({_NONE, str, Number}),
+    "integer": frozenset({_NONE, int}),
+    "decimal": frozenset({_NONE, int, Number, str}),
+    "boolean": frozenset({_NONE, bool}),
+    "float": frozenset({_NONE, int, Number, Constant}),
+    "date": frozenset({_NONE, str}),
+    "timestamp": frozenset({_NONE, str}),
+    "timestamp_ntz": frozenset({_NONE, str}),
+    "binary": frozenset({_NONE, str}),
+    "array": frozenset({_NONE, list}),
+    "map": frozenset({_NONE, dict}),
+    "struct": frozenset({_NONE, dict}),
+}
+_CONVERT: dict[str, Callable[[Kind, Any, str], Any]] = {"binary": _binary, "array": _array, "map": _map, "struct": _struct}

@@ -1,0 +1,277 @@
+"""Reads the ranges of one batch with Spark's own Kafka source, and makes sure that they were delivered whole.
+
+Spark is told to fail when it misses records (failOnDataLoss); here the records are counted as well. The count is that of
+the first time Spark computes the rows. A pipeline with several states computes them once per state: the later times rest on
+Spark's own check, on the acker's sums, and on nothing having expired when all is read.
+
+Passwords stay out of Spark's plan: Spark is told in which file they are, and its Kafka clients look there. That file has to
+be at the same place for the driver, for Spark's server and for its executors.
+"""
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources.kafka.topic import Topic
+from state_store.declaration import SourceMetadata
+from state_store.errors import (
+    BadKey,
+    DeclarationInvalid,
+    MalformedRecord,
+    PartitionUnavailable,
+    RangeExpired,
+    SettingsInvalid,
+    SourceChanged,
+    SourceUnavailable,
+    SourceUnreadable,
+    SparkFailed,
+    TidegateError,
+)
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jobs.sources.kafka.source import Kafka
+    from state_store.attempts import Attempt
+
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+}
+HEADERS = {"headers": "array<struct<key: string, value: binary>>"}
+FILE_PROVIDER = "org.apache.kafka.common.config.provider.FileConfigProvider"
+SECRET = re.compile(r"password|secret|jaas", re.IGNORECASE)
+# Long enough for a broker's restart, or a partition's new leader; Spark's own is 120 s.
+POLL_MILLISECONDS = 60_000
+API_MILLISECONDS = 20_000
+# A longer range is read by several tasks; Spark would give each partition of the topic to one.
+RECORDS_PER_TASK = 250_000
+KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
+DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
+SHOWN_RECORDS = 5
+REFUSALS = ("Authentication", "Authorization", "Sasl", "Ssl")
+
+
+class KafkaReader(Emitter):
+    """Reads ranges of offsets of one topic."""
+
+    def __init__(self, spark: "SparkSession", source: "Kafka", settings: Settings) -> None:
+        self._spark = spark
+        self._source = source
+        self._settings = settings
+        self._columns = {**COLUMNS, **HEADERS} if source.headers else COLUMNS
+        self._delivered: Observation | None = None
+        self._rows: DataFrame | None = None
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the records of the ranges, after checking that all of them are still there."""
+        ranges = _ranges(metadata)
+        if not ranges:
+            return self._spark.createDataFrame([], self.row_schema())
+        self._check_kept(attempt, metadata)
+        rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
+        self._rows = rows
+        # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
+        self._delivered = Observation(f"kafka of {attempt}")
+        offset = F.col("offset")
+        counts = [
+            function(F.when(F.col("partition") == partition, offset)).alias(f"{name}_{partition}")
+            for partition in ranges
+            for name, function in (("count", F.count), ("first", F.min), ("last", F.max))
+        ]
+        return rows.select(*self._columns).observe(self._delivered, *counts)
+
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows with where they stood; no record of Kafka is malformed before the transform reads it."""
+        origin = F.format_string("%s partition %d offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
+        nothing = F.lit(None).cast("string")
+        return self.emit_batch(attempt, metadata).withColumns({ORIGIN: origin, REFUSAL: nothing, PAYLOAD: nothing})
+
+    def row_schema(self) -> str:
+        """Return the columns of the rows."""
+        return ", ".join(f"{name} {kind}" for name, kind in self._columns.items())
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+        """Check that nothing of the ranges expired during the read, and that their records, and no others, were delivered."""
+        ranges = _ranges(metadata)
+        if not ranges:
+            return
+        self._check_kept(attempt, metadata)
+        assert self._delivered is not None
+        delivered = self._delivered.get
+        for partition, (start, end) in ranges.items():
+            if f"count_{partition}" not in delivered:
+                raise SparkFailed(f"{attempt}: Spark did not say how many records of partition {partition} it has read.")
+            count, first, last = (delivered[f"{name}_{partition}"] for name in ("count", "first", "last"))
+            where = f"Partition {partition} of topic {metadata['topic']}, offsets {start} to {end}"
+            if count and (first < start or last >= end):
+                raise SourceChanged(f"{where}: Spark delivered offsets {first} to {last + 1}.")
+            if count != end - start and not self._source.gaps:
+                if count < self._count(partition):
+                    raise DeclarationInvalid(
+                        f"{where}: Spark read {count} of {end - start} records, because the transform does not read all rows. "
+                        "Take limit() and the like out of it: which rows they leave out is not the same each time."
+                    )
+                raise SourceChanged(
+                    f"{where}: {end - start} records were planned, {count} delivered. If the topic is compacted, or its "
+                    "producers use transactions, not every offset is a record: declare gaps=True. Otherwise its brokers have "
+                    "lost some."
+                )
+
+    def _count(self, partition: int) -> int:
+        """Return how many records of a partition's range Spark finds when nothing but this is asked."""
+        assert self._rows is not None
+        return int(self._rows.where(F.col("partition") == partition).count())
+
+    def _not_utf8(self) -> MalformedRecord:
+        """Say which keys and values are no texts."""
+        assert self._rows is not None
+        key, value = (~F.is_valid_utf8(F.col(name).cast("string")) for name in ("key", "value"))
+        wrong = self._rows.select("partition", "offset", key.alias("key"), value.alias("value")).where("key OR value")
+        found = wrong.orderBy("partition", "offset").limit(SHOWN_RECORDS + 1).collect()
+        if not found:
+            return MalformedRecord(
+                f"The transform makes a text that is not UTF-8; all keys and values of topic {self._source.topic} are. Cut "
+                "texts, not bytes."
+            )
+        places = [
+            f"partition {row.partition} offset {row.offset} ({' and '.join(name for name in ('key', 'value') if row[name])})"
+            for row in found[:SHOWN_RECORDS]
+        ]
+        more = ", and others" if len(found) > SHOWN_RECORDS else ""
+        return MalformedRecord(
+            f"Topic {self._source.topic} has records that are not UTF-8: {', '.join(places)}{more}. In the transform, decode "
+            "them as what they are, as in decode(value, 'ISO-8859-1'), or leave them out by is_valid_utf8(string(value)); or "
+            "set them aside by such a check in the pipeline, with on_poison='quarantine'."
+        )
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return what an error means: of Spark's Kafka source, or of Postgres about a text that was bytes."""
+        text = str(error)
+        if isinstance(error, BadKey) and "invalid byte sequence" in text and self._rows is not None:
+            return self._not_utf8()
+        if "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source: kafka" in text:
+            return SourceUnreadable(
+                "Spark has no Kafka source. Start the stack by: tidegate up --with kafka, or give your own Spark the package "
+                "org.apache.spark:spark-sql-kafka-0-10_2.13 of its version (spark.jars.packages)."
+            )
+        if "KAFKA_DATA_LOSS" in text or "KafkaIllegalStateException" in text:
+            reason = DATA_LOSS.search(text)
+            told = reason[1].removesuffix("with consumer group").strip() if reason else text.splitlines()[0]
+            return self._expired(f"Spark did not get all records of topic {self._source.topic}: {' '.join(told.split())}.")
+        if "Could not read properties from file" in text:
+            return SourceUnreadable(
+                f"Spark cannot read {self._settings.kafka_properties_file}, where the Kafka log-in is. Put it at the same "
+                "place on Spark's server and its executors, readable by them."
+            )
+        if found := KAFKA_ERROR.search(text):
+            name, reason_text = found[1], found[2].strip().rstrip(".")
+            if any(refusal in name for refusal in REFUSALS):
+                return SourceUnreadable(f"Kafka refuses Spark: {reason_text}. See: tidegate settings")
+            if name == "ConfigException":
+                return SourceUnreadable(f"Spark cannot use the Kafka properties: {reason_text}. See: tidegate settings")
+            if name == "UnknownTopicOrPartitionException":
+                return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason_text}.")
+            return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason_text}.")
+        return None
+
+    def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+        """Refuse to read what has expired, and a topic that is another one by now.
+
+        Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
+        """
+        topic = Topic(metadata["topic"], self._settings)  # as it is now, not as it was at the last look
+        if topic.id != metadata["topic_id"]:
+            raise SourceChanged(
+                f"Topic {topic.name} was deleted and created anew since this batch was planned: its id was "
+                f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
+                f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "..."'
+            )
+        first_left, ranges = topic.offsets("earliest"), _ranges(metadata)
+        left: dict[int, tuple[int, int]] = {}
+        expired: list[str] = []
+        for partition, (start, end) in ranges.items():
+            first = first_left[partition]
+            if isinstance(first, PartitionUnavailable):
+                raise first
+            if first < end:
+                left[partition] = (max(first, start), end)
+            if first > start:
+                expired.append(
+                    f"Partition {partition} of topic {metadata['topic']}: of offsets {start} to {end}, "
+                    f"{min(first, end) - start} have expired; the first that is left is {first}."
+                )
+        if expired:
+            planned, readable = (sum(end - start for start, end in these.values()) for these in (ranges, left))
+            where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
+            loss = f" The batch has {planned} offsets, {readable} of which can still be read: {where}." if left else ""
+            raise self._expired(" ".join(expired) + loss, attempt, is_partial=bool(left))
+
+    def _expired(self, message: str, attempt: "Attempt | None" = None, *, is_partial: bool = False) -> TidegateError:
+        """Return the error: another attempt helps only if it may leave out what has expired."""
+        if self._source.when_expired == "continue":
+            return SourceUnavailable(f"{message} The next attempt goes without them.")
+        batch = f"{attempt.pipeline} {attempt.txid}" if attempt else "PIPELINE TXID"
+        all_of_it = ", with what can still be read," if is_partial else ""
+        advice = f'Give the batch up{all_of_it} by: tidegate skip {batch} --reason "..."'
+        if self._source.kind == "opaque":
+            advice += '; or declare when_expired="continue", and all but what has expired is read'
+        return RangeExpired(f"{message} {advice}.")
+
+    def _options(self, topic: str, ranges: dict[int, tuple[int, int]]) -> dict[str, str]:
+        """Return the options of Spark's Kafka source, without secrets."""
+        starts, ends = ({str(p): bounds[side] for p, bounds in ranges.items()} for side in (0, 1))
+        return {
+            "assign": json.dumps({topic: list(ranges)}),
+            "startingOffsets": json.dumps({topic: starts}),
+            "endingOffsets": json.dumps({topic: ends}),
+            "failOnDataLoss": "true",
+            "includeHeaders": str(self._source.headers).lower(),
+            "maxRecordsPerPartition": str(RECORDS_PER_TASK),
+            "kafkaConsumer.pollTimeoutMs": str(POLL_MILLISECONDS),
+            "kafka.default.api.timeout.ms": str(API_MILLISECONDS),
+            "kafka.request.timeout.ms": str(API_MILLISECONDS),
+            **{f"kafka.{name}": value for name, value in self._log_in().items()},
+            "kafka.isolation.level": "read_committed",
+        }
+
+    def _log_in(self) -> dict[str, str]:
+        """Return the Java client's configuration with references in place of secrets, which its clients look up in the file."""
+        properties = self._settings.kafka_java_client()
+        file = self._settings.kafka_properties_file
+        secret = {name: value for name, value in properties.items() if SECRET.search(name)}
+        if not secret or file is None:
+            return properties
+        written = self._settings.kafka_client()
+        if any(character in written.get(name, "") for name in written if SECRET.search(name) for character in '\\"'):
+            raise SettingsInvalid(f'{file}: Spark cannot read a password with \\ or " in it. Choose another.')
+        if "sasl.jaas.config" in secret and "sasl.jaas.config" not in written:
+            module = secret.pop("sasl.jaas.config").split()[0]
+            properties["sasl.jaas.config"] = (
+                f'{module} required username="{_look_up(file, "sasl.username")}" password="{_look_up(file, "sasl.password")}";'
+            )
+        properties |= {name: _look_up(file, name) for name in secret}
+        return {"config.providers": "file", "config.providers.file.class": FILE_PROVIDER, **properties}
+
+
+def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
+    """Return start and end of each partition that the batch reads something of."""
+    slices: dict[str, Any] = metadata["partitions"]
+    return {
+        int(name): (s["start"], s["end"])
+        for name, s in sorted(slices.items(), key=lambda item: int(item[0]))
+        if s["start"] < s["end"]
+    }
+
+
+def _look_up(file: Any, name: str) -> str:
+    return f"${{file:{file}:{name}}}"

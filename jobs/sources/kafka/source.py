@@ -1,0 +1,346 @@
+"""Kafka: the records of one topic as a transactional or an opaque source.
+
+A batch is a range of offsets for each partition, `end` not included, and nothing else is read:
+
+    {"topic": name, "topic_id": id, "partitions": {"0": {"start": 5, "end": 9}}, "idle": {"1": {"start": 3, "end": 3}},
+     "generation": 1}
+
+Offsets number the records of one topic for good, so a range that was delivered whole is the same records each time; that it
+was is checked (`jobs.sources.kafka.read`). The topic's id tells a topic that was deleted and created anew. Positions are
+the ledger's alone: what consumer groups have committed is for lag tools and never read for a position.
+
+Records that expire before they are read are never passed over in silence. Their offsets become a batch of their own, which
+fails by the name of RangeExpired: there is a txid to inspect and, by a person's decision, to skip; or, declared beforehand
+for an opaque source, the next range starts behind them and says so: ``"lost": [5, 7]``.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from jobs.sources import Source
+from jobs.sources.partitioned import PartitionedCoordinator, Partitions
+from state_store.declaration import SourceMetadata
+from state_store.errors import PartitionUnavailable, SourceChanged, SourceUnavailable, SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.sources.kafka.read import KafkaReader
+    from jobs.sources.kafka.topic import Topic
+    from state_store.attempts import Attempt
+
+logger = logging.getLogger(__name__)
+
+TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Kind = Literal["transactional", "opaque"]
+WhenExpired = Literal["fail", "continue"]
+# Where a partition stands that has appeared since the last batch: nothing of it was read.
+UNREAD = {"start": 0, "end": 0}
+
+
+@dataclass(frozen=True)
+class Kafka(Source):
+    """The records of a topic, each read exactly once; within a partition in the order of their offsets.
+
+    `start` is where the first batch begins: "earliest", "latest" (what is produced after the first plan) or a time with
+    its zone (the first record of each partition at or after it). Partitions that are added to the topic later are read
+    from their first record. A batch has at most `max_records` offsets, shared among partitions by what they have left.
+
+    Rows have the columns key and value (binary), topic, partition, offset and timestamp, and with `headers` those too.
+    Only committed records of transactional producers are read, and none behind the first transaction that is still open.
+
+    A transactional source, when a partition cannot be reached, stops until it can; an opaque one goes on with the others.
+
+    `gaps`: not every offset is a record, as with transactional producers, whose commits take offsets, and with compacted
+    topics. Then it is checked that nothing outside the range was delivered and nothing of it has expired; that each offset
+    was delivered cannot be. Compaction removes records between two attempts, so such a topic has to be an opaque source.
+
+    `when_expired="continue"`, for opaque sources: records that expired unread are given up, with a warning and a note in
+    the batch's metadata. `group` is the consumer group under which committed positions are shown to lag tools, by default
+    ``tidegate-<pipeline>``. `bootstrap` and `properties_file` go before the settings kafka_bootstrap and
+    kafka_properties_file; a relative path starts at the project folder.
+
+    A topic that was deleted and created again is refused: positions in the old one mean nothing in it. To go on with the same
+    states, raise `generation`, and the pipeline's version: the topic is then read from its first record, wherever `start` is;
+    it may also have another name. Batches of the old topic that were planned and have not committed have to be skipped.
+    """
+
+    topic: str
+    kind: Kind = "transactional"
+    start: Literal["earliest", "latest"] | datetime = "earliest"
+    max_records: int = 1_000_000
+    gaps: bool = False
+    headers: bool = False
+    when_expired: WhenExpired = "fail"
+    group: str | None = None
+    bootstrap: str | None = None
+    properties_file: str | None = None
+    generation: int = 1
+
+    def __post_init__(self) -> None:
+        me = f"Kafka({self.topic!r})"
+        if not TOPIC.fullmatch(self.topic) or self.topic in {".", ".."}:
+            raise ValueError(f"{me} is no topic: its name has up to 249 letters, digits, dots, - and _.")
+        for name, chosen, choice in (("kind", self.kind, Kind), ("when_expired", self.when_expired, WhenExpired)):
+            if chosen not in get_args(choice):
+                raise ValueError(f"{me} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
+        if isinstance(self.start, datetime):
+            if self.start.tzinfo is None:
+                raise ValueError(f"{me} starts at {self.start}, which is another moment in each time zone. Add tzinfo.")
+        elif self.start not in {"earliest", "latest"}:
+            raise ValueError(f'{me} cannot start at {self.start!r}: use "earliest", "latest" or a datetime with a time zone.')
+        for name, value in (("max_records", self.max_records), ("generation", self.generation)):
+            if value < 1:
+                raise ValueError(f"{me} has {name}={value}; it must be at least 1.")
+        if self.when_expired == "continue" and self.kind != "opaque":
+            raise ValueError(
+                f"{me} cannot continue without expired records: a transactional source leaves none out. "
+                'Use kind="opaque", or leave when_expired out; an expired batch is then given up by: tidegate skip'
+            )
+        if self.group == "":
+            raise ValueError(f"{me} cannot commit for a group without a name. Leave group out.")
+
+    @property
+    def identity(self) -> str:
+        """Return what decides which rows are read: topic, start and columns.
+
+        Not the brokers, which may move: the topic's id in the metadata tells another cluster's topic of the same name.
+        """
+        start = self.start.astimezone(UTC).isoformat() if isinstance(self.start, datetime) else self.start
+        generation = [self.generation] if self.generation > 1 else []
+        return f"kafka {json.dumps([self.topic, start, self.headers, *generation])}"
+
+    def coordinator(self, settings: Settings) -> "KafkaCoordinator":
+        """Ask once where each partition begins and ends, and return what cuts that into batches.
+
+        Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, have no such topic, or compact it),
+        SettingsInvalid.
+        """
+        topic = self._topic(settings)
+        if self.kind == "transactional" and topic.is_compacted():
+            raise SourceUnreadable(
+                f"Topic {self.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a transactional "
+                'source. Declare kind="opaque" and gaps=True.'
+            )
+        return KafkaCoordinator(self, topic)
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "KafkaReader":
+        """Return what reads the ranges of the metadata with Spark."""
+        from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
+
+        return KafkaReader(spark, self, self._located(settings))
+
+    def ack(self, attempt: "Attempt", settings: Settings) -> None:
+        """Commit the batch's ends for the consumer group, for lag tools; what a later batch has committed stays.
+
+        Kafka cannot compare and set: two calls at the same moment may leave the lower position, until the next batch.
+        """
+        metadata = attempt.source_metadata
+        ends = {int(name): known["end"] for name, known in _standing(metadata).items()}
+        topic, group = self._topic(settings), self.group or f"tidegate-{attempt.pipeline}"
+        if topic.id != metadata["topic_id"]:
+            logger.info("%s: the topic was created anew since; nothing is told to group %s.", attempt, group)
+            return
+        topic.commit_ahead(group, ends)
+
+    def _located(self, settings: Settings) -> Settings:
+        changes: dict[str, Any] = {"kafka_bootstrap": self.bootstrap} if self.bootstrap else {}
+        if self.properties_file:
+            changes["kafka_properties_file"] = settings.home / Path(self.properties_file).expanduser()
+        return replace(settings, **changes)
+
+    def _topic(self, settings: Settings) -> "Topic":
+        from jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
+
+        return Topic(self.topic, self._located(settings))
+
+
+class KafkaCoordinator(PartitionedCoordinator):
+    """Cuts one look at the topic into batches."""
+
+    def __init__(self, source: Kafka, topic: "Topic") -> None:
+        self._source = source
+        self._topic = topic
+        self._look = TopicLook(source, topic)
+        super().__init__(source.kind, self._look)
+
+    def initialize_transaction(
+        self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
+    ) -> SourceMetadata | None:
+        """Return the next range of each partition that has one; None if none has.
+
+        The first batch of a source that starts at "latest" is made although it has no ranges: what is produced until the
+        next plan would be lost otherwise.
+
+        Raises: SourceChanged if these are not the topic's offsets of old; PartitionUnavailable, SourceUnavailable.
+        """
+        if current_metadata is not None and self._source.kind == "transactional":
+            return current_metadata
+        saved = previous_metadata or current_metadata
+        is_new = saved is not None and self._begins_again(saved)
+        if saved is not None and not is_new:
+            self._check_same_topic(saved)
+        if is_new:
+            positions, must_exist = {}, current_metadata is not None
+            previous_metadata = {"partitions": {}, "idle": {}}
+        elif previous_metadata is None:
+            positions = self._starts(current_metadata)
+            previous_metadata = {"partitions": {}, "idle": positions}
+            must_exist = self._source.start == "latest" or current_metadata is not None
+        else:
+            positions, must_exist = _standing(previous_metadata), False
+        self._look.share({name: known["end"] for name, known in positions.items()})
+        cut = super().initialize_transaction(txid, previous_metadata, current_metadata)
+        if cut is None:
+            if not must_exist:
+                return None
+            cut = previous_metadata
+        return {**cut, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
+
+    def _begins_again(self, saved: SourceMetadata) -> bool:
+        """Tell whether the author has declared that another topic goes on where the saved one has ended."""
+        before, now = saved.get("generation", 1), self._source.generation
+        if before > now:
+            raise SourceChanged(
+                f"Records of generation {before} were read already, so topic {self._topic.name} cannot be read as generation "
+                f"{now} any more. Declare the newer one again."
+            )
+        return bool(before < now)
+
+    def _starts(self, first_metadata: SourceMetadata | None) -> dict[str, SourceMetadata]:
+        """Return where each partition stands before the first batch: as it was planned, or as the source's start says.
+
+        Here every partition has to answer, whatever the kind: one that was left out would later be taken for a new one.
+        """
+        if first_metadata is None:
+            starts = self._look.starts()
+        else:
+            planned = _standing(first_metadata)
+            starts = {name: known.get("lost", [known["start"]])[0] for name, known in planned.items()}
+        return {name: {"start": start, "end": start} for name, start in starts.items()}
+
+    def _check_same_topic(self, saved: SourceMetadata) -> None:
+        advice = (
+            "A position means nothing in another topic. To read this one from its first record, with the same states, declare "
+            f"generation={self._source.generation + 1} in the Kafka source and raise the pipeline's version."
+        )
+        if saved["topic"] != self._topic.name:
+            raise SourceChanged(f"The batches so far are from topic {saved['topic']}, not from {self._topic.name}. {advice}")
+        if saved["topic_id"] != self._topic.id:
+            raise SourceChanged(
+                f"Topic {self._topic.name} is another one than before (its id was {saved['topic_id']}, now it is "
+                f"{self._topic.id}): it was deleted and created anew, or it is another cluster's. {advice}"
+            )
+
+
+class TopicLook(Partitions):
+    """What the partitions held when the plan looked, and how a batch shares it."""
+
+    def __init__(self, source: Kafka, topic: "Topic") -> None:
+        self._source = source
+        self._topic = topic
+        self._first = topic.offsets("earliest")
+        self._ends = topic.offsets("latest")
+        self._shares: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        """Return the partitions by their numbers."""
+        return [str(partition) for partition in self._topic.partitions]
+
+    def starts(self) -> dict[str, int]:
+        """Return where the source's start is in each partition.
+
+        Raises: SourceUnavailable if one cannot be asked.
+        """
+        start, starts = self._source.start, {}
+        if isinstance(start, datetime):
+            moment = -((EPOCH - start) // timedelta(milliseconds=1))  # rounded up: not a record before it
+            found = self._topic.offsets(moment)
+        else:
+            found = self._first if start == "earliest" else self._ends
+        for name in self.names():
+            offset = found[int(name)]
+            try:
+                if isinstance(offset, PartitionUnavailable):
+                    raise offset
+                # no record is that young: the next one will be
+                starts[name] = offset if offset >= 0 else self._bounds(name)[1]
+            except PartitionUnavailable as missing:
+                raise SourceUnavailable(f"{missing} The first batch needs all, to know where each of them starts.") from missing
+        return starts
+
+    def share(self, positions: Mapping[str, int]) -> None:
+        """Share a batch's `max_records` among the partitions, given where they stand.
+
+        Expired records come first and alone, so that giving them up gives up nothing else.
+        """
+        lags, expired = {}, {}
+        for name in self.names():
+            try:
+                first, end = self._bounds(name)
+            except PartitionUnavailable:
+                continue  # next_slice tells
+            position = positions.get(name, UNREAD["end"])
+            if position < first:
+                expired[name] = first - position
+            lags[name] = max(end - max(position, first), 0)
+        fails = expired and self._source.when_expired == "fail"
+        self._shares = expired if fails else fair_shares(lags, self._source.max_records)
+
+    def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
+        """Return the partition's share, right behind its previous slice.
+
+        Raises: PartitionUnavailable; SourceChanged if the partition ends before the previous slice.
+        """
+        position = (previous or UNREAD)["end"]
+        first, end = self._bounds(partition)
+        if end < position:
+            raise SourceChanged(
+                f"Partition {partition} of topic {self._topic.name} ends at offset {end}, but was planned up to {position}: "
+                "its brokers have lost records. What is produced now gets their offsets, and would never be read. Produce "
+                "what is missing again, or declare a further generation, with which the topic is read from its first record."
+            )
+        share = self._shares.get(partition, 0)
+        if self._source.when_expired == "continue" and position < first:
+            logger.warning(
+                "Partition %s of topic %s: %d records, offsets %d to %d, expired before they were read, and are given up.",
+                *(partition, self._topic.name, first - position, position, first),
+            )
+            return {"start": first, "end": first + share, "lost": [position, first]}
+        return {"start": position, "end": position + share} if share else None
+
+    def _bounds(self, partition: str) -> tuple[int, int]:
+        """Return the first offset that is left and the end."""
+        first, end = self._first[int(partition)], self._ends[int(partition)]
+        for unavailable in (first, end):
+            if isinstance(unavailable, PartitionUnavailable):
+                raise unavailable
+        assert isinstance(first, int)
+        assert isinstance(end, int)
+        return first, end
+
+
+def fair_shares(lags: Mapping[str, int], most: int) -> dict[str, int]:
+    """Divide at most `most` records in proportion to the lags, at least one for each.
+
+    If there are more lagging partitions than that, those with the longest lags get one each: none waits for ever.
+    """
+    lagging = sorted((name for name, lag in lags.items() if lag), key=lambda name: (lags[name], int(name)))[-most:]
+    shares, left, total = {}, most, sum(lags[name] for name in lagging)
+    for name in lagging:  # the shortest lag first, so that rounding is made up for by the longest
+        shares[name] = lags[name] if total <= left else max(1, lags[name] * left // total)
+        left, total = left - shares[name], total - lags[name]
+    return shares
+
+
+def _standing(metadata: SourceMetadata) -> dict[str, SourceMetadata]:
+    """Return the last slice of every known partition."""
+    return {**metadata["idle"], **metadata["partitions"]}

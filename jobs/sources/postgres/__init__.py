@@ -1,0 +1,1 @@
+"""Tables of Postgres, as a source."""

@@ -1,0 +1,324 @@
+"""Whether rows have come where they are never read: behind the position up to which batches were planned.
+
+The arguments of `postgres_in_flight` say that none can, if keys and times are what their author says. Here is looked whether
+they are. Nothing of it costs more than to read one batch's keys again, but for the one look after a sequence was altered or a
+partition attached; rows that were read may be deleted or changed meanwhile.
+
+*Keys that are numbers*: which keys were missing when a range was planned stands in its metadata, and in those that follow it,
+as far as GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
+
+*Any drawn key*: the newest range may not have more rows than when it was planned, nor as many with other keys.
+
+*A sequence that was altered, a partition that was attached*: no row up to the position may have come by that.
+
+*Times that change*: a row moves out of its range when it is written again. One of the newest rows behind the position that
+was not visible in the snapshot of the plan was written since, and kept a time or got one that had been planned by then.
+"""
+
+from typing import Any
+
+from psycopg2 import sql
+
+from jobs.sources.postgres.origin import Origin, Sequence
+from jobs.sources.postgres.query import Position, Query, count_rows, said_range
+from state_store.declaration import SourceMetadata
+from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
+
+# Each costs a look into the key's index at every plan, and some bytes in each batch's metadata.
+GAPS = 200
+WHOLE = ("smallint", "integer", "bigint")
+# Postgres compares 32 bits of a row's transaction number; after so many more transactions they may mean another one.
+_COMPARABLE = 2**31
+_IS_BACK = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(%s::pg_snapshot)::text::bigint"
+_SEES_WRITERS = """
+    SELECT has_column_privilege(%(table)s::oid, 'xmin', 'SELECT'), quote_ident(current_user), %(table)s::regclass::text
+"""
+# Of the tables that are read: those that became partitions, or children, when a snapshot could not see it yet.
+_ATTACHED = """
+    SELECT inhrelid::bigint, inhrelid::regclass::text, has_table_privilege(inhrelid, 'SELECT')
+    FROM (
+        SELECT inhrelid, xmin::text::bigint AS x, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest
+        FROM pg_inherits WHERE inhrelid = ANY(%s)
+    ) AS child
+    WHERE NOT ({visible})
+    ORDER BY 1
+"""
+# Transaction numbers with their epoch, of rows that have them without; 1 and 2 are those of rows that are frozen for good.
+_VISIBLE = "x < 3 OR pg_visible_in_snapshot((newest - mod(newest - x, 4294967296))::text::xid8, {snapshot}::pg_snapshot)"
+
+
+def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Composable:
+    """Return what tells the newest gaps between the keys of relation tidegate_batch, as JSON; NULL for keys without gaps."""
+    if len(types) != 1 or types[0] not in WHOLE:
+        return sql.SQL("NULL")
+    # CASE, because numbers at the ends of bigint have none before or behind them.
+    return sql.SQL(
+        "(SELECT json_agg(json_build_array(low, high) ORDER BY high) FROM ("
+        " SELECT previous + 1 AS low, key - 1 AS high FROM ("
+        "  SELECT {key}::bigint AS key, lag({key}::bigint, 1, {after}::bigint) OVER (ORDER BY {key}) AS previous"
+        "  FROM tidegate_batch"
+        " ) AS pairs WHERE CASE WHEN previous IS NULL THEN key > -9223372036854775808"
+        "  WHEN previous < key THEN previous < key - 1 ELSE false END"
+        " ORDER BY key DESC LIMIT {limit}"
+        ") AS gaps)"
+    ).format(key=query.keys, after=sql.Literal(after[0] if after else None), limit=sql.Literal(GAPS))
+
+
+def check_in_time(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+    """Refuse a server that has fewer transactions behind it than at the plan before: it was restored from a backup.
+
+    Raises: SourceChanged.
+    """
+    if "snapshot" not in previous:
+        return
+    cursor.execute(_IS_BACK, [previous["snapshot"]])
+    newest, before = cursor.fetchone()
+    if newest < before:
+        raise SourceChanged(
+            f"{query.name}: the server is at transaction {newest}, but was at {before} when rows were planned: it was restored "
+            "from a backup, or a standby took over that had not received everything. Rows that are written now get keys that "
+            "were read before. Put back what is missing, or raise generation of the PostgresTable and the pipeline's version."
+        )
+
+
+def check_gaps(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+    """Refuse rows with keys that were missing when their range was planned.
+
+    Raises: SourceChanged.
+    """
+    if not (gaps := previous.get("gaps")):
+        return
+    key = query.keys
+    conditions = [
+        sql.SQL("{key} <= {high}").format(key=key, high=sql.Literal(high))
+        if low is None
+        else sql.SQL("{key} BETWEEN {low} AND {high}").format(key=key, low=sql.Literal(low), high=sql.Literal(high))
+        for low, high in gaps
+    ]
+    cursor.execute(
+        sql.SQL("SELECT count(*), min({key})::text FROM {relation} WHERE {conditions}").format(
+            key=key, relation=query.relation, conditions=sql.SQL(" OR ").join(conditions)
+        )
+    )
+    rows, lowest = cursor.fetchone()
+    if rows:
+        raise SourceChanged(
+            f"{query.name} has {rows} row(s) with keys that were missing when their range was read, such as key {lowest}, "
+            f"up to {previous['to'][0]}: they came too late, and would never be read. Give them new keys, and let the INSERT "
+            "draw them."
+        )
+
+
+def check_newest_range(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+    """Refuse a range that has more rows than when it was planned, or as many with other keys.
+
+    Raises: SourceChanged.
+    """
+    rows, digest = count_rows(cursor, query, previous)
+    advice = "Give them new keys, and let the INSERT draw them."
+    if rows > previous["rows"]:
+        raise SourceChanged(
+            f"{query.name} has {rows} row(s) {said_range(previous)}, but {previous['rows']} when this was planned: "
+            f"rows with lower keys came later, and would never be read. {advice}"
+        )
+    if rows == previous["rows"] and previous.get("keys", digest) != digest:
+        raise SourceChanged(
+            f"{query.name} has as many rows {said_range(previous)} as when this was planned, {rows}, but with other keys: some "
+            f"were deleted, and others came later, which would never be read. {advice}"
+        )
+
+
+def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
+    """Refuse rows that no range would ever contain, and those behind which no range would contain anything.
+
+    Raises: MalformedRecord.
+    """
+    first = sql.Identifier(query.key[0])
+    conditions = [(f"{name} IS NULL", sql.SQL("{} IS NULL").format(sql.Identifier(name))) for name in query.key]
+    if types[0] == "timestamp with time zone":
+        endless = sql.SQL("{} IN ('infinity', '-infinity')").format(first)
+        conditions.append((f"{query.key[0]} is infinite", endless))
+    if types[0] == "numeric":
+        endless = sql.SQL("{} IN ('NaN', 'Infinity', '-Infinity')").format(first)
+        conditions.append((f"{query.key[0]} is NaN or infinite", endless))
+    for said, condition in conditions:
+        cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(query.relation, condition))
+        if cursor.fetchone()[0]:
+            cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
+            raise MalformedRecord(
+                f"{query.name} has {cursor.fetchone()[0]} row(s) in which {said}; they would never be read. Give them a key, "
+                "and declare the column NOT NULL."
+            )
+
+
+def check_drawn(cursor: Any, query: Query, sequence: Sequence, after: Position | None, highest: Position | None) -> None:
+    """Refuse new keys that this sequence has not handed out: above where it stands, or between its steps.
+
+    Raises: SourceChanged.
+    """
+    if highest is None:
+        return
+    if int(highest[0]) > sequence.last:
+        raise SourceChanged(
+            f"{query.name} has key {highest[0]}, but sequence {sequence.name} is at {sequence.last}: keys were chosen by hand, "
+            f"and rows with the next ones would never be read. Run SELECT setval('{sequence.name}', {highest[0]})."
+        )
+    if sequence.increment == 1:
+        return
+    between = sql.SQL("mod({key}::numeric - {last}, {increment}) <> 0").format(
+        key=query.keys, last=sql.Literal(sequence.last), increment=sql.Literal(sequence.increment)
+    )
+    cursor.execute(
+        sql.SQL("SELECT min({})::text FROM {} WHERE {} AND {}").format(
+            query.keys, query.relation, query.between(after, highest), between
+        )
+    )
+    if (key := cursor.fetchone()[0]) is not None:
+        raise SourceChanged(
+            f"{query.name} has key {key}, which sequence {sequence.name} (at {sequence.last}, INCREMENT {sequence.increment}) "
+            "does not hand out: the writers draw one number for many keys, and low ones may come later. Let the INSERT draw "
+            f'each key, or read by a time, as in key=("updated_at", "{query.key[0]}").'
+        )
+
+
+def check_sequence(
+    cursor: Any, query: Query, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str
+) -> None:
+    """Refuse a sequence that was set back, also one that has caught up since.
+
+    Raises: SourceChanged.
+    """
+    position = int(previous["to"][0]) if previous["to"] else sequence.last
+    if sequence.last < position:
+        raise SourceChanged(
+            f"{query.name}: sequence {sequence.name} is at {sequence.last}, but rows up to {position} were read: it was set "
+            f"back, as TRUNCATE ... RESTART IDENTITY does, and what it draws now would never be read. Run SELECT "
+            f"setval('{sequence.name}', {position}) and give the rows of meanwhile new keys. {advice}"
+        )
+    before = previous.get("origin")
+    if before is None or before["sequences"].get(sequence.oid) == sequence.storage or not previous["to"]:
+        return
+    # It was altered: harmless if no row up to the position was written since, for then none was drawn twice.
+    if origin.table is None or not query.table or not _is_comparable(cursor, previous):
+        raise SourceChanged(
+            f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
+            f"which keys were drawn twice cannot be found out here. {advice}"
+        )
+    _check_sees_writers(cursor, query, origin.table)
+    rows, key = _written_since(cursor, query, previous)
+    if rows:
+        raise SourceChanged(
+            f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
+            f"{rows} row(s) with such keys were written since, such as {key}: they would never be read. {advice}"
+        )
+
+
+def check_attached(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, advice: str) -> None:
+    """Refuse rows of partitions that were attached since the last plan, up to the position.
+
+    Raises: SourceChanged.
+    """
+    if "snapshot" not in previous or not previous["to"] or origin.table is None or not query.table:
+        return
+    if not _is_comparable(cursor, previous):
+        return
+    cursor.execute(sql.SQL(_ATTACHED).format(visible=_visible(previous)), [origin.read])
+    for oid, name, is_readable in cursor.fetchall():
+        # One that may be read only through its parent is found among all rows, which takes longer.
+        relation = sql.SQL(name) if is_readable else query.relation  # quoted by regclass
+        of_it = sql.SQL("tableoid IN (SELECT relid::oid FROM pg_partition_tree({}) UNION SELECT {}::oid)").format(
+            sql.Literal(oid), sql.Literal(oid)
+        )
+        cursor.execute(
+            sql.SQL("SELECT count(*), concat_ws(', ', {lowest}) FROM {relation} WHERE {up_to} AND {of_it}").format(
+                lowest=sql.SQL(", ").join(sql.SQL("min({}::text)").format(sql.Identifier(column)) for column in query.key),
+                relation=relation,
+                up_to=query.up_to(previous["to"]),
+                of_it=of_it,
+            )
+        )
+        rows, key = cursor.fetchone()
+        if rows:
+            raise SourceChanged(
+                f"{query.name}: partition {name} was attached since rows up to {', '.join(previous['to'])} were planned, and "
+                f"has {rows} row(s) up to there, such as {key}, which would never be read. Give them new keys. {advice}"
+            )
+
+
+def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, rows: int) -> None:
+    """Refuse rows that were written since the last plan with times that had been planned, among the newest ones.
+
+    Only a table tells which transaction has written a row, and not after it was rewritten as a whole.
+
+    Raises: SourceChanged.
+    """
+    before = previous.get("origin")
+    if before is None or before["storage"] != origin.storage or origin.table is None or not query.table or not previous["to"]:
+        return
+    if not _is_comparable(cursor, previous):
+        return
+    _check_sees_writers(cursor, query, origin.table)
+    cursor.execute(
+        sql.SQL(
+            "SELECT count(*) FILTER (WHERE NOT ({visible})), min(key) FILTER (WHERE NOT ({visible})) FROM ({rows}) AS r"
+        ).format(visible=_visible(previous), rows=_newest(query, previous["to"], rows))
+    )
+    late, key = cursor.fetchone()
+    if late:
+        column = query.key[0]
+        raise SourceChanged(
+            f"{query.name} has {late} row(s) that were written after rows up to {', '.join(previous['to'])} had been planned, "
+            f"and have no later {column}, such as {key}: by a write that leaves {column} alone, under a clock that was put "
+            f"back, or loaded with old times. They would never be read as they are now. Have a trigger set {column} to "
+            "now() at each write, and touch these rows."
+        )
+
+
+def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple[int, str | None]:
+    """Return how many rows up to the position were not visible when it was planned, and the lowest of their keys."""
+    cursor.execute(
+        sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
+            rows=_rows_up_to(query, previous["to"], query.keys), visible=_visible(previous)
+        )
+    )
+    rows, key = cursor.fetchone()
+    return int(rows), key
+
+
+def _check_sees_writers(cursor: Any, query: Query, table: int) -> None:
+    """Refuse a role that may read columns, and not which transaction wrote a row.
+
+    Raises: AccessRefused.
+    """
+    cursor.execute(_SEES_WRITERS, {"table": table})
+    sees, role, name = cursor.fetchone()
+    if not sees:
+        raise AccessRefused(
+            f"{query.name}: role {role} cannot see which transactions wrote its rows, so rows could be skipped. Run: "
+            f"GRANT SELECT (xmin) ON {name} TO {role}"
+        )
+
+
+def _is_comparable(cursor: Any, previous: SourceMetadata) -> bool:
+    cursor.execute(_IS_BACK, [previous["snapshot"]])
+    newest, before = cursor.fetchone()
+    return bool(newest - before < _COMPARABLE)
+
+
+def _visible(previous: SourceMetadata) -> sql.Composable:
+    return sql.SQL(_VISIBLE).format(snapshot=sql.Literal(previous["snapshot"]))
+
+
+def _rows_up_to(query: Query, position: Position, key: sql.Composable) -> sql.Composable:
+    return sql.SQL(
+        "SELECT xmin::text::bigint AS x, {key} AS key, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest"
+        " FROM {relation} WHERE {up_to}"
+    ).format(key=key, relation=query.relation, up_to=query.up_to(position))
+
+
+def _newest(query: Query, position: Position, rows: int) -> sql.Composable:
+    return sql.SQL("{rows_up_to} ORDER BY {descending} LIMIT {rows}").format(
+        rows_up_to=_rows_up_to(query, position, sql.SQL("concat_ws(', ', {})").format(query.position)),
+        descending=sql.SQL(", ").join(sql.SQL("{} DESC").format(sql.Identifier(name)) for name in query.key),
+        rows=sql.Literal(rows),
+    )

@@ -1,0 +1,290 @@
+"""What a PostgresTable's rows come from: server, tables and sequences, as one plan found them and the next one compares them.
+
+A position is a key that was read last. It means the same rows only while the table, the type of its key and the sequence
+that fills it stay the same; so each batch's metadata says what they were:
+
+    origin = {"server": id, "tables": {oid: name}, "storage": digest, "sequences": {oid: storage}, "types": [key's types],
+              "keys": [[oid of the key's table, number of its column], ...]}
+
+A table's oid tells one that was dropped and created again, and a column's number one that has got the name of another. A
+table's storage changes whenever Postgres writes all of it again: TRUNCATE does so, and so do VACUUM FULL and some forms of
+ALTER TABLE, which keep the rows. A sequence's storage changes when it is restarted (TRUNCATE ... RESTART IDENTITY, ALTER
+SEQUENCE), but setval writes in place: for that there is its value.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg2 import sql
+
+from jobs.sources.postgres.query import Query
+from state_store.declaration import SourceMetadata
+from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
+
+# What our transaction has locked is what the query reads: tables behind views, partitions, both sides of a join.
+_TABLES_READ = """
+    SELECT c.oid::bigint, c.relkind, c.oid::regclass::text, EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = c.oid)
+    FROM pg_class AS c
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace <> 'pg_catalog'::regnamespace AND c.oid IN (
+        SELECT ancestor.oid
+        FROM pg_locks AS own, LATERAL (
+            SELECT own.relation UNION SELECT relid FROM pg_partition_ancestors(own.relation)
+        ) AS ancestor (oid)
+        WHERE own.pid = pg_backend_pid() AND own.locktype = 'relation')
+"""
+# Of the tables that are read, those that are not partitions or children of others.
+_ROOTS = """
+    SELECT oid::text, oid::regclass::text FROM pg_class
+    WHERE relkind IN ('r', 'p') AND oid = ANY(%(tables)s)
+        AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = oid AND inhparent = ANY(%(tables)s))
+    ORDER BY pg_class.oid
+"""
+_STORAGE = """
+    SELECT (SELECT system_identifier::text FROM pg_control_system()),
+        md5(string_agg(relfilenode::text, ',' ORDER BY oid)) FROM pg_class WHERE relkind = 'r' AND oid = ANY(%s)
+"""
+_REAL_TABLES = "SELECT oid::bigint FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s)"
+# The columns in which the key's values may be drawn: the key itself, in its table and in the parents and children of this;
+# behind a view, what the view refers to; behind an expression, any.
+_CANDIDATES = """
+    WITH RECURSIVE family (oid) AS (
+        SELECT %(table)s::oid
+        UNION
+        SELECT CASE WHEN i.inhrelid = f.oid THEN i.inhparent ELSE i.inhrelid END
+        FROM family AS f JOIN pg_inherits AS i ON f.oid IN (i.inhrelid, i.inhparent)
+    ), referred (oid, number) AS (
+        SELECT d.refobjid, d.refobjsubid
+        FROM pg_rewrite AS r
+        JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+        WHERE r.ev_class = ANY(%(tables)s)
+    )
+    SELECT a.attrelid AS relation, a.attnum AS number
+    FROM pg_attribute AS a
+    WHERE a.attrelid = ANY(%(tables)s) AND a.attnum > 0 AND NOT a.attisdropped AND CASE %(kind)s
+        WHEN 'table' THEN a.attrelid IN (SELECT oid FROM family)
+            AND a.attname = (SELECT attname FROM pg_attribute WHERE attrelid = %(table)s AND attnum = %(column)s)
+        WHEN 'view' THEN (a.attrelid, a.attnum) IN (SELECT oid, number FROM referred)
+        ELSE true END
+"""
+# Sequences of these columns. One fills a column that is IDENTITY, or whose DEFAULT is nextval(...) and nothing more.
+_SEQUENCES = """
+    WITH candidate AS ({candidates}), used (sequence, fills, expression) AS (
+        SELECT d.objid, d.deptype = 'i', NULL
+        FROM candidate AS c
+        JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+            AND d.deptype IN ('a', 'i') AND d.refobjid = c.relation AND d.refobjsubid = c.number
+        UNION ALL
+        SELECT d.refobjid, true, pg_get_expr(a.adbin, a.adrelid)
+        FROM candidate AS c
+        JOIN pg_attrdef AS a ON a.adrelid = c.relation AND a.adnum = c.number
+        JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_class'::regclass
+    )
+    SELECT s.seqrelid::text, s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle,
+        has_sequence_privilege(s.seqrelid, 'SELECT'), quote_ident(current_user), bool_or(q.relpersistence = 'u'),
+        bool_or(u.fills), max(u.expression), max(q.relfilenode::text)
+    FROM used AS u JOIN pg_sequence AS s ON s.seqrelid = u.sequence JOIN pg_class AS q ON q.oid = s.seqrelid
+    GROUP BY s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle
+    ORDER BY s.seqrelid
+"""
+# These put the same values in the same order, so that a key may be widened.
+_WHOLE = ("smallint", "integer", "bigint", "numeric")
+_PLAIN_DEFAULT = re.compile(r"nextval\('[^()]*'::regclass\)(::[\w ]+)?")
+START_AGAIN = (
+    "If it is meant to be so, declare generation={generation} in the PostgresTable and raise the pipeline's version: it is "
+    "then read from its beginning, and its states stay as they are. With keeps_position=True it is read on from where it "
+    "stood, for rows that were put back under their old keys."
+)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A sequence that may draw the key: what it is called, where it is stored, and the last number it has handed out."""
+
+    oid: str
+    name: str
+    storage: str
+    increment: int
+    last: int
+    fills: bool
+    is_computed: bool
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows come from, as one look found it. `table` is the key's own, None behind a view or an expression."""
+
+    server: str
+    tables: dict[str, str]
+    storage: str
+    types: list[str]
+    keys: list[list[int] | None]
+    read: list[int]
+
+    @property
+    def table(self) -> int | None:
+        """The table of the key's first column."""
+        return self.keys[0][0] if self.keys[0] else None
+
+    def metadata(self, sequences: list[Sequence]) -> SourceMetadata:
+        """Return what the next plan compares with."""
+        stored = {sequence.oid: sequence.storage for sequence in sequences}
+        return {
+            "server": self.server,
+            "tables": self.tables,
+            "storage": self.storage,
+            "sequences": stored,
+            "types": self.types,
+            "keys": self.keys,
+        }
+
+
+def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
+    """Return where the rows come from, after reading none of them.
+
+    Raises: `complaint` for columns that do not fit; SourceUnreadable for relations into which rows come in any order.
+    """
+    columns = query.check_columns(cursor, complaint)
+    read = tables_read(cursor, query)
+    found = [columns[name] for name in query.key]
+    cursor.execute(_REAL_TABLES, [[key.table for key in found]])
+    known = {table for (table,) in cursor.fetchall()}
+    keys = [[key.table, key.number] if key.table in known else None for key in found]
+    cursor.execute(_ROOTS, {"tables": [keys[0][0]] if keys[0] else read})
+    roots = dict(cursor.fetchall())
+    cursor.execute(_STORAGE, [read])
+    server, storage = cursor.fetchone()
+    return Origin(server, roots, storage, [key.type for key in found], keys, read)
+
+
+def tables_read(cursor: Any, query: Query) -> list[int]:
+    """Return the relations that this transaction has read, and the parents through which rows get into them.
+
+    Raises: SourceUnreadable for one whose open transactions cannot be seen, or into which rows come in any order.
+    """
+    cursor.execute(_TABLES_READ)
+    tables = cursor.fetchall()
+    for _, relkind, name, is_subscribed in tables:
+        if relkind == "f":
+            raise SourceUnreadable(
+                f"{query.name} reads foreign table {name}, whose open transactions are elsewhere. Read it there."
+            )
+        if relkind == "m":
+            raise SourceUnreadable(
+                f"{query.name} reads materialized view {name}, whose refreshes bring rows in any order. Read the tables it is "
+                "made of."
+            )
+        if is_subscribed:
+            raise SourceUnreadable(
+                f"{query.name} reads {name}, which a subscription fills in the order of its publisher's commits. Read it there."
+            )
+    return [table for table, *_ in tables]
+
+
+def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, generation: int) -> None:
+    """Refuse tables that are not those of the batches before, whose positions mean nothing in them.
+
+    Raises: SourceChanged.
+    """
+    if before is None:  # planned by a version that did not keep it
+        return
+    advice = START_AGAIN.format(generation=generation + 1)
+    if before["server"] != now.server:
+        raise SourceChanged(
+            f"{query.name} is on another server than the rows that were read before (its system identifier was "
+            f"{before['server']}, now it is {now.server}). {advice}"
+        )
+    read = {str(table) for table in now.read}
+    for table, name in before["tables"].items():
+        if table not in read:
+            raise SourceChanged(
+                f"{query.name}: table {name} was dropped and created again, or another one has taken its place, since rows "
+                f"were read from it (its oid was {table}). {advice}"
+            )
+    for key, was, is_now in zip(query.key, before["types"], now.types, strict=True):
+        if was != is_now and not (was in _WHOLE and is_now in _WHOLE):
+            raise SourceChanged(
+                f"{query.name}: key column {key} was {was} when rows were read, now it is {is_now}: they may be in another "
+                f"order. {advice}"
+            )
+    for key, place, place_now in zip(query.key, before.get("keys", now.keys), now.keys, strict=True):
+        if place != place_now:
+            raise SourceChanged(
+                f"{query.name}: what is called {key} is not the column any more from which keys were read: it was renamed, or "
+                f"a view has taken the table's place. {advice}"
+            )
+
+
+def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised: bool) -> list[Sequence]:
+    """Return the sequences that may draw the key, after checking that they hand out numbers in order.
+
+    One that may not be seen is left out if the author promises that keys are drawn.
+
+    Raises: SourceUnreadable; AccessRefused for one whose value this role may not see.
+    """
+    kind = "table" if origin.table else "view" if query.table else "any"
+    table, column = origin.keys[0] or (0, 0)
+    place = {"tables": origin.read, "table": table, "column": column, "kind": kind}
+    cursor.execute(_SEQUENCES.format(candidates=_CANDIDATES), place)
+    sequences = []
+    for oid, name, cache, increment, cycles, is_seen, role, is_unlogged, fills, expression, storage in cursor.fetchall():
+        if cache > 1:
+            raise SourceUnreadable(
+                f"{query.name}: sequence {name} has CACHE {cache}, so sessions keep low keys for later, and rows would be "
+                f"skipped. Run ALTER SEQUENCE {name} CACHE 1, then reconnect everybody who writes."
+            )
+        if increment < 0 or cycles:
+            raise SourceUnreadable(f"{query.name}: sequence {name} counts down or starts over, so its keys do not increase.")
+        if is_unlogged:
+            raise SourceUnreadable(
+                f"{query.name}: sequence {name} is unlogged: after a crash of the server it begins again, and draws keys that "
+                "were read already. Run ALTER TABLE ... SET LOGGED on its table."
+            )
+        if not is_seen and is_promised:
+            continue
+        if not is_seen:
+            raise AccessRefused(
+                f"{query.name}: role {role} cannot see where sequence {name} stands, so keys that it did not draw would go "
+                f"unnoticed. Run: GRANT SELECT ON SEQUENCE {name} TO {role}"
+            )
+        cursor.execute(sql.SQL("SELECT last_value, is_called FROM {}").format(sql.SQL(name)))  # quoted by regclass
+        last, is_called = cursor.fetchone()
+        is_computed = expression is not None and not _PLAIN_DEFAULT.fullmatch(expression)
+        handed_out = last if is_called else last - increment
+        sequences.append(Sequence(oid, name, storage, increment, handed_out, fills and not is_computed, is_computed))
+    return sequences
+
+
+def drawn_by(query: Query, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:
+    """Return the sequence that draws the key, None if the author promises that it is drawn otherwise.
+
+    Raises: SourceUnreadable if there is none, or more than one.
+    """
+    filling = [sequence for sequence in sequences if sequence.fills]
+    key = query.key[0]
+    is_number = origin.types[0] in _WHOLE
+    if len(filling) == 1 and is_number:
+        return filling[0]
+    if is_promised:
+        return None
+    promise = (
+        f'Read by a time and the key, as in key=("updated_at", "{key}"); or declare key_is_drawn=True, if each INSERT itself '
+        "draws a higher key than all before, as a trigger with nextval does."
+    )
+    if not is_number:
+        raise SourceUnreadable(
+            f"{query.name}: key column {key} is {origin.types[0]}, whose order is not that in which rows are written: 'A10' "
+            f"is below 'A9', and a uuid comes anywhere. {promise}"
+        )
+    if filling:
+        names = " and ".join(sequence.name for sequence in filling)
+        raise SourceUnreadable(
+            f"{query.name}: its key {key} may be drawn from sequences {names}, whose numbers do not follow one another: rows "
+            f"of the slower one would be passed by. Read each table by a pipeline of its own, or name the key's column in a "
+            f"query without a view or an expression. {promise}"
+        )
+    how = f"; a DEFAULT computes it from {sequences[0].name}" if sequences and sequences[0].is_computed else ""
+    raise SourceUnreadable(
+        f"{query.name}: key column {key} is not filled by a sequence{how}. Lower keys may come after higher ones, and would "
+        f"never be read. {promise}"
+    )

@@ -1,0 +1,276 @@
+"""Reads the range of one batch: Spark's executors each COPY a part of it, and turn the text into Arrow, exactly.
+
+A part is one COPY, so one snapshot. It is written to a spool first, in memory or on the executor's disk: the transaction on
+the source ends when the rows have arrived, however slow the transform is, and memory holds one block of rows. Spark may
+read a part again (a retry, speculation, a second state): that asks the database again and changes nothing.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from psycopg2 import sql
+from pyarrow import csv
+
+from jobs.sources import Emitter
+from jobs.sources.postgres.origin import check_same_origin, look_at_origin
+from jobs.sources.postgres.query import (
+    Position,
+    Query,
+    SparkType,
+    check_primary,
+    connected,
+    count_rows,
+    said_range,
+    transaction,
+)
+from state_store import errors
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import MalformedRecord, SourceChanged, TidegateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_store.attempts import Attempt
+
+# Rows are parsed in blocks of about this size; a longer row is a block of its own.
+BLOCK_BYTES = 1 << 20
+MEMORY_BYTES = 8 << 20
+SHOWN_VALUE_CHARACTERS = 200
+MARK = "TIDEGATE_POSTGRES_TABLE"
+_ARROW_TYPES = {
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "binary": pa.binary(),
+    "string": pa.string(),
+}
+# Everything but NULL is in quotes, so that "" stays the empty text; an empty line is a row whose only column is NULL.
+_COPY = "COPY (SELECT {} FROM {} WHERE {}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
+_PARSING = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+Part = tuple[Position | None, Position]
+
+
+class PostgresReader(Emitter):
+    """Reads the range that the metadata names, with one connection per part."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        query: Query,
+        kind: SourceKind,
+        *,
+        conninfo: dict[str, Any],
+        executors_conninfo: dict[str, Any],
+    ) -> None:
+        self._spark = spark
+        self._query = query
+        self._kind = kind
+        self._conninfo = conninfo
+        self._executors_conninfo = executors_conninfo
+
+    def row_schema(self) -> str:
+        """Return the declared columns."""
+        return ", ".join(f"`{name.replace('`', '``')}` {_spark_name(kind)}" for name, kind in self._query.columns.items())
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
+        """Return the rows of the range; each part is read when Spark asks for it."""
+        with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
+            self._check_origin(cursor, metadata)
+        parts = parts_of(metadata)
+        numbers = self._spark.range(0, len(parts), 1, max(len(parts), 1))
+        return numbers.mapInArrow(PartsReader(self._executors_conninfo, self._query, parts), self.row_schema())
+
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return how many rows the range had when it was planned; of an opaque one some may be gone since."""
+        rows: int = metadata["rows"]
+        return rows if self._kind == "transactional" else None
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
+        """Check that the range still has as many rows as when it was planned; an opaque one may have lost some."""
+        if self._kind != "transactional":
+            return
+        with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
+            self._check_origin(cursor, metadata)
+            found, digest = count_rows(cursor, self._query, metadata)
+        advice = "Rows that were read once must stay as they are, and new ones must have higher keys."
+        if found != metadata["rows"]:
+            raise SourceChanged(
+                f"{self._query.name} has {found} row(s) {said_range(metadata)}, but {metadata['rows']} when the batch was "
+                f"planned. {advice}"
+            )
+        if metadata.get("keys", digest) != digest:
+            raise SourceChanged(
+                f"{self._query.name} has as many rows {said_range(metadata)} as when the batch was planned, but with other "
+                f"keys. {advice}"
+            )
+
+    def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
+        origin = look_at_origin(cursor, self._query, SourceChanged)
+        check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return what an executor met."""
+        text = str(error)
+        if (start := text.find(MARK)) < 0:
+            return None
+        finding, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+        return cast(TidegateError, getattr(errors, finding["error"])(finding["reason"]))
+
+
+def parts_of(metadata: SourceMetadata) -> list[Part]:
+    """Return the parts of a batch's range: together all of it, none twice."""
+    if metadata["to"] is None:  # nothing was there when it was planned
+        return []
+    ends = [*metadata["splits"], metadata["to"]]
+    return list(zip([metadata["after"], *ends[:-1]], ends, strict=True))
+
+
+@dataclass(frozen=True)
+class PartsReader:
+    """What each of Spark's tasks does with its share of numbers, for `DataFrame.mapInArrow`: read the parts of these numbers.
+
+    A class, for the reason given in `jobs.compute.sink`.
+    """
+
+    conninfo: dict[str, Any]
+    query: Query
+    parts: list[Part]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read one share."""
+        try:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from read_part(self.conninfo, self.query, self.parts[number])
+        except TidegateError as error:
+            told = json.dumps({"error": type(error).__name__, "reason": str(error)})
+            raise RuntimeError(f"{MARK} {told}") from error  # Spark passes on the text alone
+
+
+def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one part.
+
+    Raises: what `connected` raises; MalformedRecord for a value that does not fit, naming column and key.
+    """
+    with SpooledTemporaryFile(MEMORY_BYTES) as file:
+        spool = _Spool(file)
+        with connected(conninfo, query, SourceChanged) as connection, transaction(connection) as cursor:
+            check_primary(cursor, query)
+            copy = sql.SQL(_COPY).format(query.values, query.relation, query.between(*part))
+            cursor.copy_expert(copy, spool)
+        for block in spool.blocks():
+            yield from _Parser(query).parse(block)
+
+
+class _Spool:
+    """Keeps what COPY prints, and remembers where blocks of whole rows end."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._sizes: list[int] = []
+        self._size = 0
+
+    def write(self, row: bytes) -> None:
+        """Take one row: libpq hands over whole rows, one at a time."""
+        self._file.write(row)
+        self._size += len(row)
+        if self._size >= BLOCK_BYTES:
+            self._sizes.append(self._size)
+            self._size = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield what was kept, some whole rows at a time."""
+        self._file.seek(0)
+        for size in [*self._sizes, self._size]:
+            if size:
+                yield self._file.read(size)
+
+
+class _Parser:
+    """Turns CSV into Arrow batches of the declared types, or says which value does not fit."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._types = {name: _arrow_type(kind) for name, kind in query.columns.items()}
+        self._binaries = [name for name, kind in query.columns.items() if kind.name == "binary"]
+
+    def parse(self, block: bytes) -> list[pa.RecordBatch]:
+        """Return the rows of a block.
+
+        Raises: MalformedRecord.
+        """
+        try:
+            table = self._typed(block)
+        except pa.ArrowInvalid:
+            raise self._refusal(block) from None
+        for name in self._binaries:
+            values = [None if text is None else bytes.fromhex(text) for text in table[name].to_pylist()]
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.binary()))
+        batches: list[pa.RecordBatch] = table.to_batches()
+        return batches
+
+    def _typed(self, block: bytes) -> pa.Table:
+        types = {name: pa.string() if name in self._binaries else kind for name, kind in self._types.items()}
+        table = _parsed(block, types)
+        table.validate(full=True)  # parsing lets pass a decimal with too many digits before the point
+        return table
+
+    def _refusal(self, block: bytes) -> MalformedRecord:
+        """Find the first row that does not fit, by halving, and say what is wrong with it."""
+        try:
+            rows = _parsed(block, dict.fromkeys(self._types, pa.string()))
+        except pa.ArrowInvalid:
+            return MalformedRecord(f"{self._query.name} has a text that is not UTF-8 ({block[:SHOWN_VALUE_CHARACTERS]!r}...).")
+        while rows.num_rows > 1:
+            first = rows.slice(0, rows.num_rows // 2)
+            rows = first if self._misfits(first) else rows.slice(first.num_rows)
+        misfit = next(name for name in self._types if self._misfits(rows.select([name])))
+        [row] = rows.to_pylist()
+        key = ", ".join(f"{name}={row[name]}" for name in self._query.key)
+        return MalformedRecord(
+            f"{self._query.name}, row {key}: {misfit}={row[misfit][:SHOWN_VALUE_CHARACTERS]!r} does not fit "
+            f"{_spark_name(self._query.columns[misfit])}. Correct the schema and raise the pipeline's version, or cast the "
+            "column in a query."
+        )
+
+    def _misfits(self, rows: pa.Table) -> bool:
+        block = io.BytesIO()
+        csv.write_csv(rows, block, csv.WriteOptions(include_header=False))
+        try:
+            _parsed(block.getvalue(), {name: self._types[name] for name in rows.column_names}).validate(full=True)
+        except pa.ArrowInvalid:
+            return True
+        return False
+
+
+def _parsed(block: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+    converting = csv.ConvertOptions(
+        column_types=types,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        true_values=["t"],
+        false_values=["f"],
+    )
+    reading = csv.ReadOptions(column_names=list(types), block_size=len(block) + 1, use_threads=False)
+    return csv.read_csv(io.BytesIO(block), reading, _PARSING, converting)
+
+
+def _arrow_type(kind: SparkType) -> pa.DataType:
+    return pa.decimal128(kind.precision, kind.scale) if kind.name == "decimal" else _ARROW_TYPES[kind.name]
+
+
+def _spark_name(kind: SparkType) -> str:
+    return f"decimal({kind.precision},{kind.scale})" if kind.name == "decimal" else kind.name

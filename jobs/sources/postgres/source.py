@@ -1,0 +1,366 @@
+"""PostgresTable: a table or query, read by an increasing key, in ranges that the ledger freezes.
+
+    metadata = {"after": position or null, "to": position, "splits": [position, ...], "rows": how many when planned,
+                "keys": digest of their keys, "gaps": ..., "snapshot": ..., "origin": ..., "generation": 1}
+
+A batch is the rows behind `after` and up to `to`; `splits` cut it into the parts that Spark reads at the same time. Ranges
+are half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together.
+Rows that open transactions may still bring are waited for, never passed by: see `postgres_in_flight`. The last five entries
+tell the next plan whether rows came behind the range all the same (`postgres_late`), and whether it is the same table
+(`postgres_origin`); batches that an earlier version planned do without.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from psycopg2 import sql
+
+from jobs.sources import Coordinator, Source
+from jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
+from jobs.sources.postgres.late import (
+    GAPS,
+    check_attached,
+    check_drawn,
+    check_gaps,
+    check_in_time,
+    check_keys,
+    check_newest_range,
+    check_sequence,
+    check_times,
+    gaps_of,
+)
+from jobs.sources.postgres.origin import (
+    START_AGAIN,
+    Origin,
+    Sequence,
+    check_same_origin,
+    drawn_by,
+    look_at_origin,
+    look_at_sequences,
+)
+from jobs.sources.postgres.query import (
+    Position,
+    Query,
+    SparkType,
+    check_primary,
+    connected,
+    conninfo_of,
+    shown,
+    table_of,
+    transaction,
+)
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.sources.postgres.read import PostgresReader
+
+_DRAWN = ("tinyint", "smallint", "int", "bigint", "decimal", "string")
+_ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
+# What a batch without rows takes over from the one before it.
+_KEPT = ("gaps", "snapshot", "origin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresTable(Source):
+    """A table or a query of Postgres, each row read exactly once, in the order of its key.
+
+    `table` is written as in SQL: ``orders``, ``shop.orders``, ``"Shop"."Orders"``. `query` is one SELECT without LIMIT. Its
+    conditions, and those of a view, have to be on columns that never change: a row that they let in later is behind what was
+    read. Nor may the key itself be changed, or be drawn again by setval after its rows were deleted.
+
+    `schema` maps columns, by their exact names, to Spark types, also a double to a decimal; a value that does not fit fails
+    the batch with its column and key. The key's columns belong to it and should have an index.
+
+    `key` is one of:
+
+    - ``"id"``: a number drawn from a sequence inside the INSERT (``serial``, ``IDENTITY``, ``DEFAULT nextval(...)``).
+      Rows are only ever appended: the source is transactional. Not for keys that the application draws first and inserts
+      later, as many object mappers do; use the next form for these. The role that reads needs ``GRANT SELECT ON SEQUENCE``
+      too, because keys that the sequence has not drawn would hide later rows. `key_is_drawn` is the author's promise where
+      no such sequence can be found (a trigger draws the key, or a view hides where it comes from): each INSERT itself draws
+      a higher key than all before. Only with this promise may the key be a text or a uuid.
+    - ``("updated_at", "id")``: a ``timestamptz`` that the database sets to its now() whenever it writes the row, and what tells
+      apart rows of one time. A row that is updated comes again, and versions that nobody has read yet are passed over: the
+      source is opaque. For a time that never changes, such as created_at, say ``kind="transactional"``. The role that reads
+      needs ``GRANT pg_read_all_stats``. Any open transaction in the database holds back what began after it.
+
+    A batch has `max_rows` rows, and those that share the last one's key; it is read over at most `partitions` connections.
+    A plan waits up to `wait_seconds` for transactions that may hold lower keys; when they take longer, a later plan has these
+    rows. `margin_seconds` is how far behind the clock rows with a time are read; the clock may not be put back by more.
+
+    `connection` holds libpq parameters without a password: ``{"host": ..., "dbname": ..., "user": ..., "passfile": ...}``, a
+    connection string, or ``service=...``. Planner and executors find the password by themselves, so passfile and service file
+    are paths that both can read. Without it, Tidegate's own database is read, as the role that executors stage with
+    on both sides: ``GRANT SELECT ON orders TO tidegate_stager; GRANT SELECT ON SEQUENCE orders_id_seq TO tidegate_stager``.
+
+    Rows that come behind what was read, and a table that is not the same any more (dropped and created again, its sequence set
+    back, its server restored), are refused at the next plan. When a table has to begin again, raise `generation`, and the
+    pipeline's version: it is then read from its beginning, or, with `keeps_position`, on from where it stood, for rows that
+    were put back under their keys, as from a dump. The states stay as they are.
+    """
+
+    table: str | None = None
+    query: str | None = None
+    key: str | tuple[str, str]
+    schema: Mapping[str, str]
+    kind: SourceKind = None  # type: ignore[assignment] # decided by the key unless it is given
+    max_rows: int = 100_000
+    partitions: int = 4
+    connection: str | Mapping[str, Any] | None = None
+    wait_seconds: float = 5
+    margin_seconds: float = 1
+    key_is_drawn: bool = False
+    generation: int = 1
+    keeps_position: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the database.
+
+        Raises: ValueError.
+        """
+        if (self.table is None) == (self.query is None):
+            raise ValueError("PostgresTable needs either table or query.")
+        try:
+            self._check_key(self.selection)
+            if self.connection is not None:
+                conninfo_of(self.connection)
+        except ValueError as error:
+            raise ValueError(f"PostgresTable({self.table or self.query!r}): {error}") from None
+        for name in ("max_rows", "partitions", "generation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"PostgresTable({self.table or self.query!r}): {name} must be at least 1.")
+        for name in ("wait_seconds", "margin_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"PostgresTable({self.table or self.query!r}): {name} must not be negative.")
+        if self.key_is_drawn and self.is_by_clock:
+            raise ValueError(
+                f"PostgresTable({self.table or self.query!r}): key_is_drawn is not for a key that begins with a time."
+            )
+        if self.kind is None:
+            object.__setattr__(self, "kind", "opaque" if self.is_by_clock else "transactional")
+        if self.kind not in ("transactional", "opaque"):
+            raise ValueError(f"PostgresTable({self.table or self.query!r}) is transactional or opaque, not {self.kind!r}.")
+
+    @property
+    def selection(self) -> Query:
+        """What is read, as SQL."""
+        return Query(
+            shown(self.table, self.query),
+            table_of(self.table) if self.table is not None else (),
+            (self.query or "").strip().rstrip(";"),
+            (self.key,) if isinstance(self.key, str) else tuple(self.key),
+            {name: SparkType.parse(kind) for name, kind in self.schema.items()},
+        )
+
+    @property
+    def is_by_clock(self) -> bool:
+        """Whether the key is a time, not drawn from a sequence."""
+        selection = self.selection
+        return selection.columns[selection.key[0]].name == "timestamp"
+
+    @property
+    def identity(self) -> str:
+        """Return what decides which rows are read: server, table or query, key and columns."""
+        place = conninfo_of(self.connection) if self.connection is not None else {}
+        server = {name: place[name] for name in ("service", "host", "hostaddr", "port", "dbname") if name in place}
+        read = self.table if self.table is not None else self.query
+        parts: list[Any] = [server, read, list(self.selection.key), list(self.schema.items())]
+        if self.generation > 1:
+            parts.append({"generation": self.generation})
+        return f"postgres {'table' if self.table is not None else 'query'} {json.dumps(parts, sort_keys=True)}"
+
+    def coordinator(self, settings: Settings) -> "PostgresCoordinator":
+        """Return what cuts ranges; it connects when it is asked."""
+        return PostgresCoordinator(self, self._conninfo(settings, "plan"))
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
+        """Return what reads the range that the metadata names."""
+        from jobs.compute.session import LOCAL  # noqa: PLC0415
+        from jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+        conninfo = self._conninfo(settings, "read")
+        executors_conninfo = dict(conninfo)
+        if self.connection is None and not LOCAL.fullmatch(settings.spark_remote):
+            executors_conninfo.pop("passfile", None)  # theirs is where their own PGPASSFILE says
+        return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
+
+    def _conninfo(self, settings: Settings, doing: str) -> dict[str, Any]:
+        own = self.connection is None
+        parameters = settings.conninfo(user=settings.pg_stager) if own else conninfo_of(self.connection or "")
+        return {"application_name": f"tidegate {doing}", **parameters}
+
+    @staticmethod
+    def _check_key(selection: Query) -> None:
+        if not selection.columns:
+            raise ValueError("it needs a schema, such as {'id': 'bigint', 'amount': 'decimal(12,2)'}.")
+        if not 1 <= len(selection.key) <= 2 or len(set(selection.key)) != len(selection.key):
+            raise ValueError("the key is one column, or a time and a column that tells apart rows of one time.")
+        if absent := [name for name in selection.key if name not in selection.columns]:
+            raise ValueError(f"key column {absent[0]} is not in the schema, which has {', '.join(selection.columns)}.")
+        kinds = [selection.columns[name].name for name in selection.key]
+        if kinds[0] in ("date", "timestamp_ntz"):
+            raise ValueError(
+                f"key column {selection.key[0]} is {kinds[0]}: what that means depends on the writer's time zone. Use a "
+                "timestamptz, declared timestamp."
+            )
+        if kinds[0] not in (*_DRAWN, "timestamp"):
+            raise ValueError(f"key column {selection.key[0]} is {kinds[0]}, which puts nothing in order. Use one of {_DRAWN}.")
+        if len(kinds) > 1 and (kinds[0] != "timestamp" or kinds[1] not in _ORDERED):
+            raise ValueError("a key of two columns is a timestamp, then a number, text or time.")
+
+
+class PostgresCoordinator(Coordinator):
+    """Cuts ranges; all ranges of one plan end where rows were settled when the plan first asked."""
+
+    def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
+        self._source = source
+        self._query = source.selection
+        self._conninfo = conninfo
+        self._look: _Look | None = None
+
+    def initialize_transaction(
+        self,
+        txid: int,  # noqa: ARG002 - ranges follow each other by the key alone
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
+    ) -> SourceMetadata | None:
+        """Return the next range of settled rows, None if there are none.
+
+        A range that was saved stays, unless the one before it now ends elsewhere.
+
+        Raises: SourceUnavailable, SourceUnreadable, SourceChanged, AccessRefused, MalformedRecord for rows without a key.
+        """
+        if current_metadata is not None and self._source.kind == "transactional":
+            return current_metadata
+        after, is_continued = self._position(previous_metadata)
+        if current_metadata is not None and current_metadata["after"] == after and self._is_ours(current_metadata):
+            return current_metadata
+        with connected(self._conninfo, self._query) as connection:
+            if self._look is None:
+                self._look = self._look_around(connection, after, previous_metadata if is_continued else None)
+            look = self._look
+            following = self._cut(connection, after, look, previous_metadata) if look.settled is not None else None
+        if following is None and current_metadata is not None:
+            kept = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
+            return {"after": after, "to": after, "splits": [], "rows": 0, **kept, "generation": self._source.generation}
+        return following
+
+    def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
+        """Return where the next range begins, and whether it has to be the same table as before."""
+        if previous is None:
+            return None, False
+        before, now = previous.get("generation", 1), self._source.generation
+        if before > now:
+            raise SourceChanged(
+                f"{self._query.name}: rows of generation {before} were read already, so generation={now} cannot be read any "
+                "more. Declare the newer one again."
+            )
+        if before == now:
+            return previous["to"], True
+        return (previous["to"] if self._source.keeps_position else None), False
+
+    def _is_ours(self, metadata: SourceMetadata) -> bool:
+        return bool(metadata.get("generation", 1) == self._source.generation)
+
+    def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
+        """Check that the table is the one of the batches before and that nothing came behind them; find what is settled.
+
+        `previous` is the batch before, None if there is none or another generation begins.
+        """
+        source, query = self._source, self._query
+        is_strict = source.kind == "transactional"
+        with transaction(connection) as cursor:
+            check_primary(cursor, query)
+            origin = look_at_origin(cursor, query, SourceUnreadable)
+            if previous is not None:
+                check_same_origin(query, previous.get("origin"), origin, source.generation)
+                check_in_time(cursor, query, previous)
+                check_attached(cursor, query, origin, previous, START_AGAIN.format(generation=source.generation + 1))
+            check_keys(cursor, query, origin.types)
+            highest = None if source.is_by_clock else highest_key(cursor, query, after)
+            sequences = [] if source.is_by_clock else self._check_sequences(cursor, origin, after, highest, previous)
+            if previous is not None and is_strict:
+                check_gaps(cursor, query, previous)
+                check_newest_range(cursor, query, previous)
+            if previous is not None and source.is_by_clock and not is_strict:
+                check_times(cursor, query, origin, previous, source.max_rows)
+        if source.is_by_clock:
+            settled = settled_by_clock(connection, query, origin.read, after, source.wait_seconds, source.margin_seconds)
+        else:
+            settled = settled_by_sequence(connection, query, origin.read, highest, source.wait_seconds)
+        return _Look(settled, origin.types, origin.metadata(sequences))
+
+    def _check_sequences(
+        self, cursor: Any, origin: Origin, after: Position | None, highest: Position | None, previous: SourceMetadata | None
+    ) -> list[Sequence]:
+        source, query = self._source, self._query
+        sequences = look_at_sequences(cursor, query, origin, is_promised=source.key_is_drawn)
+        sequence = drawn_by(query, origin, sequences, is_promised=source.key_is_drawn)
+        if sequence is not None:
+            if previous is not None:
+                advice = START_AGAIN.format(generation=source.generation + 1)
+                check_sequence(cursor, query, origin, sequence, previous, advice)
+            check_drawn(cursor, query, sequence, after, highest)
+        return sequences
+
+    def _cut(
+        self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
+    ) -> SourceMetadata | None:
+        """Return the range of the next rows, looked at through the key's index, at most `max_rows` of it and ties."""
+        source, query = self._source, self._query
+        assert look.settled is not None
+        digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)
+        statement = sql.SQL(
+            "WITH tidegate_batch AS MATERIALIZED ("
+            " SELECT {keys} FROM {relation} WHERE {behind} AND {settled} ORDER BY {keys} FETCH FIRST {rows} ROWS WITH TIES"
+            "), tidegate_numbered AS ("
+            " SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS tidegate_n, count(*) OVER () AS tidegate_total"
+            " FROM tidegate_batch"
+            ") SELECT tidegate_n, {digest}, {gaps}, pg_current_snapshot()::text, {position}"
+            " FROM tidegate_numbered WHERE tidegate_n % {step} = 0 OR tidegate_n = tidegate_total ORDER BY tidegate_n"
+        ).format(
+            position=query.position,
+            keys=query.keys,
+            relation=query.relation,
+            behind=query.behind(after),
+            settled=look.settled,
+            digest=digest if source.kind == "transactional" else sql.SQL("NULL"),
+            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.types, after),
+            rows=sql.Literal(source.max_rows),
+            step=sql.Literal(ceil(source.max_rows / source.partitions)),
+        )
+        with transaction(connection) as cursor:
+            cursor.execute(statement)
+            ends = cursor.fetchall()
+        if not ends:
+            return None
+        rows, keys, gaps, snapshot, *to = ends[-1]
+        splits: list[Position] = []
+        for _, _, _, _, *split in ends[:-1]:
+            if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
+                splits.append(split)
+        look.snapshot = look.snapshot or snapshot  # the first one: what it did not see came too late for all ranges of the plan
+        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
+        if source.kind == "transactional":
+            metadata["keys"] = keys
+        if gaps is not None or (previous and "gaps" in previous):
+            known = (previous or {}).get("gaps", []) if after is not None else []
+            metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
+        return {**metadata, "generation": source.generation}
+
+
+@dataclass
+class _Look:
+    """What one plan found: which rows are settled, the types of the key's columns, and where the rows come from."""
+
+    settled: sql.Composable | None
+    types: list[str]
+    origin: SourceMetadata
+    snapshot: str | None = None

@@ -1,0 +1,165 @@
+"""Begin an attempt: decide whether a batch needs one, with which input, and take its fence (I4).
+
+An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, or the pipeline's window is
+full. A transactional source keeps the input that was planned. An opaque source plans it again for every attempt but the first,
+and whenever the batch before has another input than the one that this batch continues (docs/semantics.md).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
+
+from state_store import attempts, batches, commits, operations, staging, tables
+from state_store.attempts import FENCED, AirflowTry, Attempt, LockedBatch
+from state_store.batches import BatchInput, decode_metadata, encode_metadata
+from state_store.commits import Commit
+from state_store.declaration import PipelineSpec, SourceMetadata
+from state_store.witness import Witness
+
+BATCHES_LOOKED_BACK = 10
+# resume: unless the newest attempt is sealed; first: only if there is no attempt yet; restage: also if the newest attempt is
+# sealed, because its staging is lost; redo: the last committed batch again.
+Mode = Literal["resume", "first", "restage", "redo"]
+
+
+@dataclass(frozen=True)
+class NewInput:
+    """The new input of an opaque source's batch: its metadata, and the digest of the input that it continues."""
+
+    metadata: bytes
+    continues: bytes | None
+
+
+@dataclass(frozen=True)
+class ReplanNeeded:
+    """What a source needs to plan a batch again: the input of the batch before, its own last input, and what to continue."""
+
+    previous: SourceMetadata | None
+    current: SourceMetadata
+    continues: bytes | None
+
+
+class NotStarted(Enum):
+    """Why an uncommitted batch gets no attempt."""
+
+    SEALED = "processed already"
+    BEGUN = "begun by another task"
+    GIVEN_UP = "given up: it is skipped in its turn"
+    AHEAD = "not begun: the window is full until earlier txids commit"
+
+
+def begin(
+    connection: Connection,
+    spec: PipelineSpec,
+    txid: int,
+    owner: str,
+    witness: Witness,
+    *,
+    mode: Mode,
+    airflow: AirflowTry | None,
+    new_input: NewInput | None,
+) -> Attempt | Commit | ReplanNeeded | NotStarted:
+    """Begin an attempt as `StateStore.start_attempt` says; the same errors."""
+    batch = attempts.lock_batch(connection, spec.name, txid)
+    if mode == "redo":
+        operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
+    elif done := commits.find(connection, spec.name, txid):
+        return done
+    commits.check_history(connection, spec.name, witness)
+    commits.check_declaration(connection, spec)
+    before = batches.input_of(connection, spec.name, txid - 1)
+    planned = batches.existing_input(connection, spec.name, txid)
+    position = before.digest if before else None
+    keeps_input = spec.source_kind == "transactional" or planned.continues == position
+    newest = attempts.newest(connection, spec.name, txid, batch.attempt)
+    if mode != "redo":
+        # A decision to give up is about the batch with this input: with another one, it is tried again.
+        if batch.skip_reason is not None and keeps_input:
+            return NotStarted.GIVEN_UP
+        if mode != "restage" and _is_sealed(spec, newest, planned, position):
+            return NotStarted.SEALED
+        if mode == "first" and newest is not None:
+            return NotStarted.BEGUN
+        if not batches.has_room(connection, spec.name, txid):
+            return NotStarted.AHEAD
+    if new_input is None:
+        must_replan = not keeps_input or (spec.source_kind != "transactional" and newest is not None)
+    else:
+        must_replan = new_input.continues != position  # the batch before has a new input since
+    if must_replan:
+        return ReplanNeeded(before.metadata if before else None, planned.metadata, position)
+    attempt = _take_fence(connection, spec, batch, planned, owner, airflow, new_input)
+    staging.create(connection, spec, txid, attempt.number)
+    return attempt
+
+
+def _is_sealed(spec: PipelineSpec, newest: attempts.AttemptRow | None, planned: BatchInput, position: bytes | None) -> bool:
+    """Return whether the newest attempt is sealed, and would count: by this declaration, and continuing the batch before."""
+    if newest is None or newest.sealed_at is None:
+        return False
+    return newest.fingerprint == spec.fingerprint and planned.continues == position
+
+
+def _take_fence(
+    connection: Connection,
+    spec: PipelineSpec,
+    batch: LockedBatch,
+    planned: BatchInput,
+    owner: str,
+    airflow: AirflowTry | None,
+    new_input: NewInput | None,
+) -> Attempt:
+    """Raise the fence of a locked batch and record the new attempt; lift a halt, or a decision to skip.
+
+    Older attempts that have not ended are over: their rows say so, and their Spark operations may be interrupted.
+    """
+    number = batch.attempt + 1
+    digest = planned.digest if new_input is None else hashlib.sha256(new_input.metadata).digest()
+    metadata = planned.metadata if new_input is None else decode_metadata(spec.name, batch.txid, new_input.metadata, digest)
+    a, b = tables.attempt.c, tables.batch.c
+    fenced = connection.scalars(
+        sa.update(tables.attempt)
+        .where(a.pipeline == spec.name, a.txid == batch.txid, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .values(failed_at=sa.func.now(), error=f"{FENCED}: attempt {number} took over.", is_poison=False)
+        .returning(a.attempt)
+    ).all()
+    connection.execute(
+        sa.update(tables.batch)
+        .where(b.pipeline == spec.name, b.txid == batch.txid)
+        .values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)
+    )
+    # The attempt has its own copy only if that differs from what was planned: metadata may be large.
+    is_planned = digest == bytes(batch.source_digest)
+    connection.execute(
+        insert(tables.attempt).values(
+            pipeline=spec.name,
+            txid=batch.txid,
+            attempt=number,
+            owner=owner,
+            seen_at=sa.func.now(),
+            airflow_run_id=airflow and airflow.run_id,
+            airflow_task_id=airflow and airflow.task_id,
+            airflow_try=airflow and airflow.number,
+            fingerprint=spec.fingerprint,
+            source_metadata=None if is_planned else encode_metadata(metadata),
+            source_digest=digest,
+            previous_digest=planned.continues if new_input is None else new_input.continues,
+        )
+    )
+    rows_before = _rows_before(connection, spec.name, batch.txid)
+    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), rows_before)
+
+
+def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
+    """Return for each state the most rows that one of the last batches has sealed, this one included."""
+    s = tables.seal.c
+    rows = sa.func.sum(s.rows).label("rows")
+    recent = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))
+    each = sa.select(s.state, rows).where(*recent).group_by(s.state, s.txid, s.attempt).subquery()
+    most = sa.select(each.c.state, sa.func.max(each.c.rows)).group_by(each.c.state)
+    return {state: int(found) for state, found in connection.execute(most)}

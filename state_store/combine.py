@@ -1,0 +1,198 @@
+"""Adding up what several batches bring to each key, by several of Postgres' processes where it takes long.
+
+Postgres shares a query among processes if its rows go into a new table, but never if they go into an upsert. Left to itself,
+it gives each process a part of the rows and has one of them put together what all have found, key by key. Here each gets a
+part of the keys, of which it keeps the only sums: that is less work, and in less memory at a time. What tasks have staged in
+the order of the key, Postgres merges in that order; anything else it finds by hash.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
+from sqlalchemy.schema import DropTable
+
+from state_store import tables
+from state_store.declaration import StateSpec, staged_in_order_of
+
+# From so many rows of several batches on, more than one process adds them up.
+SHARED_ROWS = 1_000_000
+# So many of the largest batch tell where the keys are to be cut.
+SAMPLED_ROWS = 10_000
+ATTEMPT = 0  # of the table that takes the sums: real ones count from 1
+# Of one hash table, which may grow to twice as much, or of the sort of an upsert: enough for two million keys of two sums.
+MEMORY_MIB = 256
+# Of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
+SORTING_MEMORY_MIB = 1024
+_WORKERS = "max_parallel_workers_per_gather"
+_ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
+
+
+class StagedBatch(NamedTuple):
+    """What one batch brings to a state: the table in which it is staged, how many of its rows are sealed, and these."""
+
+    stage: Table
+    rows: int
+    partials: sa.Select[Any]
+
+
+class Combined(NamedTuple):
+    """What several batches bring to a state together: a query of its columns and of the last txid, and how many keys it has."""
+
+    sums: sa.Select[Any]
+    keys: int
+
+
+@contextmanager
+def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], txid: int) -> Iterator[Combined]:
+    """Yield what several batches, from `txid` on, bring to each key.
+
+    If they are many rows, it is a query of a table that this transaction makes and drops, so that nothing is left if it fails.
+
+    A sum is NULL, which no state takes, unless its batches have come nowhere near the limit of its type on the way.
+    """
+    _set(connection, {"work_mem": f"{MEMORY_MIB}MB"})
+    if sum(batch.rows for batch in staged) < SHARED_ROWS:
+        rows = _rows(staged)
+        yield Combined(_sums(state, rows), _count_keys(connection, state, rows))
+        return
+    only_key = staged_in_order_of(state) if len(state.keys) == 1 else None
+    rows = _rows(staged, in_order_of=only_key)
+    parts = _parts(connection, state, staged, rows)
+    sums = [_sums(state, rows).where(part) for part in parts]
+    # Only within a FROM does Postgres give each part to a process of its own.
+    query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
+    added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
+    with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
+        keys: int = connection.execute(added).rowcount
+    yield Combined(sa.select(added.table), keys)
+    connection.execute(DropTable(added.table))
+
+
+def _rows(staged: Sequence[StagedBatch], *, in_order_of: str | None = None) -> sa.Subquery:
+    partials = [batch.partials for batch in staged]
+    if in_order_of:
+        partials = [rows.order_by(rows.selected_columns[in_order_of]) for rows in partials]
+    return sa.union_all(*partials).subquery("partials")
+
+
+def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> int:
+    if not state.keys:
+        return 1
+    different = sa.select(*(rows.c[key.name] for key in state.keys)).distinct().subquery()
+    return connection.execute(sa.select(sa.func.count()).select_from(different)).scalar_one()
+
+
+def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
+    keys = [rows.c[key.name] for key in state.keys]
+    values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
+    stamp = [sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")] if state.has_txid else []
+    return sa.select(*keys, *values, *stamp).group_by(*keys)
+
+
+def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
+    """Return what a key's values of several batches come to, in the type of the column."""
+    if merge == "sum":
+        # All sizes together, whatever the signs: then no part of them in any order is larger.
+        sizes = _sum(sa.func.abs(column, type_=column.type))
+        return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
+    if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 finds the least and the greatest of neither
+        in_order = column.desc().nulls_last() if merge == "max" else column
+        found = sa.func.array_agg(aggregate_order_by(column, in_order), type_=ARRAY(column.type))
+        return sa.cast(found[1], column.type)
+    name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
+    return sa.cast(getattr(sa.func, name)(column), column.type)
+
+
+def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.tidegate.add_up(column, type_=column.type) if isinstance(column.type, sa.BigInteger) else sa.func.sum(column)
+
+
+def half_of(kind: Any) -> sa.ColumnElement[Any]:
+    """Return half of the largest value of a number's type.
+
+    If the sizes of what batches bring to a key are no more than that together, nor is what the key comes to, then one by one
+    they would all have fitted too. So whether a value leaves its column's range does not depend on who merges what together.
+    """
+    if isinstance(kind, sa.Numeric):
+        limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
+    else:
+        limit = Decimal(2 ** (62 if isinstance(kind, sa.BigInteger) else 30) - 1)
+    return sa.literal_column(f"{limit:f}")
+
+
+def _parts(
+    connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], rows: sa.Subquery
+) -> list[sa.ColumnElement[bool]]:
+    """Return a condition for each process, of which every row fulfils exactly one; none if there is nothing to share.
+
+    The key of which a sample has the most values is cut where the sample says; wherever that is, the sums are the same.
+    """
+    processes = 1 + _workers(connection)
+    # Without a txid there may be nothing that keeps Postgres from sharing each part among all processes: `tidegate.latest`.
+    if processes == 1 or not state.keys or not state.has_txid:
+        return []
+    largest = max(staged, key=lambda batch: batch.rows)
+    sample = sa.tablesample(largest.stage, sa.func.system(min(100, 100 * SAMPLED_ROWS / largest.rows)))
+    at = sa.cast([number / processes for number in range(1, processes)], ARRAY(sa.Double))
+    cuts = {}
+    for key in state.keys:
+        column = sample.c[key.name]
+        # As text, because Postgres knows dates and times that Python does not.
+        cut = sa.cast(sa.func.percentile_disc(at).within_group(column), ARRAY(sa.Text))
+        values, bounds = connection.execute(sa.select(sa.func.count(column.distinct()), cut)).one()
+        cuts[key.name] = (values, list(dict.fromkeys(bounds or ())))
+    name, (_, bounds) = max(cuts.items(), key=lambda cut: cut[1][0])
+    if not bounds:
+        return []
+    # "Is true" and "is not true", because a NULL key is neither below nor above.
+    column = rows.c[name]
+    below = [sa.false(), *((column < _constant(column, bound)).is_(sa.true()) for bound in bounds), sa.true()]
+    return [sa.and_(sa.not_(before), this) for before, this in pairwise(below)]
+
+
+def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
+    """Return a value of a column's type that Postgres has given as text."""
+    constant = sa.literal(value, sa.Text)
+    return constant if isinstance(column.type, sa.Text) else sa.cast(constant, column.type)
+
+
+@contextmanager
+def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processes: int, *, in_order: bool) -> Iterator[None]:
+    """Let Postgres find that so many processes are worth it, and that rows which come in the order of their key are merged.
+
+    It does not count the process that asks, guesses at new tables, and cannot know in what order their rows are.
+    """
+    settings: dict[str, str] = {}
+    if processes:
+        _set(connection, {"default_statistics_target": "1"})  # of a few hundred rows: a millisecond for each table
+        for batch in staged:
+            connection.execute(_ANALYZE.against(batch.stage))
+        settings[_WORKERS] = str(processes)
+    if in_order:
+        settings["enable_hashagg"] = "off"
+        settings["work_mem"] = f"{SORTING_MEMORY_MIB * 1024 // (len(staged) * max(1, processes))}kB"
+    before = {name: _setting(connection, name) for name in settings}
+    _set(connection, settings)
+    yield
+    _set(connection, before)
+
+
+def _workers(connection: Connection) -> int:
+    return int(_setting(connection, _WORKERS))
+
+
+def _setting(connection: Connection, name: str) -> str:
+    value: str = connection.execute(sa.select(sa.func.current_setting(name))).scalar_one()
+    return value
+
+
+def _set(connection: Connection, settings: dict[str, str]) -> None:
+    """Change some of Postgres' settings until the transaction ends."""
+    for name, value in settings.items():
+        connection.execute(sa.select(sa.func.set_config(name, value, True)))

@@ -1,0 +1,185 @@
+"""What people and reports read: how far pipelines are, the ledger by txid, quarantine, and states by key. Read only."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import tables
+from state_store.batches import existing_input
+from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
+
+_batches = sa.table(
+    "batches",
+    *(sa.column(name) for name in ("pipeline", "txid", "phase", "attempt", "source_rows", "key_count", "opened_at")),
+    *(sa.column(name) for name in ("started_at", "sealed_at", "committed_at", "owner", "waits_for")),
+    schema=tables.LEDGER,
+)
+_lag = sa.table(
+    "lag",
+    *(sa.column(name) for name in ("pipeline", "committed", "opened", "pending", "committed_at", "waits_for")),
+    schema=tables.LEDGER,
+)
+
+# Columns of an attempt that its batch's history shows otherwise.
+NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
+ACTIONS_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class BatchStatus:
+    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed, committed or skipped."""
+
+    pipeline: str
+    txid: int
+    phase: str
+    attempt: int
+    source_rows: int | None
+    key_count: int | None
+    opened_at: datetime
+    started_at: datetime | None
+    sealed_at: datetime | None
+    committed_at: datetime | None
+    owner: str | None
+    waits_for: str | None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a pipeline is: last committed and last opened txid, what it waits for, and what waits for people."""
+
+    pipeline: str
+    committed: int
+    opened: int
+    pending: int
+    committed_at: datetime | None
+    waits_for: str | None
+    quarantined: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+
+
+@dataclass(frozen=True)
+class BatchHistory:
+    """All of one batch: frozen metadata, attempts, what they sealed, the commit, what people did to it or its pipeline."""
+
+    status: BatchStatus
+    source_metadata: SourceMetadata
+    source_digest: str
+    attempts: Sequence[dict[str, Any]]
+    seals: Sequence[dict[str, Any]]
+    commit: dict[str, Any] | None
+    actions: Sequence[dict[str, Any]]
+
+
+def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
+    """Return how far each pipeline is, in the order of their names."""
+    p, q = tables.pipeline.c, tables.quarantine.c
+    waiting = sa.select(sa.func.count()).where(q.pipeline == _lag.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    statement: sa.Select[Any] = (
+        sa.select(*_lag.c, waiting, p.paused_at, p.paused_by, p.paused_reason)
+        .select_from(_lag)
+        .join(tables.pipeline, p.pipeline == _lag.c.pipeline)
+        .order_by(_lag.c.pipeline)
+    )
+    if pipelines is not None:
+        statement = statement.where(_lag.c.pipeline.in_(list(pipelines)))
+    return [Lag(*row) for row in connection.execute(statement)]
+
+
+def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:
+    """Return ledger rows in txid order: the given txids, or the newest `limit`."""
+    statement = sa.select(*_batches.c).where(_batches.c.pipeline == pipeline)
+    if txids is not None:
+        statement = statement.where(_batches.c.txid.in_(list(txids)))
+    rows = connection.execute(statement.order_by(_batches.c.txid.desc()).limit(limit)).all()
+    return [BatchStatus(*row) for row in reversed(rows)]
+
+
+def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHistory:
+    """Return everything the ledger knows of one batch.
+
+    Raises: UnknownBatch, MetadataCorrupt.
+    """
+    batch_input = existing_input(connection, pipeline, txid)
+    (status,) = batch_statuses(connection, pipeline, [txid], 1)
+    a, s, c = tables.attempt.c, tables.seal.c, tables.commit.c
+    attempts = (
+        sa.select(
+            *(column for column in a if column.name not in NOT_SHOWN),
+            sa.func.encode(a.source_digest, "hex").label("source_digest"),
+        )
+        .where(a.pipeline == pipeline, a.txid == txid)
+        .order_by(a.attempt)
+    )
+    seals = (
+        sa.select(s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest)
+        .where(s.pipeline == pipeline, s.txid == txid)
+        .order_by(s.attempt, s.state, s.partition)
+    )
+    commit = sa.select(
+        c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason
+    ).where(c.pipeline == pipeline, c.txid == txid)
+    return BatchHistory(
+        status,
+        batch_input.metadata,
+        batch_input.digest.hex(),
+        list(_dicts(connection.execute(attempts))),
+        list(_dicts(connection.execute(seals))),
+        next(_dicts(connection.execute(commit)), None),
+        actions(connection, pipeline, txid),
+    )
+
+
+def actions(connection: Connection, pipeline: str, txid: int) -> list[dict[str, Any]]:
+    """Return the newest of what people did by hand to a batch or to its whole pipeline, in the order in which they did it."""
+    o = tables.operator_action.c
+    statement = (
+        sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
+        .where(o.pipeline == pipeline, sa.or_(o.txid == txid, o.txid.is_(None)))
+        .order_by(o.number.desc())
+        .limit(ACTIONS_SHOWN)
+    )
+    return list(reversed(list(_dicts(connection.execute(statement)))))
+
+
+def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
+    q = tables.quarantine.c
+    of_batch = [] if txid is None else [q.txid == txid]
+    statement = (
+        sa.select(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.quarantined_at)
+        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
+        .order_by(q.txid, q.number)
+        .limit(limit)
+    )
+    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
+def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -> dict[int, int]:
+    """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
+    q = tables.quarantine.c
+    of_batch = [] if txid is None else [q.txid == txid]
+    statement = (
+        sa.select(q.txid, sa.func.count())
+        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
+        .group_by(q.txid)
+        .order_by(q.txid)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield a state's rows in key order, keys and values and txid, without holding them all."""
+    table = tables.state_table_of(state)
+    columns = [column for column in table.c if column.name != SNAPSHOT]
+    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
+    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
+def _dicts(rows: sa.Result[Any]) -> Iterator[dict[str, Any]]:
+    return (dict(row) for row in rows.mappings())

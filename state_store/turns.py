@@ -1,0 +1,178 @@
+"""Turns and claims: which batch may begin or commit now, which commits wait to be merged with others, who processes what.
+
+Everything here is a hint, read without a lock, that saves work or waiting. The fence and the commit decide again under their
+locks (I3, I4).
+
+    turn     a batch may begin while it is in the pipeline's window; it may commit when every earlier txid has committed
+    waiting  a sealed batch waits a little for others that are on their way: merged together, they take less time
+    claim    a task that has finished its own batch claims one of its run that no task has begun. The claim is the name of a
+             database connection of the task's own, so it ends with the task. The batch's own task sees it, and waits instead
+             of taking the batch over. Without it, two tasks process the batch, and the fence says which of them counts.
+             An advisory lock would do the same, but a connection pooler would keep it for its next client
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+
+from state_store import attempts, tables
+from state_store.batches import in_window
+
+# A batch that is ready waits this many times as long as the last merge took: seconds after a large one, next to nothing after a
+# small one. But never longer than the limit, whatever the machine's clock has done since the last merge or the seal.
+MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
+NAME_BYTES = 63  # Postgres cuts off the rest; two batches with the same beginning would only wait for each other's claimant
+_SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whether a txid may commit now (`opens`), and whether it may be processed: it is in the window (`begins`).
+
+    `halted` says why it will not commit in this run. A batch that was given up only waits to be skipped. A batch is done once
+    it has committed, and its source has had its ack or needs none.
+    """
+
+    opens: bool
+    halted: str | None = None
+    given_up: bool = False
+    done: bool = False
+    begins: bool = True
+
+
+UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
+
+
+def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
+    """Return for each (pipeline, txid) whether it may commit now; one statement for all of them.
+
+    A turn opens when every earlier txid has committed, and this one's processing has ended or it was given up; a little later
+    if more batches are on their way that could be merged with it (`MERGE_PATIENCE_FACTOR`). It is halted while the batch
+    itself, or an earlier one, waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
+    """
+    if not waiting:
+        return {}
+    pipelines, txids = zip(*waiting, strict=True)
+    found = connection.execute(_TURNS, {"pipelines": list(pipelines), "txids": list(txids)})
+    return {(row[0], row[1]): Turn(*row[2:]) for row in found}
+
+
+def _turns() -> sa.Select[Any]:
+    """Return the statement for any number of (pipeline, txid), given as two arrays."""
+    b, c, a = tables.batch.c, tables.cursor.c, tables.attempt.c
+    requested = (
+        sa.func.unnest(
+            sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text)),
+            sa.bindparam("txids", type_=postgresql.ARRAY(sa.BigInteger)),
+        )
+        .table_valued(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger))
+        .render_derived(name="requested")
+    )
+    halted = (
+        sa.select(sa.func.concat("txid ", b.txid, " is halted: ", b.halted_reason))
+        .where(b.pipeline == requested.c.pipeline, b.txid > c.txid, b.txid <= requested.c.txid, b.halted_at.is_not(None))
+        .order_by(b.txid)
+        .limit(1)
+        .scalar_subquery()
+    )
+    of_batch = sa.and_(b.pipeline == requested.c.pipeline, b.txid == requested.c.txid)
+    given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
+    ended = (
+        sa.exists()
+        .where(of_batch, a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+        .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), ~_waits_to_merge_together())))
+        .correlate(requested, tables.cursor)
+    )
+    opens = sa.or_(c.txid >= requested.c.txid, sa.and_(c.txid == requested.c.txid - 1, sa.or_(ended, given_up)))
+    done = sa.and_(c.txid >= requested.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
+    begins = in_window(requested.c.txid)
+    answer = sa.select(requested.c.pipeline, requested.c.txid, opens, halted, given_up, done, begins)
+    return answer.join(tables.cursor, c.pipeline == requested.c.pipeline)
+
+
+def _waits_to_merge_together() -> sa.ColumnElement[bool]:
+    """Return whether the sealed attempt at hand, the one after the cursor at hand, should wait for others to merge with.
+
+    Opaque states are merged one by one, so their batches do not wait.
+    """
+    c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
+    later = tables.batch.alias("later")
+    others_are_coming = (
+        sa.exists()
+        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, in_window(later.c.txid))
+        .where(~attempts.newest_has_ended(later))
+        .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
+        .correlate(tables.cursor)
+    )
+    last_merge = (
+        sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
+        .where(k.pipeline == c.pipeline, k.txid == c.txid)
+        .correlate(tables.cursor)
+        .scalar_subquery()
+    )
+    merges_together = ~(
+        sa.exists()
+        .where(p.pipeline == c.pipeline, p.declaration.contains({"states": [{"kind": "opaque"}]}))
+        .correlate(tables.cursor)
+    )
+    waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
+    patience = sa.func.least(MERGE_PATIENCE_FACTOR * sa.func.coalesce(last_merge, 0), LONGEST_MERGE_WAIT_SECONDS)
+    # A negative time means that the clock was put back: how long the batch has waited is unknown, so it waits no longer.
+    return sa.and_(waited >= 0, waited < patience, merges_together, others_are_coming)
+
+
+# Executed several times by each task of Airflow: built once, in the process that they are forked from.
+_TURNS = _turns()
+
+
+def only_commits_before(connection: Connection, pipeline: str, txid: int) -> bool:
+    """Return whether this batch, and all before it that have not committed, wait for nothing but their commits."""
+    b, c = tables.batch.c, tables.cursor.c
+    is_ready = sa.and_(b.halted_at.is_(None), sa.or_(b.skip_reason.is_not(None), attempts.newest_is_sealed(tables.batch)))
+    uncommitted = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid > c.txid, b.txid <= txid)
+    return not connection.scalar(sa.select(sa.exists().where(*uncommitted, ~is_ready)))
+
+
+def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
+    """Return the next txid of a run after this one that is in the window, has no attempt and is not claimed, if any."""
+    b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
+    return connection.scalar(
+        sa.select(b.txid)
+        .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
+        .join(tables.cursor, c.pipeline == r.pipeline)
+        .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid))
+        .where(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_lives(b.pipeline, b.txid))
+        .order_by(r.txid)
+        .limit(1)
+    )
+
+
+def claim(connection: Connection, pipeline: str, txid: int) -> None:
+    """Claim a batch for the owner of this connection, until the connection ends or claims another."""
+    connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
+
+
+def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
+    """Return whether the batch's claimant lives, and its newest attempt has neither ended nor fallen silent.
+
+    With `only_begun`, not while there is no attempt yet.
+    """
+    b = tables.batch.c
+    is_open = sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
+    in_work = sa.exists().where(
+        b.pipeline == pipeline, b.txid == txid, _claimant_lives(b.pipeline, b.txid), is_open, b.attempt >= int(only_begun)
+    )
+    return bool(connection.scalar(sa.select(in_work)))
+
+
+def _claimant_lives(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    s = _SESSIONS.c
+    return sa.exists().where(s.datname == sa.func.current_database(), s.application_name == _claim_name(pipeline, txid))
+
+
+def _claim_name(pipeline: str | sa.ColumnElement[str], txid: int | sa.ColumnElement[int]) -> sa.ColumnElement[str]:
+    return sa.func.left(sa.func.concat("tidegate claims ", sa.cast(txid, sa.Text), " of ", pipeline), NAME_BYTES)

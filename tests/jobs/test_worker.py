@@ -1,0 +1,416 @@
+"""Plan, process, commit: each may be repeated, interrupted or come late, and the state is that of a clean run."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.schema import DropTable
+
+from jobs import Pipeline
+from jobs.engine import committing
+from jobs.engine.processing import Processed
+from state_store import Settings, StateStore, tables
+from state_store.attempts import Attempt
+from state_store.errors import (
+    AttemptNotSealed,
+    CommitOutOfOrder,
+    DeclarationChanged,
+    MalformedRecord,
+    RangeRefused,
+    SchemaOutOfDate,
+    SourceChanged,
+    SparkUnavailable,
+    UnknownBatch,
+    UnknownPipeline,
+)
+from tests import steps
+from tests.acceptance.conftest import SALES, clean_state, run_once, sales, stored_state, write_sales
+
+__all__ = ["sales"]  # a fixture
+
+
+def phase_of(settings: Settings, txid: int) -> str:
+    """Return the phase that the ledger shows for a batch of sales."""
+    with StateStore.connect(settings) as store:
+        return store.batch_history("sales", txid).status.phase
+
+
+def process(settings: Settings, txid: int) -> Processed:
+    """Process one batch of sales."""
+    return steps.process(settings, SALES, txid, owner="test")
+
+
+def commit(settings: Settings, txid: int):
+    """Commit one batch of sales."""
+    return steps.commit(settings, SALES, txid, owner="test")
+
+
+# ------------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_second_run_spends_no_txid(settings: Settings, sales: Pipeline) -> None:
+    """With nothing new at the source there is nothing to do, and nothing changes."""
+    assert run_once(settings, "first") == [1, 2]
+    state = stored_state(settings)
+
+    assert run_once(settings, "second") == []
+    with StateStore.connect(settings) as store:
+        assert store.last_opened("sales").txid == store.committed("sales") == 2
+    assert stored_state(settings) == state == clean_state(settings.home)
+
+
+def test_files_that_were_added_are_all_that_is_read(settings: Settings, sales: Pipeline) -> None:
+    """The next run's batches hold the new files and no other."""
+    run_once(settings, "first")
+    write_sales(settings.home, "05")
+
+    assert run_once(settings, "second") == [3]
+    with StateStore.connect(settings) as store:
+        history = store.batch_history("sales", 3)
+    assert [file["name"] for file in history.source_metadata["files"]] == ["05.csv"]
+    assert history.status.source_rows == 4
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_the_same_run_always_gets_the_same_plan(settings: Settings, sales: Pipeline) -> None:
+    """A plan that is tried again finds its answer, whatever came meanwhile; another run gets what is left and what is new."""
+    assert steps.plan(settings, SALES, run_id="first") == [1, 2]
+    write_sales(settings.home, "05", "06")
+
+    assert steps.plan(settings, SALES, run_id="first") == [1, 2]
+    assert steps.plan(settings, SALES, run_id="second") == [1, 2, 3]
+    assert steps.plan(settings, SALES, run_id="second") == [1, 2, 3]
+
+
+def test_max_batches_counts_what_is_left_over_first(settings: Settings, sales: Pipeline) -> None:
+    """A run takes no more than it was told, oldest first, and opens nothing that it does not take."""
+    assert steps.plan(settings, SALES, run_id="one", max_batches=1) == [1]
+    assert steps.plan(settings, SALES, run_id="again", max_batches=1) == [1]
+    with StateStore.connect(settings) as store:
+        assert store.last_opened("sales").txid == 1
+    assert steps.plan(settings, SALES, run_id="both", max_batches=2) == [1, 2]
+
+
+def test_a_range_covers_what_of_it_is_uncommitted(settings: Settings, sales: Pipeline) -> None:
+    """What has committed is left alone, and a range may end behind what the source has."""
+    write_sales(settings.home, "05", "06")
+    process_and_commit = steps.plan(settings, SALES, run_id="first", to_txid=1)
+    assert process_and_commit == [1]
+    process(settings, 1)
+    commit(settings, 1)
+
+    assert steps.plan(settings, SALES, run_id="a", from_txid=1, to_txid=2) == [2]
+    assert steps.plan(settings, SALES, run_id="b", from_txid=2, to_txid=9) == [2, 3]
+    assert steps.plan(settings, SALES, run_id="c", from_txid=1, to_txid=1) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"from_txid": 3, "to_txid": 2}, "upside down"),
+        ({"from_txid": 3}, "cannot start at txid 3: txids 1 to 2 would be left out"),
+        ({"from_txid": 2, "to_txid": 2}, "cannot start at txid 2: txid 1 would be left out"),
+        ({"from_txid": 0}, "from_txid is 0"),
+        ({"to_txid": -1}, "to_txid is -1"),
+        ({"max_batches": 0}, "max_batches is 0"),
+    ],
+)
+def test_a_range_that_cannot_be_is_refused_before_anything_is_opened(
+    settings: Settings, sales: Pipeline, arguments: dict[str, int], message: str
+) -> None:
+    """Upside down, or with a gap before it, which is named: no txid is spent."""
+    with pytest.raises(RangeRefused, match=message):
+        steps.plan(settings, SALES, run_id="run", **arguments)
+    with StateStore.connect(settings) as store:
+        assert store.last_opened("sales") is None
+        assert store.run_txids("sales", "run") == []
+
+
+# ---------------------------------------------------------------------------------------------------------- process
+
+
+def test_processing_again_keeps_the_work_that_is_there(settings: Settings, sales: Pipeline) -> None:
+    """Repeating a step finds its work done: no new attempt while the newest is sealed, none after the commit."""
+    steps.plan(settings, SALES, run_id="run")
+    assert str(process(settings, 1)) == "sales 1:1 processed"
+    assert str(process(settings, 1)) == "sales 1 processed already"
+    first = commit(settings, 1)
+    assert str(process(settings, 1)) == "sales 1:1 committed already"
+    again = commit(settings, 1)
+
+    assert (first.already_committed, again.already_committed) == (False, True)
+    assert (again.attempt, again.key_count, again.committed_at) == (1, first.key_count, first.committed_at)
+
+
+def test_a_halted_batch_says_why_and_holds_up_those_behind_it_only(settings: Settings, sales: Pipeline) -> None:
+    """Later batches are processed all the same and commit when the bad one has: in order, and with nothing lost."""
+    bad = settings.home / "sales" / "01.csv"
+    planned = bad.read_bytes()
+    steps.plan(settings, SALES, run_id="first")
+    bad.write_bytes(planned.replace(b"10", b"11", 1))
+
+    with pytest.raises(SourceChanged, match=str(bad)):
+        process(settings, 1)
+    process(settings, 2)
+    with pytest.raises(CommitOutOfOrder, match="sales cannot commit txid 2: 0 is the last committed"):
+        commit(settings, 2)
+    assert (phase_of(settings, 1), phase_of(settings, 2)) == ("halted", "processed")
+    with StateStore.connect(settings) as store:
+        (lag,) = store.lag(["sales"])
+        assert (lag.committed, lag.opened, lag.pending) == (0, 2, 2)
+        assert str(bad) in (lag.waits_for or "")
+    assert stored_state(settings) == {}
+
+    bad.write_bytes(planned)
+    assert run_once(settings, "second") == [1, 2]
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings, sales: Pipeline) -> None:
+    """A commit repeats a failed attempt; if that fails for good, the reason is the commit's own, and every attempt is kept."""
+    (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth\n")
+    steps.plan(settings, SALES, run_id="run")
+    with pytest.raises(MalformedRecord):
+        process(settings, 1)
+
+    with pytest.raises(MalformedRecord, match=r"01\.csv, line 2"):
+        commit(settings, 1)
+    with StateStore.connect(settings) as store:
+        history = store.batch_history("sales", 1)
+    assert history.status.phase == "halted"
+    assert [attempt["error"].startswith("MALFORMED_RECORD") for attempt in history.attempts] == [True, True]
+
+
+def test_an_unreachable_spark_is_tried_again_not_halted(settings: Settings, sales: Pipeline) -> None:
+    """Spark being away is nobody's fault: the error is retryable, the batch is not halted, and the next try succeeds."""
+    steps.plan(settings, SALES, run_id="run")
+    away = replace(settings, spark_remote="sc://127.0.0.1:1")
+
+    with pytest.raises(SparkUnavailable, match=r"Nothing answers at 127\.0\.0\.1:1"):
+        process(away, 1)
+    assert phase_of(settings, 1) == "failed"
+    assert str(process(settings, 1)) == "sales 1:2 processed"
+
+
+def test_another_declaration_than_the_registered_one_computes_nothing(settings: Settings, sales: Pipeline) -> None:
+    """Partials of a changed pipeline never meet the old state: it has to be registered first."""
+    steps.plan(settings, SALES, run_id="run")
+    changed = replace(SALES, version=2)
+
+    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
+        steps.process(settings, changed, 1, owner="test")
+    with StateStore.connect(settings) as store:
+        assert store.batch_history("sales", 1).attempts == []
+
+
+def test_a_new_version_processes_again_what_an_old_one_sealed(
+    settings: Settings, sales: Pipeline, register: Callable[..., None]
+) -> None:
+    """What an older version computed and did not commit never counts (I16)."""
+    steps.plan(settings, SALES, run_id="run")
+    process(settings, 1)
+    doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
+    register(doubled)
+
+    done = steps.commit(settings, doubled, 1, owner="test")
+    assert done.attempt == 2
+    assert stored_state(settings)["north"] == (2, 2 * (10 + 20), 20, 40)
+
+
+def test_what_does_not_exist_is_named(settings: Settings, sales: Pipeline) -> None:
+    """A pipeline that nobody declared or registered, and a batch that nobody planned."""
+    with pytest.raises(UnknownPipeline, match="There is no pipeline sale"):
+        steps.plan(settings, "sale", run_id="run")
+    with pytest.raises(SchemaOutOfDate, match="Pipeline other is not registered"):
+        steps.plan(settings, replace(SALES, name="other"), run_id="run")
+    with pytest.raises(UnknownBatch, match="sales has no txid 7"):
+        process(settings, 7)
+
+
+def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Settings, sales: Pipeline) -> None:
+    """With all that is ready behind it; what is behind a gap waits. The batches' own commits then find it done."""
+    assert steps.plan(settings, SALES, run_id="first") == [1, 2]
+
+    steps.process(settings, SALES, 2, owner="test", commit_ready=True)
+    assert phase_of(settings, 2) == "processed"
+    steps.process(settings, SALES, 1, owner="test", commit_ready=True)
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+    assert [commit(settings, txid).already_committed for txid in (1, 2)] == [True, True]
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_what_somebody_else_commits_meanwhile_stops_nobody(
+    settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ready behind it is committed all the same."""
+    steps.plan(settings, SALES, run_id="first")
+    process(settings, 2)
+    look = StateStore.committed
+
+    def committed(store: StateStore, pipeline: str) -> int:
+        before = look(store, pipeline)
+        store.commit_batch(SALES.spec, 1, "somebody else")
+        return before
+
+    monkeypatch.setattr(StateStore, "committed", committed)
+    steps.process(settings, SALES, 1, owner="test", commit_ready=True)
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+
+
+def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Settings, sales: Pipeline) -> None:
+    """It waits for nobody's lock, and does its own work all the same."""
+    steps.plan(settings, SALES, run_id="first")
+    with StateStore.connect(settings) as other, other.engine.begin() as connection:
+        connection.execute(sa.select(tables.cursor).with_for_update())
+        processed = steps.process(settings, SALES, 1, owner="test", commit_ready=True)
+        assert processed.outcome == "processed"
+
+    assert phase_of(settings, 1) == "processed"
+    assert not commit(settings, 1).already_committed
+
+
+def test_who_has_processed_stays_while_somebody_commits_and_commits_if_they_die(settings: Settings, sales: Pipeline) -> None:
+    """While another holds the cursor nothing is done but to look; what that one has left undone is done then."""
+    steps.plan(settings, SALES, run_id="first")
+    process(settings, 1)
+    process(settings, 2)
+    with ThreadPoolExecutor() as pool, StateStore.connect(settings) as other:
+        with other.engine.connect() as connection:
+            connection.execute(sa.select(tables.cursor).with_for_update())
+            staying = pool.submit(steps.wait_for_commits, settings, SALES, 2, owner="test")
+            with pytest.raises(TimeoutError):
+                staying.result(3 * committing.SECONDS_BETWEEN_TURNS)
+            connection.rollback()
+        assert staying.result()
+
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
+    assert stored_state(settings) == clean_state(settings.home)
+    assert steps.wait_for_commits(settings, SALES, 1, owner="test")
+
+
+def test_nobody_stays_for_ever(settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever commits may take longer than a worker should be kept."""
+    monkeypatch.setattr(committing, "LONGEST_WAIT_SECONDS", committing.SECONDS_BETWEEN_TURNS)
+    steps.plan(settings, SALES, run_id="first")
+    process(settings, 1)
+    with StateStore.connect(settings) as other, other.engine.begin() as connection:
+        connection.execute(sa.select(tables.cursor).with_for_update())
+        assert not steps.wait_for_commits(settings, SALES, 1, owner="test")
+
+    assert phase_of(settings, 1) == "processed"
+
+
+def test_nobody_stays_for_what_a_commit_alone_cannot_end(
+    settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still to be processed before it, or is damaged, or was given up: the commits of those batches see to that."""
+    monkeypatch.setattr(committing, "SECONDS_BETWEEN_TURNS", math.inf)  # to sleep so long is an error
+    steps.plan(settings, SALES, run_id="first")
+    process(settings, 2)
+    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
+
+    process(settings, 1)
+    meddle(settings, one_row_less(staging(1, 1)))
+    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
+    assert [phase_of(settings, txid) for txid in (1, 2)] == ["processed", "processed"]
+
+    with StateStore.connect(settings) as store:
+        anew = store.start_attempt(SALES.spec, 1, "test", mode="restage")
+        assert isinstance(anew, Attempt)
+        store.fail_attempt(anew, "MALFORMED_RECORD: line 1", is_poison=True)
+        assert store.give_up("sales", 1, "test", "no use")
+    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
+
+
+# ----------------------------------------------------------------------------------------------------------- commit
+
+
+def test_a_commit_takes_the_ready_batches_behind_it_along(settings: Settings, sales: Pipeline) -> None:
+    """They commit each by itself, in order, and their own commit finds them committed."""
+    steps.plan(settings, SALES, run_id="run")
+    process(settings, 2)
+    with pytest.raises(CommitOutOfOrder):
+        commit(settings, 2)
+    process(settings, 1)
+
+    assert commit(settings, 1).already_committed is False
+    assert phase_of(settings, 2) == "committed"
+    assert commit(settings, 2).already_committed is True
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_a_commit_without_processing_processes_first(settings: Settings, sales: Pipeline) -> None:
+    """A failure in either phase repeats both, so a commit alone is enough."""
+    steps.plan(settings, SALES, run_id="run")
+
+    assert commit(settings, 1).attempt == 1
+    assert commit(settings, 2).attempt == 1
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, sales: Pipeline, as_owner: Callable) -> None:
+    """It is retried later; once the attempt is overdue, the batch is processed again and the late one is fenced."""
+    steps.plan(settings, SALES, run_id="run")
+    with StateStore.connect(settings) as store:
+        store.start_attempt(SALES.spec, 1, "a slow one")
+    with pytest.raises(AttemptNotSealed, match=r"sales 1:1 is still processing \(a slow one"):
+        commit(settings, 1)
+    with StateStore.connect(settings) as store:
+        assert len(store.batch_history("sales", 1).attempts) == 1
+
+    as_owner(sa.update(tables.attempt).values(started_at=sa.func.now() - sa.text("interval '3601 s'")))
+    assert commit(settings, 1).attempt == 2
+
+
+def staging(txid: int, attempt: int) -> sa.Table:
+    """Return the staging table of one attempt at a batch of sales."""
+    return tables.staging_table_of(SALES.spec.states[0], txid, attempt)
+
+
+def meddle(settings: Settings, statement: sa.Executable) -> None:
+    """Run one statement as the role that owns the staging tables."""
+    with StateStore.connect(settings) as store, store.engine.begin() as connection:
+        connection.execute(statement)
+
+
+def one_row_less(table: sa.Table) -> sa.Executable:
+    """Delete one staged row."""
+    return sa.delete(table).where(table.c.shop == "north")
+
+
+def another_value(table: sa.Table) -> sa.Executable:
+    """Change one staged value; the number of rows stays."""
+    return sa.update(table).where(table.c.shop == "north").values(cents=0)
+
+
+@pytest.mark.parametrize(
+    "damage", [DropTable, sa.delete, one_row_less, another_value], ids=["dropped", "emptied", "a row less", "a value"]
+)
+def test_staging_that_is_lost_or_damaged_is_made_again(
+    settings: Settings, sales: Pipeline, damage: Callable[[sa.Table], sa.Executable]
+) -> None:
+    """A commit that finds its staging not as sealed restages from the saved metadata, under a new attempt."""
+    steps.plan(settings, SALES, run_id="run")
+    process(settings, 1)
+    meddle(settings, damage(staging(1, 1)))
+
+    assert commit(settings, 1).attempt == 2
+    commit(settings, 2)
+    assert stored_state(settings) == clean_state(settings.home)
+
+
+def test_a_zombie_that_stages_more_rows_later_changes_nothing(settings: Settings, sales: Pipeline) -> None:
+    """Rows that no seal names do not count, even in the right table (I7)."""
+    steps.plan(settings, SALES, run_id="run")
+    process(settings, 1)
+    row = {"shop": "north", "sold": 99, "cents": 99, "least": 0, "most": 999, "task_attempt": 2**40}
+    meddle(settings, sa.insert(staging(1, 1)).values(row))
+
+    assert commit(settings, 1).attempt == 1
+    commit(settings, 2)
+    assert stored_state(settings) == clean_state(settings.home)

@@ -1,0 +1,78 @@
+"""The steps of a batch, each by a worker of its own, as separate tasks would take them."""
+
+from dataclasses import replace
+from typing import Any
+
+from jobs import Pipeline
+from jobs.compute.route import SAFE, Route, Routing, choose
+from jobs.engine.processing import Processed
+from jobs.engine.worker import Worker
+from jobs.sources import InputFacts
+from state_store import Settings
+from state_store.attempts import AirflowTry, Attempt
+from state_store.beginning import Mode
+from state_store.commits import Commit
+
+
+def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits: Any) -> list[int]:
+    """Plan a run."""
+    with Worker.open(settings, pipeline, owner=run_id) as worker:
+        return worker.plan(run_id, **limits)
+
+
+def process(
+    settings: Settings,
+    pipeline: Pipeline | str,
+    txid: int,
+    *,
+    owner: str,
+    airflow: AirflowTry | None = None,
+    mode: Mode = "resume",
+    commit_ready: bool = False,
+    routing: Routing = choose,
+) -> Processed:
+    """Process a batch; with `commit_ready`, then commit what is ready."""
+    with Worker.open(settings, pipeline, owner=owner, airflow=airflow, routing=routing) as worker:
+        return worker.process_and_commit(txid, mode=mode) if commit_ready else worker.process(txid, mode=mode)
+
+
+def commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> Commit:
+    """Commit a batch."""
+    with Worker.open(settings, pipeline, owner=owner) as worker:
+        return worker.commit(txid)
+
+
+def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:
+    """Redo the last committed batch."""
+    with Worker.open(settings, pipeline, owner=owner) as worker:
+        return worker.redo(txid, reason)
+
+
+def wait_for_commits(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> bool:
+    """Wait for a batch's commit while only commits remain."""
+    with Worker.open(settings, pipeline, owner=owner) as worker:
+        return worker.wait_while_only_commits_remain(txid)
+
+
+def await_claimant(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:
+    """Wait while another task works on a batch that it has claimed."""
+    with Worker.open(settings, pipeline, owner="test") as worker:
+        worker.await_claimant(txid)
+
+
+def safe(_pipeline: Pipeline, _attempt: Attempt, _facts: InputFacts) -> Route:
+    """Take no shortcut."""
+    return SAFE
+
+
+def on_executors(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+    """Take all shortcuts but staging in process."""
+    return replace(choose(pipeline, attempt, facts), in_process=frozenset())
+
+
+def shuffled(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+    """Take all shortcuts but those of one task that reads the whole batch."""
+    return replace(choose(pipeline, attempt, facts), one_task=False, is_brief=False, follows_partials=None)
+
+
+ROUTINGS: dict[str, Routing] = {"chosen": choose, "safe": safe, "on executors": on_executors, "shuffled": shuffled}
