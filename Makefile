@@ -20,10 +20,10 @@ soak: setup ## Run the slow tests at full size: a million messages, ten million 
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
 bench: setup ## Measure every speed beside its peer, add to the history, draw the plots (an hour, on a quiet machine)
-	@$(BIN)/python -m tests.benchmarks
+	@$(BIN)/python -m benchmarks
 
 bench-smoke: setup ## The same in minutes with small sizes: tells whether the benchmarks work, not how fast anything is
-	@$(BIN)/python -m tests.benchmarks --smoke
+	@$(BIN)/python -m benchmarks --smoke
 
 check: setup ## Lint, types, formatting
 	@$(BIN)/ruff check .

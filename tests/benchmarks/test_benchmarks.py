@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.harness import Bar, Bench, compared, write_history
+from benchmarks.harness import Bar, Bench, compared, write_latest
 
 
 @pytest.mark.parametrize(
@@ -32,19 +32,18 @@ def test_a_speed_is_their_time_by_ours_and_a_cost_ours_by_theirs() -> None:
     assert (cost.value, cost.verdict) == (0.5, "")
 
 
-def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
-    """Each run with its commit, its machine and every single measurement."""
-    file = tmp_path / "results" / "history.json"
-    figure = compared("b", "w", [1.0, 3.0], "peer", [4.0], bar=Bar(at_least=3))
-    write_history([figure], file)
-    write_history([figure], file)
+def test_the_latest_figure_of_each_name_is_kept(tmp_path: Path) -> None:
+    """With its time and commit, in a line of the file."""
+    file = tmp_path / "results" / "latest.json"
+    other = compared("b", "other", [1.0], "peer", [2.0])
+    write_latest([compared("b", "w", [9.0], "peer", [4.0]), other], file)
+    write_latest([compared("b", "w", [1.0, 3.0], "peer", [4.0], bar=Bar(at_least=3))], file)
 
-    runs = json.loads(file.read_text())
-    assert len(runs) == 2
-    assert runs[1]["commit"]
-    assert runs[1]["machine"]["cores"] >= 1
-    (kept,) = runs[1]["figures"]
-    assert (kept["runs"], kept["their_runs"], kept["value"], kept["verdict"]) == ([1.0, 3.0], [4.0], 2.0, "falls short")
+    kept, untouched = json.loads(file.read_text())
+    assert (kept["what"], kept["ours"], kept["theirs"], kept["value"]) == ("w", 2.0, 4.0, 2.0)
+    assert (kept["bar"], kept["verdict"], bool(kept["commit"])) == ("≥ 3", "falls short", True)
+    assert untouched["what"] == "other"
+    assert len(file.read_text().splitlines()) == 4
 
 
 def test_plots_of_a_smoke_run_do_not_replace_the_real_ones(tmp_path: Path) -> None:
@@ -52,13 +51,13 @@ def test_plots_of_a_smoke_run_do_not_replace_the_real_ones(tmp_path: Path) -> No
     bench = Bench(is_smoke=True, folder=tmp_path)
     with bench.plot("curve", "a title") as axes:
         axes.plot([1, 2], [3, 4])
-    assert "<svg" in (tmp_path / "curve.svg").read_text()
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_benchmark_runs_and_prints_its_table(tmp_path: Path) -> None:
     """The smallest of them, on a stack of its own; what it timed it has also checked."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", "--smoke", "--folder", tmp_path, "guard"],
+        [sys.executable, "-m", "benchmarks", "--smoke", "--folder", tmp_path, "guard"],
         capture_output=True,
         text=True,
         timeout=500,
@@ -73,7 +72,7 @@ def test_a_benchmark_runs_and_prints_its_table(tmp_path: Path) -> None:
 def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
     """At once, as a usage error."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks", "speed"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "benchmarks", "speed"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "there is no speed; there are cardinality, guard" in done.stderr

@@ -16,9 +16,9 @@ import psycopg2
 import sqlalchemy as sa
 
 import migrations
+from benchmarks.pipelines import PIPELINES
 from jobs import Pipeline
 from state_store import Settings, StateStore
-from tests.benchmarks.pipelines import PIPELINES
 from tests.conftest import register_pipelines, running_stack
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -129,7 +129,7 @@ def publish(folder: Path, names: Collection[str]) -> None:
     metadata = folder / "tidegate_benchmarks-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
-    points = "".join(f"{name} = tests.benchmarks.pipelines:{name.upper()}\n" for name in names)
+    points = "".join(f"{name} = benchmarks.pipelines:{name.upper()}\n" for name in names)
     (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
 
 

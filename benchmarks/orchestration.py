@@ -9,9 +9,9 @@ from pathlib import Path
 
 from psycopg2 import sql
 
-from tests.benchmarks.harness import Bar, Bench, Figure, compared
-from tests.benchmarks.pipelines import SMALL
-from tests.benchmarks.project import Project, project
+from benchmarks.harness import Bar, Bench, Figure, compared
+from benchmarks.pipelines import SMALL
+from benchmarks.project import Project, project
 
 ROWS_PER_FILE = 100
 

@@ -28,11 +28,11 @@ import psutil
 import sqlalchemy as sa
 
 import migrations
+from benchmarks.harness import Bar, Bench, Figure, compared, timed
+from benchmarks.pipelines import USERS
+from benchmarks.project import Project, publish, stack_without_airflow
 from state_store import StateStore
 from tests import steps
-from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed
-from tests.benchmarks.pipelines import USERS
-from tests.benchmarks.project import Project, publish, stack_without_airflow
 from tests.conftest import COMMAND, Server
 from tidegate import stack as embedded
 

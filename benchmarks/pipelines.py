@@ -1,4 +1,4 @@
-"""The pipelines that the benchmarks run, found as another package's are: by an entry point (`tests.benchmarks.project`)."""
+"""The pipelines that the benchmarks run, found as another package's are: by an entry point (`benchmarks.project`)."""
 
 from jobs import Count, Files, Pipeline, State, Sum
 

@@ -19,6 +19,10 @@ import pyarrow as pa
 import sqlalchemy as sa
 from psycopg2 import sql
 
+from benchmarks.harness import Bar, Bench, Figure, compared
+from benchmarks.peer import as_csv, copy_and_upsert, create_target
+from benchmarks.pipelines import PAGES, USERS
+from benchmarks.project import Project, stack_without_airflow
 from jobs import Pipeline
 from jobs.compute.sink import SORTED_ROWS, PartialsReader
 from state_store import StateStore
@@ -27,10 +31,6 @@ from state_store.batches import encode_metadata
 from state_store.copy_in import copy_partition
 from state_store.staging import StagedPartition, digest_statement
 from state_store.tables import staging_table_of
-from tests.benchmarks.harness import Bar, Bench, Figure, compared
-from tests.benchmarks.peer import as_csv, copy_and_upsert, create_target
-from tests.benchmarks.pipelines import PAGES, USERS
-from tests.benchmarks.project import Project, stack_without_airflow
 
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"

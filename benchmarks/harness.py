@@ -1,28 +1,24 @@
-"""What a figure is, and what is made of figures: a table, a history, plots."""
+"""Figures, and what becomes of them: a table, the file of the latest ones, plots."""
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import matplotlib as mpl
-import psutil
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).resolve().parent / "results"
-HISTORY = RESULTS / "history.json"
-mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "tidegate"  # the same plot is the same file
+LATEST = RESULTS / "latest.json"
+mpl.use("agg")
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,8 @@ class Bench:
         yield axes
         folder = self.folder if self.is_smoke else RESULTS
         folder.mkdir(parents=True, exist_ok=True)
-        drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        self.tell(f"drew {folder / name}.svg")
+        drawing.savefig(folder / f"{name}.png", dpi=100)
+        self.tell(f"drew {folder / name}.png")
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -159,23 +155,20 @@ def print_figures(console: Console, figures: Sequence[Figure]) -> None:
     console.print(table)
 
 
-def write_history(figures: Sequence[Figure], file: Path) -> None:
-    """Add the run to the history: when, of which commit, on what machine, every figure."""
-    runs = json.loads(file.read_text()) if file.exists() else []
-    runs.append(
-        {
-            "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            "commit": _commit(),
-            "machine": {
-                "cores": os.cpu_count(),
-                "memory_gib": round(psutil.virtual_memory().total / 1024**3),
-                "python": platform.python_version(),
-            },
-            "figures": [{**asdict(f), "verdict": f.verdict} for f in figures],
-        }
-    )
+def write_latest(figures: Sequence[Figure], file: Path) -> None:
+    """Put the figures in place of those of earlier runs with the same names; a line each, with time and commit."""
+    known = json.loads(file.read_text()) if file.exists() else []
+    latest = {(row["benchmark"], row["what"]): row for row in known}
+    run = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit()}
+    for f in figures:
+        measured = {name: round(value, 4) for name, value in (("ours", f.ours), ("value", f.value))}
+        theirs = None if f.theirs is None else round(f.theirs, 4)
+        bar = None if f.bar is None else str(f.bar)
+        named = {"benchmark": f.benchmark, "what": f.what, "unit": f.unit, "beside": f.beside, "bar": bar, "verdict": f.verdict}
+        latest[f.benchmark, f.what] = {**named, **measured, "theirs": theirs, **run}
+    rows = sorted(latest.values(), key=lambda row: str(row["benchmark"]))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(runs, indent=1, default=str) + "\n")
+    file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 def _shown(value: float, unit: str) -> str:

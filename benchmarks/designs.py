@@ -27,14 +27,14 @@ from matplotlib.axes import Axes
 from psycopg2 import sql
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks import events
+from benchmarks.harness import Bar, Bench, Figure, compared
+from benchmarks.project import Project, stack_without_airflow
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.read import FileReader
 from state_store import Settings, StateStore
 from tests import steps
-from tests.benchmarks import events
-from tests.benchmarks.harness import Bar, Bench, Figure, compared
-from tests.benchmarks.project import Project, stack_without_airflow
 from tests.conftest import Server
 from tidegate.stack.component import log_file
 

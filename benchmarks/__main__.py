@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.benchmarks import cardinality, cold_start, designs, growth, guard, orchestration
-from tests.benchmarks.harness import HISTORY, Bench, Benchmark, Figure, print_figures, write_history
+from benchmarks import cardinality, cold_start, designs, growth, guard, orchestration
+from benchmarks.harness import LATEST, Bench, Benchmark, Figure, print_figures, write_latest
 
 BENCHMARKS: dict[str, Benchmark] = {
     "cardinality": cardinality.run,
@@ -21,8 +21,8 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def main() -> int:
-    """Run, print the table, add to the history. The exit code tells nothing of bars: machines differ."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    """Run, print the table, keep the figures. The exit code does not depend on bars: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, in minutes; tells whether it works, not how fast")
     parser.add_argument("--passes", type=int, default=3, help="how often each way is timed, at most (3)")
@@ -45,7 +45,7 @@ def main() -> int:
     console.rule("all")
     print_figures(console, figures)
     if not given.smoke:
-        write_history(figures, HISTORY)
+        write_latest(figures, LATEST)
     return 0
 
 

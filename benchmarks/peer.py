@@ -36,7 +36,7 @@ class Peer:
         self._folder = folder
         conninfo = {key: str(value) for key, value in settings.conninfo(user="postgres").items()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.peer", json.dumps(conninfo), str(folder)],
+            [sys.executable, "-m", "benchmarks.peer", json.dumps(conninfo), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "peer.log").open("w"),

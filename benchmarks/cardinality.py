@@ -4,14 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import events
+from benchmarks.harness import Bar, Bench, Figure, compared, timed
+from benchmarks.peer import Peer, create_target
+from benchmarks.pipelines import PAGES, USERS
+from benchmarks.project import Project, project
 from jobs import Pipeline
 from jobs.engine.local_run import run_pipeline
 from state_store import StateStore
-from tests.benchmarks import events
-from tests.benchmarks.harness import Bar, Bench, Figure, compared, timed
-from tests.benchmarks.peer import Peer, create_target
-from tests.benchmarks.pipelines import PAGES, USERS
-from tests.benchmarks.project import Project, project
 
 STREAMING = "Structured Streaming"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.harness import Bar, Bench, Figure
+from benchmarks.harness import Bar, Bench, Figure
 from tests.conftest import COMMAND
 
 COMMAND_SECONDS = 400
