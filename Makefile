@@ -19,7 +19,7 @@ test: setup ## Run all tests
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
-bench: setup ## Measure every speed beside its peer, add to the history, draw the plots (an hour, on a quiet machine)
+bench: setup ## Measure every speed beside its peer, keep the figures, draw the plots (an hour, on a quiet machine)
 	@$(BIN)/python -m benchmarks
 
 bench-smoke: setup ## The same in minutes with small sizes: tells whether the benchmarks work, not how fast anything is

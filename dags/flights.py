@@ -1,5 +1,5 @@
 """Airflow runs flights when somebody triggers this Dag: daily figures per carrier, from the files of 2013."""
 
-from dags.batch_dag import batch_dag
+from tidegate import batch_dag
 
 dag = batch_dag("flights", schedule=None)

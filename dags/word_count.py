@@ -1,5 +1,5 @@
 """Airflow runs word_count when somebody triggers this Dag: how often each word occurs in the text files."""
 
-from dags.batch_dag import batch_dag
+from tidegate import batch_dag
 
 dag = batch_dag("word_count", schedule=None)

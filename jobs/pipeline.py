@@ -161,12 +161,6 @@ class Pipeline:
             if state.unanchored
         ]
 
-    @property
-    def stages_short_rows(self) -> bool:
-        """Tell whether Spark's Python workers get only numbers and times: no text is staged, no author's code runs there."""
-        columns = (column for staged in self.spec.staged for column in staged.columns)
-        return self.transform is None and not any(column.type.name in ("text", "bytea") for column in columns)
-
     def _no_exactly_once(self) -> str:
         kind, state = self.source.kind, next(n for n, s in self.states.items() if not exactly_once(self.source.kind, s.kind))
         way_out = {

@@ -1,1 +1,81 @@
-"""tidegate: the command line, and the stack that it runs on one machine. Talks to Airflow by its REST API only."""
+"""Tidegate: exactly-once batch pipelines.
+
+    from tidegate import Count, Files, Pipeline, State, Sum, batch_dag
+
+This is the one module that pipelines and Dags import. A name is loaded when it is first used, so that a declaration loads no
+Spark and no Airflow. Tidegate is deployed as a checkout or as its image, where ``dags``, ``jobs`` and ``state_store`` are its
+own; if Python finds other packages of these names first, the import says so.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dags.batch_dag import batch_dag
+    from jobs import (
+        Count,
+        Files,
+        FixedBatches,
+        Kafka,
+        Max,
+        Min,
+        Pipeline,
+        PostgresTable,
+        Source,
+        State,
+        Sum,
+    )
+    from jobs.engine.local_run import run_pipeline
+    from state_store import Settings, StateStore
+
+__all__ = [
+    "Count",
+    "Files",
+    "FixedBatches",
+    "Kafka",
+    "Max",
+    "Min",
+    "Pipeline",
+    "PostgresTable",
+    "Settings",
+    "Source",
+    "State",
+    "StateStore",
+    "Sum",
+    "batch_dag",
+    "run_pipeline",
+]
+
+_HOMES = {
+    "Settings": "state_store",
+    "StateStore": "state_store",
+    "batch_dag": "dags.batch_dag",
+    "run_pipeline": "jobs.engine.local_run",
+}
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the package that defines it.
+
+    Raises: AttributeError for any other name; ImportError if another package has taken the place of one of Tidegate's.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "jobs")
+    for package in ("state_store", "jobs", "dags"):
+        _check_own(package)
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def _check_own(package: str) -> None:
+    place = Path(import_module(package).__file__ or "").resolve()
+    if not place.is_relative_to(_ROOT):
+        raise ImportError(
+            f"Tidegate's package {package} is in {_ROOT / package}, but Python found another one first: {place}. Tidegate runs "
+            "from a checkout or its image, and does not share an environment with packages called dags, jobs, state_store or "
+            f"migrations. Put {_ROOT} first on PYTHONPATH, or rename the other package."
+        )

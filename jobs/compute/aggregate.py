@@ -1,4 +1,4 @@
-"""Aggregate a batch's rows into the partials of a state: one row per key, with the state's columns in their declared types."""
+"""Aggregate a batch's rows into a state's partials: one row per key, with columns in their declared types."""
 
 from typing import Literal
 
@@ -17,8 +17,8 @@ def aggregate(
 ) -> DataFrame:
     """Return the partials of one state: a row per key with the state's columns, in their declared types.
 
-    `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. To `follow` rows or partials, each
-    partial also has the number of rows that it was made of, and the sum of their hashes, or a hash of its own.
+    `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. With `follow`, each partial also has
+    the number of rows that it was made of, and the sum of their hashes ("rows") or a hash of its own ("partials").
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
@@ -46,10 +46,10 @@ def aggregate(
         partials = partials.withColumn(HASH, F.xxhash64(*types))
     if follow:
         types[HASH] = T.LongType()
-    # Nothing is converted; but mapInArrow would ask the server for the columns, which analyses the whole query once more.
+    # Nothing is converted; but without this, mapInArrow would ask the server for the columns: one more analysis of the query.
     return partials.to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
 def counter_of(state: State) -> str:
-    """Return the column with the number of rows that a partial was made of: one of the state's own, if it counts them."""
+    """Return the column that counts a partial's rows: one of the state's own, if it counts them."""
     return next((name for name, a in state.aggregates.items() if a.function == "count" and a.column is None), ROWS)

@@ -1,8 +1,8 @@
-"""Whose a loopback port is: asked before a token or a password is sent there.
+"""The owner of a loopback port, which is checked before a token or a password is sent there.
 
 Any account of a machine may listen on a port that is free at the moment, so an address proves nothing. The kernel knows the
-owner of each socket. The question is asked after the connection is made: who answers then has a socket at that address, as
-listener or as the connection's other end, and it cannot be hidden.
+owner of each socket. The check follows the connection: a process that answers then has a socket at that address, as listener
+or as the connection's other end, and it cannot be hidden.
 """
 
 import os
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from state_store.errors import ListenerNotTrusted, SettingsInvalid
 from state_store.settings import Settings, account_name
 
-LISTENS, WAITS_FOR_ITS_END = 10, 6  # TCP_LISTEN and TCP_TIME_WAIT; the latter belongs to nobody any more
+LISTENS, WAITS_FOR_ITS_END = 10, 6  # TCP_LISTEN and TCP_TIME_WAIT; the latter no longer has an owner
 LISTENING, ALL = 1 << LISTENS, 0xFFF & ~(1 << WAITS_FOR_ITS_END)
 TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, IS_ERROR, IS_DONE = 4, 20, 0x301, 2, 3
 
 
 class Socket(NamedTuple):
-    """A socket on this machine's side of a port."""
+    """A socket at a local port of this machine."""
 
     address: str
     state: int
@@ -34,16 +34,16 @@ class Socket(NamedTuple):
 
 
 def loopback_address(host: str | None) -> str | None:
-    """Return the loopback address that a host is, without asking a resolver; None if it is another machine.
+    """Return the loopback address of a host, without asking a resolver; None if it is another machine.
 
-    ``localhost`` is 127.0.0.1: a resolver may answer ::1 first, where everybody may listen while a server has 127.0.0.1.
+    ``localhost`` is 127.0.0.1: a resolver may answer ::1 first, where any account may listen while a server has 127.0.0.1.
     """
     if host and host.rstrip(".").lower() == "localhost":
         return "127.0.0.1"
     with suppress(ValueError):
         address = ip_address(host or "")
         address = getattr(address, "ipv4_mapped", None) or address
-        if address.is_unspecified:  # which connects to this machine
+        if address.is_unspecified:  # a connection to it reaches this machine
             return "127.0.0.1" if address.version == 4 else "::1"
         if address.is_loopback:
             return str(address)
@@ -51,18 +51,18 @@ def loopback_address(host: str | None) -> str | None:
 
 
 class Server:
-    """What is at a loopback address, and whether a token or a password may be sent there."""
+    """A server at a loopback address, and whether a token or a password may be sent to it."""
 
     def __init__(self, address: str, port: int, what: str, trusted: Collection[int] | None) -> None:
-        """Trust the account of this process, root, and those trusted besides; None trusts all."""
+        """Trust the account of this process, root, and the `trusted` ones; None trusts all."""
         self._address, self._port, self._what, self._trusted = address, port, what, trusted
         self._checked: list[Socket] | None = None
 
     def check(self) -> None:
-        """Return if no stranger has a socket at the address.
+        """Return if no untrusted account has a socket at the address.
 
-        Only who has listened there can have a connection. So as long as the listener is the one of the last check, the
-        connections need no second look.
+        Only a process that has listened there can have a connection. So as long as the listener is the one of the last check,
+        the connections need no second look.
 
         Raises: ListenerNotTrusted, which names the account.
         """
@@ -75,15 +75,15 @@ class Server:
         if listening and listening == self._checked:
             return
         found = self._at_the_address(_sockets(self._port, ALL))
-        self._refuse({one.user for one in found})
-        self._checked = listening if [one for one in found if one.state == LISTENS] == listening else None
+        self._refuse({sock.user for sock in found})
+        self._checked = listening if [sock for sock in found if sock.state == LISTENS] == listening else None
 
     def _at_the_address(self, sockets: list[Socket]) -> list[Socket]:
         """Return the sockets that connections to the address may lead to."""
-        exact = [one for one in sockets if one.address == self._address]
-        if any(one.state == LISTENS for one in exact):
-            return exact  # it gets the connections before one that listens at all addresses
-        return exact + [one for one in sockets if ip_address(one.address).is_unspecified and one.state == LISTENS]
+        exact = [sock for sock in sockets if sock.address == self._address]
+        if any(sock.state == LISTENS for sock in exact):
+            return exact  # the listener gets the connections before one that listens at all addresses
+        return exact + [sock for sock in sockets if ip_address(sock.address).is_unspecified and sock.state == LISTENS]
 
     def _refuse(self, owners: set[int]) -> None:
         if strangers := owners - {os.geteuid(), 0, *(self._trusted or ())}:
@@ -97,7 +97,7 @@ class Server:
 def trusted_users(settings: Settings) -> set[int] | None:
     """Return the user numbers of the accounts that the settings trust; None for all.
 
-    Raises: SettingsInvalid for an account that there is not.
+    Raises: SettingsInvalid for an account that does not exist.
     """
     names = [name for name in map(str.strip, settings.trusted_users.split(",")) if name]
     if "*" in names:
@@ -109,24 +109,24 @@ def trusted_users(settings: Settings) -> set[int] | None:
 
 
 def can_see_all() -> bool:
-    """Tell whether this system shows the owner of every socket, at little cost."""
+    """Return whether this system shows the owner of every socket, at little cost."""
     return TABLES[socket.AF_INET].exists()
 
 
 def _sockets(port: int, states: int) -> list[Socket]:
-    """Return the sockets of this machine that have a port of their own by this number, in some states."""
+    """Return the sockets of this machine with this local port, in some states."""
     try:
-        asked = [one for family in TABLES for one in _ask(family, port, states)]
-    except OSError:  # a sandbox without this kind of question; the tables take a hundred times as long
-        asked = [one for family in TABLES for one in _look_up(family, port) if states & 1 << one.state]
-    return sorted(asked)
+        found = [sock for family in TABLES for sock in _ask(family, port, states)]
+    except OSError:  # a sandbox without sock_diag; the tables are much slower
+        found = [sock for family in TABLES for sock in _look_up(family, port) if states & 1 << sock.state]
+    return sorted(found)
 
 
 def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socket]:
     """Ask the kernel as ss(8) does: sock_diag(7)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
-        wanted = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + struct.pack("!H", port) + bytes(46)
-        kernel.sendall(struct.pack("=IHHII", 16 + len(wanted), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + wanted)
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + struct.pack("!H", port) + bytes(46)
+        kernel.sendall(struct.pack("=IHHII", 16 + len(request), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + request)
         while True:
             answer, start = kernel.recv(1 << 18), 0
             while start < len(answer):
@@ -145,7 +145,7 @@ def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socke
 
 
 def _look_up(family: socket.AddressFamily, port: int) -> Iterator[Socket]:
-    """Read the same from the system's tables."""
+    """Read the same from the tables in /proc."""
     with suppress(FileNotFoundError):  # a machine without IPv6
         for line in TABLES[family].read_text().splitlines()[1:]:
             _, local, _, state, _, _, _, user, _, number, *_ = line.split()
@@ -162,7 +162,7 @@ def _text(packed: bytes) -> str:
 
 
 def _owners_of_ours(address: str, port: int) -> set[int]:
-    """Return the same where a system shows each account its own sockets only: -1 stands for one that it does not show."""
+    """Return the listeners' owners where an account sees only its own sockets: -1 stands for a hidden one."""
     import psutil  # noqa: PLC0415 - Linux does without
 
     def listening() -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from jobs.library_internals import plan_of
 from state_store.errors import DeclarationInvalid
 
 logger = logging.getLogger(__name__)
@@ -36,11 +37,8 @@ def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None
 
     Raises: DeclarationInvalid.
     """
-    plan = getattr(returned, "_plan", None)
-    if plan is None:
-        found = set(_of_text(str(returned._jdf.queryExecution().logical()), columns))
-    else:
-        found = set(_of_message(plan.plan(returned.sparkSession.client), rows._plan._plan_id, columns))
+    plan = plan_of(returned, rows)
+    found = set(_of_text(plan, columns) if isinstance(plan, str) else _of_message(*plan, columns))
     if refused := sorted(name for name in found if name):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "

@@ -1,8 +1,8 @@
-"""Bad records: found by the source's parser or by the author's checks; refused, or set aside, or taken up again.
+"""Bad records: found by the source's parser or the author's checks; refused, set aside, or replayed.
 
-A record that is set aside keeps the reason, where it stood, and its payload: the raw record if the parser refused it, its
-columns as JSON if a check did. It is staged beside the partials and moves into ``tidegate.quarantine`` in the commit of its
-batch, so that each record of a batch either counts or waits there.
+A record that is set aside keeps the reason, its origin, and its payload: the raw record if the parser refused it, its columns
+as JSON if a check did. It is staged beside the partials and moves into ``tidegate.quarantine`` in the commit of its batch, so
+that each record of a batch either counts or waits there.
 """
 
 import json
@@ -28,7 +28,7 @@ HIDDEN = (ORIGIN, REFUSAL, PAYLOAD)
 MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
 ROWS_PER_BLOCK = 10_000
-# Spark's own form of times in JSON has three digits.
+# By default, Spark writes times into JSON with three digits of a second.
 JSON_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -41,10 +41,10 @@ _WAITING_OF = (
 
 
 def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[State] = ()) -> DataFrame:
-    """Flag the records that fail one of the author's checks, with the first one's name as the reason.
+    """Flag the records that fail one of the author's checks, with the first such check as the reason.
 
-    Likewise those of which one of the `storable` states cannot keep a key or a text: these are computed from the records' own
-    columns, so that it is known which record is at fault.
+    Records whose keys or texts one of the `storable` states cannot keep are flagged too: these states are computed from the
+    records' own columns, so that it is known which record is at fault.
     """
     refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
     for name, condition in checks.items():
@@ -70,25 +70,25 @@ def good(records: DataFrame) -> DataFrame:
 
 
 def good_or_refuse(records: DataFrame) -> DataFrame:
-    """Return all records, or fail at the first one that is flagged, with what `explain` reads."""
-    told = F.struct(
+    """Return all records; the query fails at the first flagged one, with a message for `explain`."""
+    message = F.struct(
         F.col(REFUSAL).alias("reason"),
         F.col(ORIGIN).alias("origin"),
         F.substring(_payload(records), 1, SHOWN_CHARACTERS).alias("payload"),
     )
-    refuse = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(told))).cast("boolean")
+    refuse = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("boolean")
     return records.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
 
 
 def explain(error: Exception) -> MalformedRecord | None:
-    """Return which record failed which check, None if the error is about something else."""
+    """Return an error that names the record and the check; None if the error is about something else."""
     text = str(error)
     if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
         return None
     found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     place = f"{found['origin']}: " if found.get("origin") else ""
     return MalformedRecord(
-        f"{place}a record is bad ({found['reason']}): {found.get('payload')}. Mend schema or check and raise the "
+        f"{place}a record is bad ({found['reason']}): {found.get('payload')}. Fix the schema or the check and raise the "
         "pipeline's version, or declare on_poison='quarantine' to set such records aside."
     )
 
@@ -106,7 +106,7 @@ def bad(records: DataFrame) -> DataFrame:
 def waiting_records(
     spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
 ) -> DataFrame:
-    """Return the quarantined records that batch txid takes up, as `Emitter.emit_records` would return them today."""
+    """Return the quarantined records that a batch replays, as `Emitter.emit_records` would return them today."""
     reader = _WaitingReader(conninfo, pipeline, txid, tasks)
     waiting = spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string, is_raw boolean")
     columns = emitter.row_schema()
@@ -140,9 +140,9 @@ def _payload(records: DataFrame) -> Column:
 
 @dataclass(frozen=True)
 class _WaitingReader:
-    """What each of Spark's tasks does with its number, for `DataFrame.mapInArrow`: read its share of the records, in blocks.
+    """Reads the share of the records of one Spark task, in blocks, for `DataFrame.mapInArrow`.
 
-    A class, for the reason given in `jobs.compute.sink`.
+    It is a class for the reason given in `jobs.compute.sink`.
     """
 
     conninfo: dict[str, Any]

@@ -62,6 +62,15 @@ def is_untouched(pipeline: Pipeline, attempt: Attempt) -> bool:
     return pipeline.transform is None and not is_flagged(pipeline, attempt)
 
 
+def has_short_rows(pipeline: Pipeline) -> bool:
+    """Return whether Spark's Python workers get only numbers and times: no text is staged, and no author's code runs there.
+
+    Then only the number of rows in an Arrow batch is limited, for the whole session: Spark would work out the bytes per row.
+    """
+    columns = (column for staged in pipeline.spec.staged for column in staged.columns)
+    return pipeline.transform is None and not any(column.type.name in ("text", "bytea") for column in columns)
+
+
 def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
     """Return the states that are expected to get few partials, of limited size: as few as in recent batches, or as rows."""
 

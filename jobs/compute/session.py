@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
 from jobs.compute.spark_errors import meaning_of
+from jobs.library_internals import close_channel, disable_reattach, leave_on_server, set_deadlines
 from state_store.attempts import Attempt
 from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
 from state_store.settings import Settings
@@ -106,7 +107,7 @@ def expect_brief(session: SparkSession) -> None:
     eight calls for a batch of 100 rows. A batch of a second is sooner tried again.
     """
     if isinstance(session, ConnectSession):
-        session.client.disable_reattachable_execute()
+        disable_reattach(session)
 
 
 def tag_of(pipeline: str, txid: int, number: int) -> str:
@@ -145,7 +146,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at >= LONGEST_SILENCE_SECONDS:
                 is_lost.set()
-                spark.client._channel.close()
+                close_channel(spark)
 
     watcher = Thread(target=watch, name=f"watch {attempt}", daemon=True)
     spark.addTag(tag)
@@ -188,7 +189,7 @@ def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
     for generation in range(MAX_CLOSED_SESSIONS):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
         session = _connect(_Channel(settings, str(session_id)))
-        vars(session.client)["_rpc_deadlines"] = DEADLINES
+        set_deadlines(session, DEADLINES)
         session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
         try:
             return _configured(session, settings, rows_are_short)
@@ -201,8 +202,7 @@ def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
 
 def _leave(session: SparkSession) -> None:
     """Close our end. PySpark would go on taking a session that failed for this thread's active one, and never look again."""
-    session.release_session_on_close = False
-    session.stop()
+    leave_on_server(session)
 
 
 def _local(settings: Settings) -> SparkSession:
@@ -230,11 +230,11 @@ def _configured(session: SparkSession, settings: Settings, rows_are_short: bool)
 def _connect(channel: "_Channel") -> SparkSession:
     """Return a session of Spark Connect; Spark's own builder makes one from an address only."""
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does: functions then make Connect's columns
-    session: SparkSession = ConnectSession.Builder().channelBuilder(channel).create()
-    return session
+    # Connect's session has the methods of the other kind, and is none by its class.
+    return cast(Any, ConnectSession.Builder().channelBuilder(channel).create())  # type: ignore[no-any-return]
 
 
-class _Channel(DefaultChannelBuilder):  # type: ignore[misc]  # pyspark is not followed
+class _Channel(DefaultChannelBuilder):
     """The way to the server: no name of this machine's own is looked up, and no token is told to a stranger.
 
     To another machine it is pyspark's, so with TLS if there is a token.

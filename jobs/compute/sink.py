@@ -1,9 +1,9 @@
-"""The staging sink: what Spark's executors do with the partials of one state, unless they are few, or with bad records.
+"""The staging sink: Spark's executors copy a state's partials, unless they are few, or a batch's bad records.
 
-Each task streams its Arrow batches into one COPY and answers with one row: which partition, which task attempt, how many
-rows, what digest, and which of the transform's rows the partials were made of (`jobs.compute.tracking`). The driver sees only
-these answers, at most one per partition; a task keeps SORTED_BYTES of Arrow batches at a time. Refusals (a NULL key, a lost
-connection) are answers too, so that the driver raises them with their own class.
+Each task streams its Arrow batches into one COPY and answers with one row: the partition, the task attempt, the number of
+rows, their digest, and the sums of the transformed rows that the partials were made of (`jobs.compute.tracking`). The driver
+sees only these answers, at most one per partition; a task keeps SORTED_BYTES of Arrow batches at a time. Refusals (a NULL key,
+a lost connection) are answers too, so that the driver raises them with their own class.
 """
 
 import gc
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark import TaskContext
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.compute.tracking import HASH, ROWS, signed
+from jobs.library_internals import spark_schema
 from state_store.copy_in import copy_partition
 from state_store.declaration import Staged, staged_in_order_of
 from state_store.driver_errors import translate
@@ -31,18 +31,18 @@ MAX_KEY_BYTES = 2000
 # All columns of a key together, of which Postgres puts at most 32 into an index, each with up to 7 bytes of its own.
 MAX_KEYS_BYTES = 2400
 SHOWN_KEY_CHARACTERS = 40
-# What Postgres, Spark and Python all know: years 1 to 9999. In days, and in microseconds.
+# The range that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds.
 DAYS = (-719_162, 2_932_896)
 TICKS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 MAX_VALUE_BYTES = 64 * 1024 * 1024
-# So much is put in order at a time: a million keys of two sums, and their hashes.
+# The amount that is sorted at a time: a million keys of two sums, and their hashes.
 SORTED_BYTES = 32 * 1024 * 1024
-SORTED_ROWS = 10_000  # what becomes one Arrow batch again, as Spark sends them
+SORTED_ROWS = 10_000  # per Arrow batch after sorting, as Spark sends them
 _CSV = csv.WriteOptions(include_header=False)
 
 
 class Answer(NamedTuple):
-    """What a task tells the driver: what it has staged of one partition, and why not if it has refused."""
+    """A task's report to the driver: what it staged of one partition, or why it refused."""
 
     partition: int
     task_attempt: int
@@ -57,17 +57,17 @@ class Answer(NamedTuple):
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
 _ANSWER = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in get_type_hints(Answer).items()])
-ANSWER = from_arrow_schema(_ANSWER)  # given as text, the server would be asked what it means
+ANSWER = spark_schema(_ANSWER)  # given as text, the server would be asked what it means
 
 
 @dataclass(frozen=True)
 class StagingSink:
-    """What each of Spark's tasks does with its partials, for `DataFrame.mapInArrow`: stage these rows, yield one answer.
+    """Stages the rows of one Spark task and yields one answer, for `DataFrame.mapInArrow`.
 
-    `digest` is the statement that finds out what a task has staged. The columns `counter`, of how many rows each partial was
-    made, and HASH are summed up into the answer, if they are there; ROWS and HASH themselves are not staged.
+    `digest` is the statement that computes the digest of what a task has staged. The columns `counter`, the number of rows that
+    each partial was made of, and HASH are summed up into the answer, if present; ROWS and HASH themselves are not staged.
 
-    A class, because it travels by its name: for a function within a function, Spark looks through all imported modules.
+    It is a class because it is pickled by name: for a function within a function, Spark looks through all imported modules.
     """
 
     conninfo: dict[str, Any]
@@ -105,9 +105,9 @@ def _keep_imports() -> None:
 
 
 def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in the order of their first key, as many at a time as SORTED_BYTES hold; texts as they come.
+    """Yield the same rows sorted by their first key, within blocks of SORTED_BYTES; a text key is left unsorted.
 
-    The merge, which holds the cursor's lock, then finds in one place, in memory too, what belongs together. Here the sort runs
+    The merge, which holds the cursor's lock, then finds neighbouring keys in one place, in memory too. Here the sort runs
     beside other tasks. Sorting texts takes longer than it saves.
     """
     key = staged_in_order_of(staged)
@@ -147,12 +147,12 @@ class PartialsReader:
         self._next = next(self._batches, None)
         self._block = io.BytesIO()
         self.rows = self.bytes = self.reconciled_rows = self.reconciled_hash = 0
-        # COPY turns whatever read() raises into an error of its own, so the real reason is kept here.
+        # COPY turns an error of read() into one of its own, so the real reason is kept here.
         self.refusal: TidegateError | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether the partition has no rows at all."""
+        """Return whether the partition has no rows at all."""
         return self._next is None
 
     def read(self, size: int = -1, /) -> bytes:
@@ -193,7 +193,7 @@ class PartialsReader:
         return batch.drop_columns([name for name in (ROWS, HASH) if name in batch.schema.names])
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        """Refuse what cannot be a key or a value, and say which: nothing is dropped or cut."""
+        """Refuse keys and values that cannot be stored, naming the column: nothing is dropped or cut."""
         for key in self._staged.keys:
             if not key.nullable and (nulls := batch.column(key.name).null_count):
                 raise BadKey(
@@ -220,7 +220,7 @@ class PartialsReader:
             self._check_years(batch, column.name)
 
     def _check_key_bytes(self, batch: pa.RecordBatch) -> None:
-        """Refuse a key of several columns that together are too long for an index, however well it compresses."""
+        """Refuse a key whose columns together are too long for an index, however well it compresses."""
         sizes: Any = 0
         for key in self._staged.keys:
             values = batch.column(key.name)
@@ -236,7 +236,7 @@ class PartialsReader:
             )
 
     def _check_years(self, batch: pa.RecordBatch, name: str) -> None:
-        """Refuse a date or time that Postgres may take and others cannot read."""
+        """Refuse a date or time that Postgres may accept but other programs cannot read."""
         values = batch.column(name)
         if pa.types.is_date32(values.type):
             ticks, (first, last) = values.view(pa.int32()), DAYS
@@ -261,7 +261,7 @@ class PartialsReader:
 
 
 def _shown(value: pa.Scalar) -> str:
-    """Return a value for people; as text, because Python has no date after the year 9999."""
+    """Return a value as text for a message; Python has no date after the year 9999."""
     if not value.is_valid:
         return "NULL"
     is_text = pa.types.is_string(value.type) or pa.types.is_binary(value.type)
@@ -270,7 +270,7 @@ def _shown(value: pa.Scalar) -> str:
 
 
 def _printable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with bytes as Postgres reads them from a text."""
+    """Return the batch with bytes in the text form that Postgres reads."""
     for number, field in enumerate(batch.schema):
         if pa.types.is_binary(field.type):
             texts = [None if value is None else f"\\x{value.hex()}" for value in batch.column(number).to_pylist()]

@@ -1,7 +1,7 @@
-"""What an error of Spark means: whose fault it is, decided by its condition and SQLSTATE.
+"""The meaning of Spark's errors: where the fault lies, decided by condition and SQLSTATE.
 
-Only what Spark itself attributes to a value or to the code counts as such. A worker that crashed, a file that could not be
-read, a session that is gone, an exception of a name that says nothing about data: all of these leave the data unaccused.
+Only an error that Spark itself attributes to a value or to the code counts as such. A worker that crashed, a file that could
+not be read, a session that is gone, an exception whose name says nothing about data: none of these blames the data.
 """
 
 import re
@@ -31,12 +31,12 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Classes of SQLSTATE about values: too many rows where one is due, data exceptions, duplicate keys, raise_error().
 _DATA_CLASSES = ("21", "22", "23", "P0")
-# Some of class 22 are about the configuration: Kryo, settings, options; and Spark's own, with a K, about tables and paths.
+# Some of class 22 are about the configuration (Kryo, settings, options), and Spark's own, with a K, about tables and paths.
 _NOT_DATA = re.compile(r"22002|22022|22024|...?K")
 _CODE_CLASSES = ("42", "0A")
 _MISSING_PATHS = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
-# What Python raises for a value that it cannot work with. An OSError, a MemoryError, an ImportError, or a class of a library
-# says nothing of the kind: the next attempt may find the server, the memory or the package there.
+# Python's exceptions for a bad value. An OSError, a MemoryError, an ImportError, or a class of a library is not one of them:
+# the next attempt may find the server, the memory or the package there.
 _ABOUT_VALUES = frozenset(
     {
         *("ValueError", "TypeError", "AttributeError", "AssertionError", "LookupError", "KeyError", "IndexError"),
@@ -49,14 +49,14 @@ _ABOUT_VALUES = frozenset(
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _SHOWN_CHARACTERS = 300
-# Tidegate sets it for good: without it an overflow wraps around, or becomes NULL.
+# Tidegate always sets this option: without it an overflow wraps around, or becomes NULL.
 _NO_ADVICE = re.compile(r"\s*If necessary,? set [^.]*spark\.sql\.ansi\.enabled\W+to \W*false\W.*?bypass this error[^.]*\.")
 
 
 def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> TidegateError:
-    """Return our error for one of Spark's. What is not known to be about data or code may pass: SparkFailed.
+    """Return our error for one of Spark's; SparkFailed, which is retried, unless data or code is known to be at fault.
 
-    TransformFailed and Overflow are of the content; DeclarationInvalid is of the code, which Spark refuses whatever the data.
+    TransformFailed and Overflow blame the content; DeclarationInvalid blames code that Spark refuses whatever the data.
     """
     message = first_line(error)
     if is_away(error):
@@ -75,15 +75,15 @@ def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> Tide
         return TransformFailed(f"The transform failed at a value: {message}", **identity)
     if isinstance(error, PythonException):
         raised = raised_in_python(str(error))
-        told = raised[-1][1] if raised else message
+        message = raised[-1][1] if raised else message
         if raised and all(name in _ABOUT_VALUES for name, _ in raised):
-            return TransformFailed(f"The transform's Python code failed at a value: {told}", **identity)
-        return SparkFailed(f"Python code failed in Spark: {told}", **identity)
+            return TransformFailed(f"The transform's Python code failed at a value: {message}", **identity)
+        return SparkFailed(f"Python code failed in Spark: {message}", **identity)
     return SparkFailed(f"Spark failed: {message}", **identity)
 
 
 def is_away(error: PySparkException | grpc.RpcError) -> bool:
-    """Tell whether an error says that the server does not answer, or is not the one that had the session."""
+    """Return whether the server does not answer, or is not the one that had the session."""
     if isinstance(error, grpc.RpcError):
         return True
     if _status_of(error) in _AWAY or (isinstance(error, PySparkAssertionError) and _OTHER_SERVER in str(error)):
@@ -92,13 +92,13 @@ def is_away(error: PySparkException | grpc.RpcError) -> bool:
 
 
 def _status_of(error: PySparkException | grpc.RpcError) -> grpc.StatusCode | None:
-    """Return what gRPC says of a call that failed; None of a session within this process."""
-    told: grpc.StatusCode | None = getattr(error, "getGrpcStatusCode", lambda: None)()
-    return told
+    """Return the gRPC status of a call that failed; None for a session within this process."""
+    status: grpc.StatusCode | None = getattr(error, "getGrpcStatusCode", lambda: None)()
+    return status
 
 
 def raised_in_python(text: str) -> list[tuple[str, str]]:
-    """Return class and message of each exception in the tracebacks of a Python worker, in their order.
+    """Return class and message of each exception in a Python worker's tracebacks, in order.
 
     An exception may have been raised while another one was handled, and may quote a traceback in its own message: all count.
     """
@@ -116,6 +116,6 @@ def _raised(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, without the plans and traces below it, and without the advice to let values be lost."""
+    """Return an error's first line, without plans and traces, and without the advice to let values be lost."""
     line = " ".join(str(error).strip().splitlines()[:1])
     return _NO_ADVICE.sub("", line)

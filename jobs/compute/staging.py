@@ -1,4 +1,4 @@
-"""Stage partials: on executors, each task what it has, or in process if there are few."""
+"""Stage partials: on executors, each task its own, or in process if there are few."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +16,13 @@ from state_store.settings import Settings
 from state_store.staging import NO_TASK, StagedPartition, digest_statement
 from state_store.tables import staging_table_of
 
-# This many partials of a state, at most, are fetched and staged in process: a bound in rows, and so in memory.
+# At most this number of partials of a state is fetched and staged in process: a bound in rows, and so in memory.
 FEW_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """What was staged for one state, or of a batch's bad records."""
+    """The rows that were staged for one state, or of a batch's bad records."""
 
     partitions: list[StagedPartition]
     reconciled: RowSums
@@ -30,23 +30,23 @@ class StagedRows:
 
     @property
     def rows(self) -> int:
-        """How many, over all partitions."""
+        """The number of rows over all partitions."""
         return sum(partition.rows for partition in self.partitions)
 
 
 class NeedsExecutors(Exception):
-    """The partials of a state are more than were expected, or cannot be staged: executors stage them, or say why not."""
+    """A state has more partials than expected, or some that cannot be staged: executors stage them, or say why not."""
 
 
 def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> StagedRows:
     """Copy rows into the attempt's staging table; the driver gets one answer per partition.
 
-    Raises: what the executors refuse (BadKey, Overflow, StoreUnavailable, ...).
+    Raises: the executors' refusals (BadKey, Overflow, StoreUnavailable, ...).
     """
     staging = staging_table_of(spec, attempt.txid, attempt.number).name
     digest = digest_statement(spec, attempt.txid, attempt.number)
     task = sink.StagingSink(conninfo_of_tasks(settings), staging, spec, digest, counter)
-    # As Arrow, because collect() would ask the server how it likes its binary columns.
+    # As Arrow, because collect() would ask the server how to return binary columns.
     table = rows.mapInArrow(task, sink.ANSWER).toArrow()
     answers = [sink.Answer(**answer) for answer in table.to_pylist()]
     for answer in answers:
@@ -60,14 +60,14 @@ def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows:
 def stage_in_process(
     store: StateStore, attempt: Attempt, spec: StateSpec, partials: DataFrame, counter: str, *, most: int
 ) -> StagedRows:
-    """Fetch partials and stage them from this process: at most `most`, no key longer than it may be.
+    """Fetch partials and stage them from this process: at most `most`, and no key beyond its limit.
 
-    A small batch is a quarter sooner done without a Python worker beside Spark's task, and a connection of its own.
+    A small batch is faster without a Python worker beside Spark's task, and without a connection of its own.
 
-    Raises: LeftToTasks if there are more, or one of them is refused: the tasks tell why.
+    Raises: NeedsExecutors if there are more, or one of them is refused: the executors say why.
     """
     texts = [key.name for key in spec.keys if key.type.name in ("text", "bytea")]
-    if texts:  # a longer one is not fetched as a whole; Postgres counts bytes, of which no character has less than one
+    if texts:  # a key that is too long is not fetched whole; the limit is in bytes, and a character has at least one
         cut = {name: F.substring(name, 1, sink.MAX_KEY_BYTES + 1) for name in texts}
         partials = partials.withColumns(cut).to(partials.schema)
     table = partials.limit(most + 1).toArrow()
@@ -88,7 +88,7 @@ def stage_in_process(
 
 
 def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
-    """Return where executors connect to; the password is theirs to find, unless they are this very process."""
+    """Return the connection parameters of executors; they find the password themselves, unless they are this process."""
     conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
     if not LOCAL.fullmatch(settings.spark_remote):
         conninfo.pop("passfile", None)

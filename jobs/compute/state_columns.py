@@ -1,7 +1,7 @@
-"""What a column of the transformed rows becomes in a state: the declared type, exactly, or the batch is refused.
+"""A state's columns: transformed rows get the declared types exactly, or the batch is refused.
 
-A double becomes the decimal that is written with the fewest digits that mean it, such as 0.1; if that does not fit, nothing is
-rounded. A uuid is a text in Spark, in any case of letters.
+A double becomes the shortest decimal that stands for it, such as 0.1; if that does not fit, nothing is rounded. A uuid is a
+text in Spark, in any case of letters.
 """
 
 import json
@@ -16,7 +16,7 @@ from state_store.errors import DeclarationInvalid, MalformedRecord
 
 MARK = "TIDEGATE_MISFIT"
 SHOWN_CHARACTERS = 200
-# Which Spark types a Postgres column takes without loss.
+# The Spark types that a Postgres column takes without loss.
 _INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
 _ACCEPTED: dict[str, tuple[type[T.DataType], ...]] = {
@@ -45,7 +45,7 @@ _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 def column_of(schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
-    """Return a column of the rows in the type that the state declares; None: as it is.
+    """Return a column of the rows in its declared type; None leaves the type as it is.
 
     Raises: DeclarationInvalid if it is missing or has a type that would lose something.
     """
@@ -79,7 +79,7 @@ def spark_type(declared: ColumnType) -> T.DataType:
 
 
 def explain(error: Exception) -> MalformedRecord | None:
-    """Return which value was refused, None if the error is about something else."""
+    """Return an error that names the refused value; None if the error is about something else."""
     text = str(error)
     if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
         return None
@@ -101,10 +101,10 @@ def _fits(found: T.DataType, declared: ColumnType) -> bool:
 
 
 def _or_refuse(state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column) -> Column:
-    """Return the converted value, NULL for NULL; where it is not right, the query fails with what `explain` reads."""
-    told = F.struct(
+    """Return the converted value, NULL for NULL; where it is not right, the query fails with a message for `explain`."""
+    message = F.struct(
         F.lit(f"State {state.name}: column {name}, declared {declared.name},").alias("place"),
         F.substring(value.cast("string"), 1, SHOWN_CHARACTERS).alias("value"),
     )
-    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(told))).cast(spark_type(declared))
+    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast(spark_type(declared))
     return F.when(value.isNull() | F.coalesce(is_right, F.lit(False)), converted).otherwise(refusal)

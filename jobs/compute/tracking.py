@@ -31,6 +31,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
+from jobs.library_internals import note_not_streaming
 from jobs.pipeline import Pipeline
 from state_store.attempts import Attempt
 from state_store.errors import DeclarationInvalid, RowsLost
@@ -82,8 +83,7 @@ class Tracker:
         return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
 
     def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
-        # Batches are never streams; the server would analyse the whole query once more to say so.
-        vars(rows)["isStreaming"] = False
+        note_not_streaming(rows)
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> RowSums:

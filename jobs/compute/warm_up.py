@@ -1,4 +1,4 @@
-"""What batches do with Spark, done once with a row of each file format: so that Java has loaded the classes for it."""
+"""Warm-up: a small batch of each file format, so that Java loads the classes before real batches need them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ SCHEMA = "key string, value bigint"
 
 
 def warm_up(settings: Settings, folder: Path) -> None:
-    """Read, hash, observe, aggregate, and hand over to Python; the files are written into this folder.
+    """Read, hash, observe and aggregate rows, and pass them through Python; the files are written into this folder.
 
     Raises: SparkUnavailable, SparkFailed.
     """
@@ -27,7 +27,7 @@ def warm_up(settings: Settings, folder: Path) -> None:
                 observed = rows.withColumn("hash", F.xxhash64("key", "value"))
                 observed = observed.observe(Observation(f"format {number}"), F.bit_xor("hash"))
                 by_key = observed.groupBy("key").agg(F.sum("value").alias("total"), F.bit_xor("hash").alias("hash"))
-                by_key.mapInArrow(_as_they_are, "key string, total bigint, hash bigint").collect()
+                by_key.mapInArrow(_unchanged, "key string, total bigint, hash bigint").collect()
     except (PySparkException, grpc.RpcError) as error:
         raise meaning_of(error) from error
 
@@ -42,5 +42,5 @@ def _files(session: SparkSession, folder: Path) -> Iterator[DataFrame]:
     yield session.read.schema(SCHEMA).parquet(str(folder / "rows.parquet"))
 
 
-def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches

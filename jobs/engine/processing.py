@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jobs.compute.computation import stage_batch
-from jobs.compute.route import Routing
+from jobs.compute.route import Routing, has_short_rows
 from jobs.compute.session import spark_session
 from jobs.engine.acks import call_source
 from jobs.engine.planning import replan
@@ -115,7 +115,7 @@ class Processor:
 
     def _stage(self, attempt: Attempt) -> None:
         pipeline = self._pipeline
-        with spark_session(self._store.settings, pipeline.name, rows_are_short=pipeline.stages_short_rows) as spark:
+        with spark_session(self._store.settings, pipeline.name, rows_are_short=has_short_rows(pipeline)) as spark:
             stage_batch(self._store, pipeline, attempt, spark, routing=self._routing)
 
     def _give_up(self, attempt: Attempt, error: Exception) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate import Count, Files, Max, Min, Pipeline, State, Sum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobs import Count, Files, Pipeline, State
+from tidegate import Count, Files, Pipeline, State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from jobs.sources.kafka.login import kafka_client
 from state_store import Settings
 from tests.conftest import fetch_kafka
 from tests.end_to_end.conftest import Project, wait_for
@@ -81,7 +82,7 @@ class Readings:
     sent: int = 0
 
     def __post_init__(self) -> None:
-        self.login = {**self.settings.kafka_client(), "log_level": 0}
+        self.login = {**kafka_client(self.settings), "log_level": 0}
         self.admin = AdminClient(self.login)
 
     def create(self) -> None:

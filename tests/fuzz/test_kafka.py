@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from jobs import Count, Kafka, Max, Min, Pipeline, State
+from jobs.sources.kafka.login import kafka_client
 from state_store import Settings, StateStore
 from tests import steps
 from tests.sources.beside_kafka import server, template
@@ -58,7 +59,7 @@ class Round:
 
     def _in_transaction(self) -> None:
         identity = {"transactional.id": uuid.uuid4().hex, "linger.ms": 0, "log_level": 0}
-        producer = Producer({**self.topic.settings.kafka_client(), **identity})
+        producer = Producer({**kafka_client(self.topic.settings), **identity})
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
         sent = self._send(producer)

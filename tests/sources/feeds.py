@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from jobs import Files, FixedBatches, Kafka, PostgresTable
+from jobs.sources.kafka.login import kafka_client
 from jobs.testing import NotPossible
 from state_store import Settings
 from tidegate.stack.component import wait_until
@@ -144,8 +145,8 @@ class KafkaFeed:
 
     def __init__(self, settings: Settings, kind: Any) -> None:
         self._settings = settings
-        self._admin = AdminClient({**settings.kafka_client(), "log_level": 0})
-        self._producer = Producer({**settings.kafka_client(), "log_level": 0})
+        self._admin = AdminClient({**kafka_client(settings), "log_level": 0})
+        self._producer = Producer({**kafka_client(settings), "log_level": 0})
         self._rows = 0
         self.topic = f"feed.{uuid.uuid4().hex[:12]}"
         self._admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result(SECONDS)

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 
 from jobs import Count, Kafka, Pipeline, State
 from jobs.compute.session import spark_session
+from jobs.sources.kafka.login import kafka_client
 from jobs.sources.kafka.source import fair_shares
 from jobs.sources.kafka.topic import Topic
 from state_store import Settings, StateStore
@@ -59,7 +60,7 @@ class TestTopic:
     def __init__(self, settings: Settings, partitions: int = 2, **config: str) -> None:
         self.settings = settings
         self.name = f"orders.{uuid.uuid4().hex[:12]}"
-        self.admin = AdminClient({**settings.kafka_client(), "log_level": 0})
+        self.admin = AdminClient({**kafka_client(settings), "log_level": 0})
         self.producer = self._new_producer()
         self.produced: list[Row] = []
         self.create(partitions, **config)
@@ -84,7 +85,7 @@ class TestTopic:
         self.producer = self._new_producer()  # the old one remembers how many there were
 
     def _new_producer(self) -> Producer:
-        return Producer({**self.settings.kafka_client(), "linger.ms": 0, "log_level": 0})
+        return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
 
     def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
         """Write records, and remember where they stand."""
@@ -112,7 +113,7 @@ class TestTopic:
     @contextmanager
     def open_transaction(self, count: int) -> Iterator[Producer]:
         """Write records in a transaction that stays open until the caller ends it."""
-        producer = Producer({**self.settings.kafka_client(), "transactional.id": uuid.uuid4().hex, "log_level": 0})
+        producer = Producer({**kafka_client(self.settings), "transactional.id": uuid.uuid4().hex, "log_level": 0})
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
         for _ in range(count):
@@ -817,7 +818,7 @@ def test_a_broker_that_dies_under_spark_costs_nothing_but_time(topic: TestTopic,
 
 def test_wrong_passwords_are_told_apart_from_brokers_that_are_away(topic: TestTopic, tmp_path: Path) -> None:
     """Trying again does not help; and the password is in no message."""
-    password = topic.settings.kafka_client()["sasl.password"]
+    password = kafka_client(topic.settings)["sasl.password"]
     wrong = tmp_path / "wrong.properties"
     wrong.write_text(topic.settings.kafka_properties_file.read_text().replace(password, "not-the-password"))
     topic.produce(1)
@@ -842,7 +843,7 @@ def test_wrong_passwords_are_told_apart_from_brokers_that_are_away(topic: TestTo
 
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> None:
     """Spark is told where it is, not what it is."""
-    password = topic.settings.kafka_client()["sasl.password"]
+    password = kafka_client(topic.settings)["sasl.password"]
     topic.produce(1)
     source = topic.source()
     first = topic.plan(source)
@@ -863,7 +864,7 @@ def test_a_password_that_java_would_read_otherwise_is_refused(topic: TestTopic, 
     topic.produce(1)
     first = topic.plan(topic.source())
     odd = tmp_path / "odd.properties"
-    real = topic.settings.kafka_client()["sasl.password"]
+    real = kafka_client(topic.settings)["sasl.password"]
     odd.write_text(topic.settings.kafka_properties_file.read_text().replace(real, password))
     source = topic.source()
     with spark_session(topic.settings, "kafka") as spark:
@@ -901,7 +902,7 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: TestT
     assert len(attempts) == 2
 
     def shown() -> dict[int, int]:
-        consumer = Consumer({**topic.settings.kafka_client(), "group.id": group})
+        consumer = Consumer({**kafka_client(topic.settings), "group.id": group})
         known = consumer.committed([TopicPartition(topic.name, 0), TopicPartition(topic.name, 1)], timeout=SECONDS)
         consumer.close()
         return {partition.partition: partition.offset for partition in known}

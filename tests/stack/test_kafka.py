@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from jobs.compute.session import spark_session
+from jobs.sources.kafka.login import kafka_client, kafka_java_client
 from state_store import Settings
 from tests.conftest import fetch_kafka
 from tests.stack.conftest import Stack
@@ -46,13 +47,13 @@ def running(with_kafka: Stack) -> Stack:
 
 def create_topic(settings: Settings, name: str) -> None:
     """Create a topic."""
-    admin = AdminClient(settings.kafka_client())
+    admin = AdminClient(kafka_client(settings))
     admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SECONDS)
 
 
 def produce(settings: Settings, topic: str, values: range) -> None:
     """Write numbers to a topic, in turn to each partition, and wait until the broker has them."""
-    producer = Producer(settings.kafka_client())
+    producer = Producer(kafka_client(settings))
     for value in values:
         producer.produce(topic, str(value), partition=value % PARTITIONS)
     assert producer.flush(SECONDS) == 0
@@ -60,7 +61,7 @@ def produce(settings: Settings, topic: str, values: range) -> None:
 
 def consume(settings: Settings, topic: str, group: str, count: int) -> list[tuple[int, int]]:
     """Read that many partitions and numbers as a new consumer group."""
-    consumer = Consumer({**settings.kafka_client(), "group.id": group, "auto.offset.reset": "earliest"})
+    consumer = Consumer({**kafka_client(settings), "group.id": group, "auto.offset.reset": "earliest"})
     found: list[tuple[int, int]] = []
 
     def has_all() -> bool:
@@ -103,19 +104,19 @@ def test_a_topic_is_written_and_read(running: Stack) -> None:
 def test_a_topic_that_was_not_made_is_not_made_by_accident(running: Stack) -> None:
     """A misspelt topic is an error, not an empty topic."""
     refused: list[object] = []
-    producer = Producer(running.settings.kafka_client() | {"message.timeout.ms": "5000"})
+    producer = Producer(kafka_client(running.settings) | {"message.timeout.ms": "5000"})
     producer.produce("nmubers", "1", on_delivery=lambda error, _message: refused.append(error))
     producer.flush(SECONDS)
 
     assert len(refused) == 1
     assert refused[0] is not None
-    assert "nmubers" not in AdminClient(running.settings.kafka_client()).list_topics(timeout=SECONDS).topics
+    assert "nmubers" not in AdminClient(kafka_client(running.settings)).list_topics(timeout=SECONDS).topics
 
 
 @pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}, {"sasl.username": "root"}])
 def test_who_does_not_know_the_password_is_refused(change: dict[str, str], running: Stack) -> None:
     """Without login, with another password or as somebody else nobody gets in; the controller is closed to all."""
-    right = running.settings.kafka_client()
+    right = kafka_client(running.settings)
     controller = {"bootstrap.servers": f"127.0.0.1:{Layout.load(running.home).ports['kafka_controller']}"}
 
     assert AdminClient(right).list_topics(timeout=SECONDS).brokers
@@ -146,7 +147,7 @@ def test_kafkas_secrets_are_in_private_files_only(running: Stack) -> None:
             texts[f"process {process.pid}"] = "\0".join([*process.cmdline(), *process.environ().values()])
 
     assert min(len(secret) for secret in secrets.values()) >= 20
-    assert secrets["kafka_tidegate_password"] == running.settings.kafka_client()["sasl.password"]
+    assert secrets["kafka_tidegate_password"] == kafka_client(running.settings)["sasl.password"]
     assert {file.name for file in folder.iterdir() if stat.S_IMODE(file.stat().st_mode) != 0o600} == set()
     assert stat.S_IMODE((running.folder / "kafka").stat().st_mode) == 0o700
     assert str(running.folder / "logs" / "kafka.log") in texts
@@ -185,7 +186,7 @@ def test_spark_reads_a_topic(running: Stack) -> None:
     """The Connect server has the connector: it reads a topic in one batch, with the options that the settings give."""
     create_topic(running.settings, "spark")
     produce(running.settings, "spark", range(1000))
-    options = {f"kafka.{name}": value for name, value in running.settings.kafka_java_client().items()}
+    options = {f"kafka.{name}": value for name, value in kafka_java_client(running.settings).items()}
 
     with spark_session(running.settings, "kafka") as spark:
         read = spark.read.format("kafka").options(**options, subscribe="spark", startingOffsets="earliest")

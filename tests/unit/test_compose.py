@@ -26,6 +26,7 @@ from confluent_kafka.admin import AdminClient
 
 import migrations
 from jobs.registry import all_pipelines
+from jobs.sources.kafka.login import kafka_client
 from state_store import Settings
 from tests.conftest import fetch_kafka
 from tidegate.stack import component as components
@@ -509,7 +510,7 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
     (tmp_path / "login").write_text(
         f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.username=tidegate\nsasl.password={password}\n"
     )
-    login = Settings(kafka_bootstrap=f"127.0.0.1:{ports['19092']}", kafka_properties_file=tmp_path / "login").kafka_client()
+    login = kafka_client(Settings(kafka_bootstrap=f"127.0.0.1:{ports['19092']}", kafka_properties_file=tmp_path / "login"))
 
     def brokers(**change: str) -> int:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs.sources.kafka.login import kafka_client, kafka_java_client
 from state_store import Settings
 from state_store.errors import SettingsInvalid
 
@@ -198,7 +199,7 @@ def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
     )
     settings = Settings(kafka_bootstrap="a:9092,b:9092", kafka_properties_file=file)
 
-    assert settings.kafka_client() == {
+    assert kafka_client(settings) == {
         "bootstrap.servers": "a:9092,b:9092",
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-256",
@@ -206,7 +207,7 @@ def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
         "sasl.password": 'open="sesame\\',
         "ssl.ca.location": "/etc/ca.pem",
     }
-    assert settings.kafka_java_client() == {
+    assert kafka_java_client(settings) == {
         "bootstrap.servers": "a:9092,b:9092",
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-256",
@@ -222,7 +223,7 @@ def test_kafka_without_login_needs_no_file() -> None:
     """A broker that asks for nothing is told nothing."""
     settings = Settings(kafka_bootstrap="a:9092")
 
-    assert settings.kafka_client() == settings.kafka_java_client() == {"bootstrap.servers": "a:9092"}
+    assert kafka_client(settings) == kafka_java_client(settings) == {"bootstrap.servers": "a:9092"}
 
 
 def test_kafka_without_a_broker_says_how_to_have_one(tmp_path: Path) -> None:
@@ -230,12 +231,12 @@ def test_kafka_without_a_broker_says_how_to_have_one(tmp_path: Path) -> None:
     file = tmp_path / "kafka.properties"
 
     with pytest.raises(SettingsInvalid, match=r"kafka_bootstrap is not set.*tidegate up --with kafka"):
-        Settings(kafka_properties_file=file).kafka_client()
+        kafka_client(Settings(kafka_properties_file=file))
     with pytest.raises(SettingsInvalid, match=f"kafka_properties_file {file} cannot be read"):
-        Settings(kafka_bootstrap="a:9092", kafka_properties_file=file).kafka_client()
+        kafka_client(Settings(kafka_bootstrap="a:9092", kafka_properties_file=file))
     file.write_text("security.protocol=SASL_SSL\nsesame\n")
     with pytest.raises(SettingsInvalid, match=r"kafka\.properties: line 2 is not name=value") as refusal:
-        Settings(kafka_bootstrap="a:9092", kafka_properties_file=file).kafka_client()
+        kafka_client(Settings(kafka_bootstrap="a:9092", kafka_properties_file=file))
     assert "sesame" not in str(refusal.value)
 
 

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from jobs.sources.kafka.login import kafka_client
 from state_store.errors import PermanentError
 from state_store.settings import Settings
 from tidegate.stack import maven
@@ -161,7 +162,7 @@ class EmbeddedKafka:
         from confluent_kafka import KafkaException  # noqa: PLC0415 - only stacks with Kafka need the client
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
-        login = Settings(kafka_bootstrap=self.bootstrap, kafka_properties_file=self.client_properties).kafka_client()
+        login = kafka_client(Settings(kafka_bootstrap=self.bootstrap, kafka_properties_file=self.client_properties))
         try:
             # log_level: the client would tell standard error of each refused connection.
             known = AdminClient({**login, "log_level": 0}).list_topics(timeout=CHECK_SECONDS)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from jobs.library_internals import is_text_encoding
 from state_store.errors import MalformedRecord, SourceUnreadable
 
 READ_BLOCK_BYTES = 1 << 20
@@ -85,7 +86,7 @@ def codec_of(encoding: str) -> str:
     Raises: LookupError if there is none of this name that turns bytes into text.
     """
     found = codecs.lookup(encoding)
-    if not found._is_text_encoding:  # as `bytes.decode` asks, for which rot13 and base64 are none
+    if not is_text_encoding(found):
         raise LookupError(encoding)
     # The mark at the beginning is taken off anyway; and Python's decoder that does so drops a part of one.
     return UTF8 if found.name == "utf-8-sig" else found.name

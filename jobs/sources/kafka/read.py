@@ -16,6 +16,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources.kafka.login import kafka_client, kafka_java_client
 from jobs.sources.kafka.topic import Topic
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
@@ -246,12 +247,12 @@ class KafkaReader(Emitter):
 
     def _log_in(self) -> dict[str, str]:
         """Return the Java client's configuration with references in place of secrets, which its clients look up in the file."""
-        properties = self._settings.kafka_java_client()
+        properties = kafka_java_client(self._settings)
         file = self._settings.kafka_properties_file
         secret = {name: value for name, value in properties.items() if SECRET.search(name)}
         if not secret or file is None:
             return properties
-        written = self._settings.kafka_client()
+        written = kafka_client(self._settings)
         if any(character in written.get(name, "") for name in written if SECRET.search(name) for character in '\\"'):
             raise SettingsInvalid(f'{file}: Spark cannot read a password with \\ or " in it. Choose another.')
         if "sasl.jaas.config" in secret and "sasl.jaas.config" not in written:

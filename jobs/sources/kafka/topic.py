@@ -20,6 +20,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
+from jobs.library_internals import refusals_of_kafka_client
+from jobs.sources.kafka.login import kafka_client
 from state_store.errors import PartitionUnavailable, SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 from state_store.settings import Settings
 
@@ -30,8 +32,7 @@ ANSWER_SECONDS = 15
 LOOK_SECONDS = 0.05
 # What another try cannot mend.
 REFUSALS = (
-    KafkaError._AUTHENTICATION,
-    KafkaError._SSL,
+    *refusals_of_kafka_client(),
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -54,7 +55,7 @@ class Topic:
         self._brokers = settings.kafka_bootstrap
         self._errors: list[KafkaError] = []
         # log_level: the client would tell standard error of each refused connection.
-        self._configuration: dict[str, Any] = {**settings.kafka_client(), "log_level": 0, "error_cb": self._errors.append}
+        self._configuration: dict[str, Any] = {**kafka_client(settings), "log_level": 0, "error_cb": self._errors.append}
         try:
             self._client = AdminClient(self._configuration)
         except (KafkaException, ValueError) as error:

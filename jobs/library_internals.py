@@ -1,0 +1,69 @@
+"""Uses of what libraries keep private or leave undocumented, each with what it is for and the version it was checked with.
+
+An upgrade of one of these libraries starts here: ``tests/jobs/test_library_internals.py`` fails until `CHECKED` names the new
+version, and checks that each part is still there. Nothing is imported until it is used: declarations must not load pyspark.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T  # noqa: N812
+    from pyspark.sql.connect.client.core import RpcDeadlines
+
+CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1"}
+
+
+def note_not_streaming(rows: "DataFrame") -> None:
+    """Answer `rows.isStreaming` in advance: asked for by `observe`, the server would analyse the whole query to say no."""
+    vars(rows)["isStreaming"] = False
+
+
+def disable_reattach(session: "SparkSession") -> None:
+    """Make the queries of a Connect session ones that cannot be taken up again after a broken connection."""
+    session.client.disable_reattachable_execute()
+
+
+def set_deadlines(session: "SparkSession", deadlines: "RpcDeadlines") -> None:
+    """Bound how long a Connect session waits for answers to its small questions; Spark has no option for it."""
+    vars(session.client)["_rpc_deadlines"] = deadlines
+
+
+def close_channel(session: "SparkSession") -> None:
+    """Break a Connect session's connection, so that a query fails that the server will never answer."""
+    session.client._channel.close()
+
+
+def leave_on_server(session: "SparkSession") -> None:
+    """Close this end of a Connect session and keep the server's, with its Python workers, for the next batch."""
+    vars(session)["release_session_on_close"] = False
+    session.stop()
+
+
+def plan_of(returned: "DataFrame", rows: "DataFrame") -> tuple[Any, int] | str:
+    """Return a DataFrame's plan as it goes to the server, and the number of the rows' plan in it; text without a server."""
+    plan = getattr(returned, "_plan", None)
+    if plan is None:
+        return str(returned._jdf.queryExecution().logical())
+    source: Any = rows
+    return plan.plan(returned.sparkSession.client), source._plan._plan_id
+
+
+def spark_schema(schema: "pa.Schema") -> "T.StructType":
+    """Return an Arrow schema as Spark has it, without asking the server."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    return from_arrow_schema(schema)
+
+
+def is_text_encoding(codec: Any) -> bool:
+    """Return whether a codec turns bytes into text, as `bytes.decode` finds out: rot13 and base64 do not."""
+    return bool(codec._is_text_encoding)
+
+
+def refusals_of_kafka_client() -> tuple[int, int]:
+    """Return the codes of a Kafka client's own errors that no other try changes: authentication and TLS failed."""
+    from confluent_kafka import KafkaError  # noqa: PLC0415
+
+    return KafkaError._AUTHENTICATION, KafkaError._SSL

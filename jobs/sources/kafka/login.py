@@ -1,0 +1,59 @@
+"""How clients log in to Kafka: one properties file, by librdkafka's names, serves both kinds of clients."""
+
+from pathlib import Path
+
+from state_store.errors import SettingsInvalid
+from state_store.settings import Settings
+
+
+def kafka_client(settings: Settings) -> dict[str, str]:
+    """Return the configuration of a librdkafka client, secrets included: not to be shown or kept.
+
+    Raises: SettingsInvalid if no broker is set, or if the properties file cannot be read.
+    """
+    if not settings.kafka_bootstrap:
+        raise SettingsInvalid(
+            "kafka_bootstrap is not set, so there is no Kafka to ask. Set it, or start one here: tidegate up --with kafka"
+        )
+    properties = _read_properties(settings.kafka_properties_file) if settings.kafka_properties_file else {}
+    return {**properties, "bootstrap.servers": settings.kafka_bootstrap}
+
+
+def kafka_java_client(settings: Settings) -> dict[str, str]:
+    """Return the same for a Java client; Spark's options are these names after ``kafka.``.
+
+    Java has other names for what librdkafka calls ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
+    """
+    properties = kafka_client(settings)
+    mechanism = properties.pop("sasl.mechanisms", None) or properties.get("sasl.mechanism", "")
+    user, password = properties.pop("sasl.username", None), properties.pop("sasl.password", None)
+    if mechanism:
+        properties["sasl.mechanism"] = mechanism
+    if user and password:
+        module = "scram.Scram" if mechanism.startswith("SCRAM") else "plain.Plain"
+        properties["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module}LoginModule required "
+            f"username={_quoted(user)} password={_quoted(password)};"
+        )
+    if authority := properties.pop("ssl.ca.location", None):
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
+    return properties
+
+
+def _read_properties(file: Path) -> dict[str, str]:
+    try:
+        lines = [line.strip() for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"kafka_properties_file {file} cannot be read: {error}. Fix it or name another.") from error
+    properties = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.partition("=")
+        if line and not line.startswith("#"):
+            if not equals:
+                raise SettingsInvalid(f"kafka_properties_file {file}: line {number} is not name=value. Fix it.")
+            properties[name.strip()] = value.strip()
+    return properties
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,40 @@
+"""What `jobs.library_internals` relies on is there, in the versions that are installed."""
+
+import codecs
+from importlib.metadata import version
+
+import pyarrow as pa
+from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql.connect.client.core import RpcDeadlines
+
+from jobs import library_internals
+from jobs.compute.session import spark_session
+from state_store import Settings
+
+
+def test_the_installed_versions_are_those_that_were_checked() -> None:
+    """After an upgrade, read the module, check each use, and write the new version there."""
+    assert {name: version(name) for name in library_internals.CHECKED} == library_internals.CHECKED
+
+
+def test_a_connect_session_has_the_parts_that_are_used(settings: Settings) -> None:
+    """Setting an attribute that does not exist would do nothing, and show nowhere."""
+    with spark_session(settings, "internals") as session:
+        assert isinstance(session.client._rpc_deadlines, RpcDeadlines)
+        assert callable(session.client.disable_reattachable_execute)
+        assert callable(session.client._channel.close)
+        assert session.release_session_on_close
+        rows = session.range(3)
+        library_internals.note_not_streaming(rows)
+        assert rows.isStreaming is False
+        plan, source = library_internals.plan_of(rows.where("id > 1"), rows)
+        assert plan.HasField("filter")
+        assert plan.filter.input.common.plan_id == source
+
+
+def test_small_questions_are_answered_without_a_server() -> None:
+    """Arrow's types, text encodings, and the codes of Kafka's client."""
+    assert library_internals.spark_schema(pa.schema([("n", pa.int64())])) == T.StructType([T.StructField("n", T.LongType())])
+    assert library_internals.is_text_encoding(codecs.lookup("latin-1"))
+    assert not library_internals.is_text_encoding(codecs.lookup("rot13"))
+    assert len(set(library_internals.refusals_of_kafka_client())) == 2
