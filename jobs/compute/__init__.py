@@ -1,1 +1,1 @@
-"""One attempt at a batch with Spark: read, transform, aggregate, stage, reconcile, seal. Only this package loads pyspark."""
+"""One attempt at a batch with Spark, from reading to the seal. Only this package loads pyspark."""

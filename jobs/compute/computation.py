@@ -1,6 +1,6 @@
-"""One attempt, straight down: read the frozen input, transform, aggregate per key, stage, reconcile, seal.
+"""One attempt, step by step: read the frozen input, transform, aggregate per key, stage, reconcile, seal.
 
-Which shortcuts it takes on the way, `jobs.compute.route` decides. Any number of attempts run at once.
+`jobs.compute.route` decides which shortcuts it takes. Any number of attempts may run at once.
 """
 
 import logging
@@ -39,7 +39,7 @@ def stage_batch(
 ) -> None:
     """Compute the attempt's partials, stage and seal them.
 
-    If the process dies on the way, nothing was sealed and nothing counts. Rows are checked against the frozen metadata
+    If the process dies before the end, nothing was sealed and nothing counts. Rows are checked against the frozen metadata
     before they are read and again before the seal, and the sums of their hashes have to agree (`jobs.compute.tracking`).
 
     Raises: the source's errors, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey, Overflow (all permanent);
@@ -94,11 +94,11 @@ class _Computation:
         self._records = self._read()
 
     def facts(self) -> InputFacts:
-        """Return what the source knows of the batch before Spark reads it; nothing of records that come from quarantine."""
+        """Return the source's facts about the batch before Spark reads it; none for records from quarantine."""
         return InputFacts() if self._is_replay else self._emitter.facts(self._attempt, self._attempt.source_metadata)
 
     def run(self, route: Route) -> _Computed:
-        """Compute and stage by this route; on executors, if staging in process turns out not to do.
+        """Compute and stage by this route; on executors if staging in process turns out to be impossible.
 
         Raises: what `stage_batch` raises.
         """
@@ -127,7 +127,7 @@ class _Computation:
         return quarantine.with_checks(records, pipeline.check, storable)
 
     def _pass(self, records: DataFrame, route: Route) -> _Computed:
-        # A second pass needs trackers of its own: the sums of the first may be of what was read until it stopped.
+        # A second pass needs trackers of its own: the sums of the first may cover only the rows that it read before it stopped.
         place = f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
         if route.follows_partials is not None:
             return self._follow_partials(records, route, route.follows_partials, place)
@@ -235,9 +235,9 @@ class _Computation:
 
 
 def apply_transform(transform: Transform, rows: DataFrame, columns: list[str]) -> DataFrame:
-    """Return what the transform makes of the rows: a plan, mostly, of which no row is read yet.
+    """Return the transformed rows: most often just a plan, and no row has been read.
 
-    Raises: DeclarationInvalid if the code is at fault. What it may raise because something is away is passed on.
+    Raises: DeclarationInvalid if the code is at fault. Errors that may mean that something is away are passed on.
     """
     try:
         returned = transform(rows)
@@ -257,7 +257,7 @@ def apply_transform(transform: Transform, rows: DataFrame, columns: list[str]) -
 
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
-    """Turn Spark's errors into ours: the source's if it knows better, else what `meaning_of` finds."""
+    """Turn Spark's errors into ours: the source's explanation if it has one, else that of `meaning_of`."""
     identity = _identity(attempt)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether a transform is a function of its rows: read off its plan, without a question to Spark's server."""
+"""Purity: a transform must be a function of its rows, which its plan shows without asking Spark's server."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ from state_store.errors import DeclarationInvalid
 
 logger = logging.getLogger(__name__)
 
-# Other values each time, or values that depend on how Spark happened to share the rows among its tasks.
+# Functions whose values differ each time, or depend on how Spark happened to share the rows among its tasks.
 _FUNCTIONS = frozenset(
     {
         *("rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
@@ -20,7 +20,7 @@ _FUNCTIONS = frozenset(
         *("current_timestamp", "current_date", "current_time", "localtimestamp", "now", "curdate"),
     }
 )
-# Of these, SQL calls some without brackets, unless a column has the name; one is the clock only if it has no argument.
+# SQL calls some of these without brackets, unless a column has the name; _CLOCK reads the clock only without an argument.
 _BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 _CLOCK = "unix_timestamp"
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()"}
@@ -31,9 +31,9 @@ _CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
 
 
 def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None:
-    """Refuse a transform whose result is another one each time it runs; warn of one for which it may be.
+    """Refuse a transform whose result differs each time it runs; warn if it may differ.
 
-    `columns` are those of the rows that it was given.
+    `columns` are those of the transform's input rows.
 
     Raises: DeclarationInvalid.
     """
@@ -53,7 +53,7 @@ def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None
 
 
 def _of_message(message: Any, source: int, columns: list[str]) -> Iterator[str]:
-    """Yield what is not pure in a plan of Spark Connect, down to the plan of the source; "" for what only may be so."""
+    """Yield the impure operations of a Spark Connect plan, down to the plan of the source; "" for a possibly impure one."""
     for field, value in message.ListFields():
         name = field.name
         if name == "common" and getattr(value, "plan_id", None) == source and message.DESCRIPTOR.name == "Relation":
@@ -87,7 +87,7 @@ def _of_sql(text: str, columns: list[str]) -> Iterator[str]:
 
 
 def _of_text(plan: str, columns: list[str]) -> Iterator[str]:
-    """Yield the same of a plan of a session in this process, as Spark prints it."""
+    """Yield the same for a plan of a session in this process, as Spark prints it."""
     yield from _of_sql(plan, columns)
     for node in _NODE.findall(plan):
         if node in _NODES:

@@ -1,7 +1,7 @@
-"""Route: which shortcuts one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
+"""Route: the shortcuts that one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
 
-A shortcut is a guess about what costs less, made from what the source knows before Spark has read a row. If a guess is wrong,
-the attempt is slower, or starts over on another route (`jobs.compute.staging.NeedsExecutors`); the result is the same.
+A shortcut is a guess about costs, made from facts that the source knows before Spark has read a row. If a guess is wrong, the
+attempt is slower, or starts over on another route (`jobs.compute.staging.NeedsExecutors`); the result is the same.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from state_store.declaration import StateSpec
 
 # Up to the first size, Spark reads files in one task anyway (spark.sql.files.openCostInBytes). Up to the second, sharing a file
 # among tasks takes more work in all than it saves, as long as other batches keep the other cores busy; not so if a transform
-# may be what takes the time.
+# may dominate the time.
 UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
@@ -26,7 +26,7 @@ class Route:
     """How one attempt is computed."""
 
     one_task: bool = False  # one Spark task reads and groups the batch, without a shuffle
-    is_brief: bool = False  # the query takes seconds: after a broken connection it is repeated, not taken up again
+    is_brief: bool = False  # the query is short: after a broken connection it is repeated, not reattached
     hashes_used_columns: bool = False  # a row's hash covers the columns that states use; the others are not read
     follows_partials: int | None = None  # the number of rows that the partials must add up to; None follows each row
     in_process: frozenset[str] = frozenset()  # states whose partials this process stages, not Spark's tasks
@@ -72,7 +72,7 @@ def has_short_rows(pipeline: Pipeline) -> bool:
 
 
 def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
-    """Return the states that are expected to get few partials, of limited size: as few as in recent batches, or as rows."""
+    """Return the states that are expected to get few partials of limited size, judging by recent batches and the rows."""
 
     def has_few(spec: StateSpec) -> bool:
         most = attempt.rows_before.get(spec.name, rows) if spec.keys else 1

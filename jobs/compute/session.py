@@ -1,4 +1,4 @@
-"""One way to open a Spark session: Connect, or local in this process, with the settings that the promise needs."""
+"""Spark sessions: Connect, or local in this process, with the settings that exactly-once needs."""
 
 import logging
 import os
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
-# How soon an attempt notices that it is fenced, and how often it says that it is alive; one small query each.
+# How soon an attempt notices that it is fenced, and how often it reports that it is alive; one small query each.
 SECONDS_BETWEEN_LOOKS = 5.0
-# After so long without an answer a server that is there counts as away. Each question is waited for much shorter, so that the
-# attempt goes on saying that it is alive; a query may take as long as it takes.
+# A server that accepts connections counts as away after this time without an answer. Each small question has a much shorter
+# deadline, so that the attempt can go on reporting that it is alive; queries have none.
 LONGEST_SILENCE_SECONDS = 60.0
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
 # Long enough for a server that restarts; for longer absences the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
-MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
+MAX_CLOSED_SESSIONS = 1000  # the number that a server remembers
 LOCAL = re.compile(r"local\[(\d+|\*)\]")
 PINNED = {
     "spark.sql.session.timeZone": "UTC",  # a date of a timestamp must not depend on where the batch runs
@@ -49,21 +49,21 @@ PINNED = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     # otherwise the count of source rows is lost when none of them reaches a state
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-    # a traceback that also shows what was being handled when a transform's code raised (`jobs.compute.spark_errors`)
+    # a traceback that also shows the exception that was being handled when a transform raised (`jobs.compute.spark_errors`)
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    # a remembered plan lists files as they were: the next process asks for the same path, and would get the old lengths
+    # a cached plan lists files as they were: the next process asks for the same path, and would get the old lengths
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
 QUICK = {
-    # whether the one task that groups a whole batch also keeps groups where compiled code finds them, and how many (2^n)
+    # a task that groups a whole batch also uses the fast hash map of compiled code, and with room for more groups (2^n)
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
-# As in tidegate/stack/spark.py: what Spark opens for other machines is on loopback, and asks for a secret that it makes up.
+# As in tidegate/stack/spark.py: Spark's ports for other machines are on loopback, and ask for a secret that it generates.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-# Spark works out how many bytes an Arrow batch has before each row that it adds for Python, unless there is no limit: then only
-# the number of rows is limited, to 10,000. The limit is Spark's own.
+# Spark computes the size of an Arrow batch before each row that it adds for Python, unless there is no limit in bytes: then only
+# the number of rows is limited, to 10,000. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
@@ -73,12 +73,12 @@ _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = False) -> Iterator[SparkSession]:
     """Join the pipeline's session, with the pinned settings; leave it on the server for the next batch.
 
-    `rows_are_short` promises that no row is long which Python gets to see, so that only their number has to be limited.
+    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited.
 
     Spark starts Python workers per session and keeps them until the server ends: a session per batch would pay for a slow
     start each time, and leak a process. So all batches of a pipeline share one session.
 
-    Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is no address, ListenerNotTrusted if
+    Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is not an address, ListenerNotTrusted if
     another account of this machine listens there.
     """
     if LOCAL.fullmatch(settings.spark_remote):
@@ -96,15 +96,15 @@ def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = F
 
 
 def application_of(session: SparkSession) -> str:
-    """Return the id of the Spark application that a session of `spark_session` computes in, without asking for it again."""
+    """Return the id of the Spark application of a session of `spark_session`, without a round trip."""
     return _applications[session]
 
 
 def expect_brief(session: SparkSession) -> None:
-    """Make the session's further queries ones that cannot be taken up again after a broken connection.
+    """Give up reattaching the session's further queries after a broken connection.
 
-    By default the server keeps each part of an answer until it is told, by a call of its own, that this part has arrived:
-    eight calls for a batch of 100 rows. A batch of a second is sooner tried again.
+    By default the server keeps each part of an answer until the client confirms, in a separate call, that it has arrived:
+    several calls for a small batch. A short query is cheaper to repeat.
     """
     if isinstance(session, ConnectSession):
         disable_reattach(session)
@@ -117,11 +117,11 @@ def tag_of(pipeline: str, txid: int, number: int) -> str:
 
 @contextmanager
 def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, is_fenced: Callable[[], bool]) -> Iterator[str]:
-    """Tag what this thread runs, and interrupt it when it is fenced or takes longer than the timeout. Yields the tag.
+    """Tag this thread's operations, and interrupt them when the attempt is fenced or overdue. Yields the tag.
 
     The attempts that this one has fenced are interrupted first: nothing of them counts any more. That can miss one that is
-    about to start an operation, so each attempt also looks after itself, every few seconds. So it does after the server: one
-    that accepts work and answers no question any more is given up.
+    about to start an operation, so each attempt also checks its own state at short intervals. It checks the server as well: one
+    that accepts work and no longer answers any question is given up.
 
     Raises: AttemptTimedOut, SparkUnavailable.
     """
@@ -174,7 +174,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Tell whether the server answers a question that costs nothing; a session within this process always does."""
+    """Return whether the server answers a cheap question; a session within this process always does."""
     if not isinstance(spark, ConnectSession):
         return True
     try:
@@ -185,7 +185,7 @@ def _answers(spark: SparkSession) -> bool:
 
 
 def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
-    """Return the session of this name, created by the first who asks; the next of its line if the server has closed it."""
+    """Return the shared session of this name, created if necessary; its successor if the server has closed it."""
     for generation in range(MAX_CLOSED_SESSIONS):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
         session = _connect(_Channel(settings, str(session_id)))
@@ -201,26 +201,26 @@ def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
 
 
 def _leave(session: SparkSession) -> None:
-    """Close our end. PySpark would go on taking a session that failed for this thread's active one, and never look again."""
+    """Close our end; PySpark would otherwise keep a failed session as this thread's active one."""
     leave_on_server(session)
 
 
 def _local(settings: Settings) -> SparkSession:
-    # One JVM per process: it stays for the next batch, and ends with the process.
+    # There is one JVM per process: it stays for the next batch, and ends with the process.
     builder = SparkSession.builder.master(settings.spark_remote).appName("tidegate").config(map=dict(PRIVATE))
     return builder.config("spark.ui.enabled", "false").getOrCreate()
 
 
 def _configured(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
-    wanted = {
+    expected = {
         **PINNED,
         **QUICK,
         BYTES_PER_ARROW_BATCH: UNLIMITED if rows_are_short else LIMITED,
-        # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer of small batches.
+        # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer for small batches.
         "spark.sql.shuffle.partitions": str(settings.staging_connections),
     }
-    found = session.conf.getAll  # one round trip; a session that is joined has been configured by whoever came first
-    for name, value in wanted.items():
+    found = session.conf.getAll  # one round trip; a session that is joined has most often been configured already
+    for name, value in expected.items():
         if found.get(name) != value:
             session.conf.set(name, value)
     _applications[session] = found.get("spark.app.id", "unknown")
@@ -230,14 +230,14 @@ def _configured(session: SparkSession, settings: Settings, rows_are_short: bool)
 def _connect(channel: "_Channel") -> SparkSession:
     """Return a session of Spark Connect; Spark's own builder makes one from an address only."""
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does: functions then make Connect's columns
-    # Connect's session has the methods of the other kind, and is none by its class.
+    # Connect's session has the methods of SparkSession without being a subclass.
     return cast(Any, ConnectSession.Builder().channelBuilder(channel).create())  # type: ignore[no-any-return]
 
 
 class _Channel(DefaultChannelBuilder):
-    """The way to the server: no name of this machine's own is looked up, and no token is told to a stranger.
+    """The channel to the server: loopback names are not resolved, and no token goes to an untrusted process.
 
-    To another machine it is pyspark's, so with TLS if there is a token.
+    To another machine it is pyspark's own channel, so with TLS if there is a token.
     """
 
     def __init__(self, settings: Settings, session_id: str) -> None:
@@ -254,7 +254,7 @@ class _Channel(DefaultChannelBuilder):
         if address is None or self.use_ssl:
             return super().toChannel()
         target = f"ipv6:[{address}]:{self._port}" if ":" in address else f"ipv4:{address}:{self._port}"
-        self.setChannelOption("grpc.enable_http_proxy", 0)  # a proxy would be told the token
+        self.setChannelOption("grpc.enable_http_proxy", 0)  # a proxy would see the token
         if self.token is None:
             return self._insecure_channel(target)
         login = _Login(Server(address, self._port, SPARK_LOGIN, trusted_users(self._settings)), self.token)
@@ -265,16 +265,16 @@ class _Channel(DefaultChannelBuilder):
 
 
 class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no types
-    """Gives each call the token, on a connection that is made: if its other end belongs to us, root or who is trusted."""
+    """Gives each call the token, once the connection's other end is known to belong to us, root or a trusted account."""
 
     def __init__(self, server: Server, token: str) -> None:
         self._server = server
         self._token = token
 
     def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:  # noqa: ARG002
-        """Hand over the token, or say why not; the call then fails, and is tried again like any other."""
+        """Pass on the token, or the reason why not; the call then fails, and is retried like any other."""
         try:
-            if can_see_all():  # elsewhere it takes too long for each call
+            if can_see_all():  # elsewhere the check takes too long for each call
                 self._server.check()
         except (TidegateError, OSError) as error:
             callback((), error)
@@ -283,7 +283,7 @@ class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no type
 
 
 def check_reachable(settings: Settings) -> None:
-    """Fail at once where the client would retry for minutes; a session within this process is always reachable.
+    """Fail at once if the server cannot be reached, instead of retrying like the client; a local session always can.
 
     Raises: SparkUnavailable, SettingsInvalid, ListenerNotTrusted.
     """

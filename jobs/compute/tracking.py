@@ -1,8 +1,8 @@
-"""The acker: every record of a batch was fully processed, checked and not assumed.
+"""The acker checks that every record of a batch was fully processed.
 
-Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in whatever
-order the acks arrive (docs/semantics.md). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows
-have equal ids, which an XOR cannot count; so ids are added up, modulo 2^64, by Spark, in passing:
+Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in any order of
+the acks (docs/semantics.md). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows have equal ids,
+which an XOR cannot count; so Spark adds up the ids, modulo 2^64, while it processes the rows:
 
     source       count and sum of the rows that the source emitted; a replay must reproduce them (I11)
     transformed  count and sum of the rows that the transform returned
@@ -11,16 +11,16 @@ have equal ids, which an XOR cannot count; so ids are added up, modulo 2^64, by 
 From the transform on, every row is followed one to one: transformed and staged are equal in both, or the attempt fails.
 Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
 
-If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With hashes that are drawn
-evenly this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of
-two others. An XOR misses every change of which all d(x) are even, such as a, a, a, a for a, a, b, b.
+If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With evenly distributed hashes
+this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of two
+others. An XOR misses every change in which all d(x) are even, such as a, a, a, a for a, a, b, b.
 
-Spark's sum of a bigint fails where it leaves 64 bits. So it adds up the two halves of the ids, of 32 bits each, for which up
-to 2^31 rows may come to one place; put together they are the sum modulo 2^64.
+Spark's sum of a bigint fails when it exceeds 64 bits. So Spark adds up the two halves of the ids, of 32 bits each, which has
+room for 2^31 rows at one place; together they give the sum modulo 2^64.
 
-What Spark sums up in passing it interprets, row by row, and to hash the rows takes time as well. Where one task reads a whole
-file that a digest vouches for, groups its rows and hands over the partials, the rows do not move in between: then the file
-itself tells how many rows there have to be, and what is followed into staging are the partials, each with a hash of its own.
+Spark interprets observed sums, row by row, and hashing the rows takes time as well. Where one task reads a whole file that a
+digest vouches for, groups its rows and passes on the partials, the rows do not move in between: then the file itself says how
+many rows there have to be, and the partials are followed into staging, each with a hash of its own.
 """
 
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ from jobs.pipeline import Pipeline
 from state_store.attempts import Attempt
 from state_store.errors import DeclarationInvalid, RowsLost
 
-# A row's id on its way from the transform into a partial; in partials, of how many rows they were made, and the sum of the
-# ids, or an id of their own. All are taken off before COPY.
+# A row's id on its way from the transform into a partial; in partials, the number of their rows, and the sum of the ids, or an
+# id of their own. All are removed before COPY.
 ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
 HALF_BITS = 32
 LOW_HALF = 2**HALF_BITS - 1
@@ -45,7 +45,7 @@ LOW_HALF = 2**HALF_BITS - 1
 
 @dataclass(frozen=True)
 class RowSums:
-    """How many rows passed a place, the sum of their hashes, None if untracked, and how many of the rows were flagged."""
+    """The number of rows that passed a place, the sum of their hashes (None: untracked), and the number of flagged rows."""
 
     rows: int
     hash: int | None = None
@@ -53,7 +53,7 @@ class RowSums:
 
 
 class Tracker:
-    """The sums at one place of a query, there once its first action has run."""
+    """The sums at one place of a query, available once its first action has run."""
 
     def __init__(self, name: str) -> None:
         # Batches share a session, and an observation of the same name would answer for another.
@@ -65,8 +65,7 @@ class Tracker:
     ) -> DataFrame:
         """Return the rows, observed, with the hash over these columns as column ID; None: untracked, and no such column.
 
-        The hash is a column of its own because Spark compiles that, but interprets what it observes: with the hash inside,
-        a batch took twice as long.
+        The hash is a column of its own because Spark compiles columns, but interprets observed expressions, which is slower.
         """
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
@@ -78,7 +77,7 @@ class Tracker:
         return self._observe(rows, sums)
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
-        """Return anchored partials, observed: how many rows they were made of, and the sum of what is in HASH."""
+        """Return anchored partials, observed: the number of their rows, and the sum of column HASH."""
         self._is_tracked = True
         return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
 
@@ -87,9 +86,9 @@ class Tracker:
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> RowSums:
-        """Return what passed; waits for the first action.
+        """Return the sums of the rows that passed; waits for the first action.
 
-        Raises: DeclarationInvalid if the rows took another way than through the DataFrame that was observed.
+        Raises: DeclarationInvalid if the rows did not pass through the observed DataFrame.
         """
         found: dict[str, Any] = self._observation.get
         if "rows" not in found:
@@ -102,18 +101,18 @@ class Tracker:
 
 
 def halves(column: str) -> tuple[Column, Column]:
-    """Return the sums of the lower and of the upper 32 bits of a column of hashes, the upper ones signed."""
+    """Return the sums of the lower and the upper 32 bits of a column of hashes, the upper ones signed."""
     return F.sum(F.col(column).bitwiseAND(F.lit(LOW_HALF))), F.sum(F.shiftright(column, HALF_BITS))
 
 
 def hash_sum(column: str) -> Column:
-    """Return the sum of a column of hashes modulo 2^64, as a signed number; NULL of no rows."""
+    """Return the sum of a column of hashes modulo 2^64, as a signed number; NULL without rows."""
     low, high = halves(column)
     return F.shiftleft(high + F.shiftright(low, HALF_BITS), HALF_BITS).bitwiseOR(low.bitwiseAND(F.lit(LOW_HALF)))
 
 
 def signed(number: int) -> int:
-    """Return a number modulo 2^64 as Spark and Postgres have it."""
+    """Return a number modulo 2^64 as a signed bigint, as Spark and Postgres store it."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -122,7 +121,7 @@ def _named(sums: tuple[Column, Column]) -> list[Column]:
 
 
 def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
-    """Return the 64-bit hash of those of these columns that rows of this schema have."""
+    """Return the 64-bit hash of these columns, as far as the schema has them."""
     fields = {field.name: field for field in schema}
     parts: list[Column] = []
     for name in columns:
@@ -135,7 +134,7 @@ def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
 
 
 def used_columns(pipeline: Pipeline) -> list[str] | None:
-    """Return the columns by which the pipeline's states know a row; None if its rows are not tracked."""
+    """Return the columns that the pipeline's states use; None if its rows are not tracked."""
     if pipeline.tracking == "off" or all(state.unanchored for state in pipeline.states.values()):
         return None
     used: dict[str, None] = {}
@@ -145,7 +144,7 @@ def used_columns(pipeline: Pipeline) -> list[str] | None:
 
 
 def check_complete(attempt: Attempt, place: str, before: RowSums, after: RowSums) -> None:
-    """Refuse an attempt in which not every row arrived at the next place exactly once.
+    """Refuse an attempt unless every row arrived at the next place exactly once.
 
     Raises: RowsLost.
     """
@@ -161,5 +160,5 @@ def check_complete(attempt: Attempt, place: str, before: RowSums, after: RowSums
 
 
 def _hashable(column: Column, kind: T.DataType) -> Column:
-    """Spark refuses to hash maps: their text stands for them."""
+    """Return an expression that Spark can hash: it refuses maps, so their JSON text stands for them."""
     return F.to_json(column) if "map<" in kind.simpleString() else column

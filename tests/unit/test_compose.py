@@ -57,7 +57,8 @@ def embedded(tmp_path: Path) -> Layout:
 
 def given(service: str, *, with_kafka: bool = False) -> dict[str, str]:
     """Return the environment of a service; compose knows it as text only, and some of it as empty without Kafka."""
-    environment = SERVICES[service].get("environment", {})
+    files = [properties_of(PROJECT / file) for file in SERVICES[service].get("env_file", [])]
+    environment = {name: value for file in files for name, value in file.items()} | SERVICES[service].get("environment", {})
     only_with_kafka = re.compile(r"\$\{COMPOSE_PROFILES:\+([^}]*)\}")
     return {name: only_with_kafka.sub(r"\1" if with_kafka else "", value) for name, value in environment.items()}
 
@@ -69,7 +70,7 @@ def by_place(command: list[str]) -> list[str]:
 
 def properties_of(file: Path) -> dict[str, str]:
     """Read a file of name=value lines."""
-    return dict(line.split("=", 1) for line in file.read_text().splitlines() if not line.startswith("#"))
+    return dict(line.split("=", 1) for line in file.read_text().splitlines() if line and not line.startswith("#"))
 
 
 # -- the same stack ----------------------------------------------------------------------------------------------------

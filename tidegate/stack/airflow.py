@@ -27,41 +27,9 @@ RUNS_TASKS = ("scheduler", "triggerer")
 
 
 def airflow_settings() -> dict[str, str]:
-    """Return the settings that the embedded stack and the team server share, by their environment variables.
-
-    Airflow's default limits are low for many short tasks. What must be limited, Spark work, is limited by the Dag's
-    concurrency, not by starving the executor.
-    """
-    return {
-        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-        "AIRFLOW__CORE__PARALLELISM": "16",
-        "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "64",
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAG_DISCOVERY_SAFE_MODE": "False",  # it skips, in silence, Dag files without the word "airflow"
-        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",  # a paused Dag leaves a triggered run queued for ever
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
-        "AIRFLOW__API__WORKERS": "1",
-        # The one driver that would tell the password to any server; the other one has require_auth in its address.
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "tidegate.stack.airflow_database.CONNECT_ARGS",
-        "AIRFLOW__SCHEDULER__MAX_TIS_PER_QUERY": "64",
-        # How long an idle scheduler sleeps: less costs a part of a core all the time, the default adds a second between tasks.
-        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.4",
-        "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
-        # How soon killed processes are noticed and their work is taken over; the defaults are minutes.
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
-        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
-        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "15",
-        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
-        "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY": "2000",
-        "AIRFLOW__TRIGGERER__MAX_TRIGGER_TO_SELECT_PER_LOOP": "1000",
-        # Each turn that opens queues a callback for the Dag processor; at the default of 20 it parses a file per 20 of them.
-        "AIRFLOW__DAG_PROCESSOR__MAX_CALLBACKS_PER_LOOP": "1000",
-        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-    }
+    """Return the settings that the embedded stack and the team server share, by their environment variables."""
+    lines = (Path(__file__).resolve().parent / "airflow.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 class EmbeddedAirflow:
