@@ -1,7 +1,7 @@
 """Aggregates: what a batch computes per key, and how the store merges that partial into the state.
 
-Each one is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same
-value (I16). Sums over floating point are not, so there are none: their result depends on the order of the rows.
+Each is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same value
+(I16). Sums over floating point are not, because they depend on the order of the rows, so there are none.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Aggregate(Protocol):
 
     @property
     def column(self) -> str | None:
-        """The input column, None for none."""
+        """The input column; None if the aggregate has none."""
 
     @property
     def type(self) -> str:
@@ -32,7 +32,7 @@ class Aggregate(Protocol):
 
 @dataclass(frozen=True)
 class Count:
-    """Count the rows, or with a column the rows where it is not NULL. Kept as bigint."""
+    """Count the rows, or with a column those where it is not NULL. Kept as bigint."""
 
     column: str | None = None
     type: str = field(default="bigint", init=False)

@@ -1,4 +1,4 @@
-"""Uses of what libraries keep private or leave undocumented, each with what it is for and the version it was checked with.
+"""Uses of private or undocumented parts of libraries, each with its purpose and the version it was checked with.
 
 An upgrade of one of these libraries starts here: ``tests/jobs/test_library_internals.py`` fails until `CHECKED` names the new
 version, and checks that each part is still there. Nothing is imported until it is used: declarations must not load pyspark.
@@ -16,22 +16,22 @@ CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1"}
 
 
 def note_not_streaming(rows: "DataFrame") -> None:
-    """Answer `rows.isStreaming` in advance: asked for by `observe`, the server would analyse the whole query to say no."""
+    """Set `rows.isStreaming`, which `observe` reads: the server would analyse the whole query to return False."""
     vars(rows)["isStreaming"] = False
 
 
 def disable_reattach(session: "SparkSession") -> None:
-    """Make the queries of a Connect session ones that cannot be taken up again after a broken connection."""
+    """Disable reattaching a Connect session's queries after a broken connection."""
     session.client.disable_reattachable_execute()
 
 
 def set_deadlines(session: "SparkSession", deadlines: "RpcDeadlines") -> None:
-    """Bound how long a Connect session waits for answers to its small questions; Spark has no option for it."""
+    """Set the deadlines of a Connect session's small requests, for which Spark has no option."""
     vars(session.client)["_rpc_deadlines"] = deadlines
 
 
 def close_channel(session: "SparkSession") -> None:
-    """Break a Connect session's connection, so that a query fails that the server will never answer."""
+    """Break a Connect session's connection, so that a query without an answer fails."""
     session.client._channel.close()
 
 
@@ -42,7 +42,7 @@ def leave_on_server(session: "SparkSession") -> None:
 
 
 def plan_of(returned: "DataFrame", rows: "DataFrame") -> tuple[Any, int] | str:
-    """Return a DataFrame's plan as it goes to the server, and the number of the rows' plan in it; text without a server."""
+    """Return a DataFrame's plan as sent to the server, and the id of the rows' plan in it; as text without a server."""
     plan = getattr(returned, "_plan", None)
     if plan is None:
         return str(returned._jdf.queryExecution().logical())
@@ -51,19 +51,19 @@ def plan_of(returned: "DataFrame", rows: "DataFrame") -> tuple[Any, int] | str:
 
 
 def spark_schema(schema: "pa.Schema") -> "T.StructType":
-    """Return an Arrow schema as Spark has it, without asking the server."""
+    """Return an Arrow schema as a Spark schema, without asking the server."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     return from_arrow_schema(schema)
 
 
 def is_text_encoding(codec: Any) -> bool:
-    """Return whether a codec turns bytes into text, as `bytes.decode` finds out: rot13 and base64 do not."""
+    """Return whether a codec turns bytes into text, as `bytes.decode` requires: rot13 and base64 do not."""
     return bool(codec._is_text_encoding)
 
 
 def refusals_of_kafka_client() -> tuple[int, int]:
-    """Return the codes of a Kafka client's own errors that no other try changes: authentication and TLS failed."""
+    """Return the codes of a Kafka client's own permanent errors: authentication and TLS failed."""
     from confluent_kafka import KafkaError  # noqa: PLC0415
 
     return KafkaError._AUTHENTICATION, KafkaError._SSL

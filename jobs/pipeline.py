@@ -1,4 +1,4 @@
-"""Pipeline and State: what an author declares. Both check themselves on construction; nothing here imports pyspark."""
+"""Pipeline and State: an author's declarations, checked on construction. Nothing here imports pyspark."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,13 +29,13 @@ PoisonPolicy = Literal["block", "quarantine", "skip"]
 
 @dataclass(frozen=True)
 class State:
-    """One row per key, with its aggregates: a table of the same name in schema ``state``. Without a key: one row in all.
+    """One row per key, with its aggregates: a table of the same name in schema ``state``. Without a key: a single row.
 
     `key` maps key columns to Postgres types, `aggregates` value columns to aggregates. A row whose key has a NULL fails the
     batch, unless `null_keys` keeps such rows as a group of their own.
 
-    `kind` is what a row keeps besides its values. An opaque state knows what it was before the last txid, so that this txid
-    can be redone; sources that are opaque need one.
+    `kind` decides what a row keeps besides its values. An opaque state also keeps the values before the last txid, so that
+    this txid can be redone; opaque sources need one.
 
     An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
     """
@@ -65,29 +65,29 @@ class Pipeline:
     (`selectExpr`, `where`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
     `concurrency` is how many batches are processed at once, `window` how many may be in flight: begun, and not committed. So
-    what is staged behind a batch that is stuck has a bound. The three designs of transactional topologies are batches of one
-    record and a window of 1, larger batches and a window of 1, larger batches and a larger window.
+    the staging after a batch that is stuck has a bound. The three designs of transactional topologies are batches of one record
+    and a window of 1, larger batches and a window of 1, larger batches and a larger window.
 
     Raise `version` when the transform's meaning or the source changes: attempts that an older version computed then never
     count, and batches that have committed stay as they are.
 
-    `guarantee`: source and states must be of kinds that give exactly-once, unless this says that at-least-once will do.
+    `guarantee`: source and states must be of kinds that give exactly-once, unless this says "at_least_once".
 
     `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
 
-    `on_poison` is what becomes of a batch whose content is bad (``docs/poison.md`` has the whole table):
+    `on_poison` decides about a batch whose content is bad (``docs/poison.md`` has the whole table):
 
         block       it waits for a person; later txids are processed as far as the window goes
         quarantine  records that cannot be read, or fail a check, are set aside in ``tidegate.quarantine`` in the commit of
                     their batch, and the others count; a batch that fails otherwise blocks
-        skip        after `tries` tries a commit without its rows takes its place, with the reason, and order goes on
+        skip        after `tries` tries a commit without its rows takes its place, with the reason, and the order goes on
 
-    Only content can be bad. Whatever the policy, a server that is away is waited for, a computation that failed is tried
-    `tries` times in a run, with growing pauses from `retry_delay_seconds` on, and a source that changed waits for a person.
+    Only content can be bad. Under every policy, the engine waits for a server that is away, tries a failed computation `tries`
+    times in a run, with growing pauses from `retry_delay_seconds` on, and leaves a source that changed to a person.
 
     `message_timeout_seconds` ends an attempt that takes longer, and it is tried again; by default, the setting
-    `attempt_timeout_seconds` does. `tracking="off"` does without the acker's sums: a replay is then not compared with the
-    first attempt, and lost rows go unnoticed.
+    `attempt_timeout_seconds` does. `tracking="off"` turns off the acker's sums: a replay is then not compared with the first
+    attempt, and lost rows go unnoticed.
     """
 
     name: str
@@ -147,12 +147,12 @@ class Pipeline:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Tell whether the kinds of source and states give exactly-once, whatever is asked for."""
+        """Return whether the kinds of source and states give exactly-once, whatever `guarantee` says."""
         return all(exactly_once(self.source.kind, state.kind) for state in self.states.values())
 
     @property
     def lost_tracking(self) -> list[str]:
-        """Return what goes unnoticed because tracking is lowered, a sentence each."""
+        """Return the losses that go unnoticed because tracking is reduced, a sentence each."""
         if self.tracking == "off":
             return ["lost rows and changed replays go unnoticed: tracking is off"]
         return [

@@ -14,20 +14,20 @@ ENTRY_POINTS = "tidegate.pipelines"
 
 
 def pipeline_names() -> list[str]:
-    """Return all names in alphabetical order, as things are now; imports no pipeline."""
+    """Return the current names in alphabetical order; import no pipeline."""
     _entry_points.cache_clear()
     return sorted({*_own_names(), *_entry_points().names})
 
 
 def has_pipeline(name: str) -> bool:
-    """Tell whether there is a pipeline of this name; imports none."""
+    """Return whether there is a pipeline of this name; import none."""
     return name in _own_names() or _entry_point(name) is not None
 
 
 def find_pipeline(name: Pipeline | str) -> Pipeline:
     """Return the pipeline of this name; a pipeline is returned as it is.
 
-    Raises: UnknownPipeline with the names there are; SettingsInvalid if its module holds no such `PIPELINE`.
+    Raises: UnknownPipeline with the existing names; SettingsInvalid if its module holds no such `PIPELINE`.
     """
     if isinstance(name, Pipeline):
         return name
@@ -56,7 +56,7 @@ def _own_names() -> list[str]:
 
 
 def _entry_point(name: str) -> EntryPoint | None:
-    """Return what a package brings under this name; one that was installed after the last look is found too."""
+    """Return a package's entry point of this name, even if it was installed after the last search."""
     if name not in _entry_points().names:
         _entry_points.cache_clear()
     return next(iter(_entry_points().select(name=name)), None)
@@ -64,5 +64,5 @@ def _entry_point(name: str) -> EntryPoint | None:
 
 @cache
 def _entry_points() -> EntryPoints:
-    """Return what packages bring. Finding it is slow, so Airflow's tasks inherit it (`airflow_local_settings`)."""
+    """Return the packages' entry points. The search is slow, so Airflow's tasks inherit it (`airflow_local_settings`)."""
     return entry_points(group=ENTRY_POINTS)

@@ -1,10 +1,10 @@
-"""For authors: whether a source keeps the promise of its kind, and what a pipeline makes of some rows.
+"""Tests for authors: does a source keep the promises of its kind, and which partials does a pipeline compute?
 
-    check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming which promise and how
-    partials(spark, PIPELINE, rows)                         what a batch of these rows would stage, per state
+    check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming the promise and how it was broken
+    partials(PIPELINE, rows)                                the partials of a batch of these rows, per state
 
 The suite drives a source as the engine would, from its metadata alone, without ledger and Airflow. The author gives it a
-`Feed`: the source, and a way to put rows where the source reads. Everything is checked by what comes out: the rows.
+`Feed`: the source, and a way to put rows where the source reads. Everything is checked by the rows that come out.
 """
 
 import json
@@ -30,34 +30,34 @@ Rows = Counter[tuple[Any, ...]]
 
 
 class BrokenPromise(AssertionError):
-    """The source does not do what its kind promises."""
+    """The source breaks a promise of its kind."""
 
 
 class NotPossible(Exception):
-    """A feed cannot do this to its source; promises that need it are not tried."""
+    """A feed cannot do this to its source; promises that need it are left out."""
 
 
 class Feed(Protocol):
-    """A source under test, and what it reads. Each promise is tried on a fresh one."""
+    """A source under test, with its input. Each promise is tried on a fresh feed."""
 
     @property
     def source(self) -> Source:
         """The source; its batches should be small, so that a few rows make several of them."""
 
     def put(self, count: int) -> list[tuple[Any, ...]]:
-        """Add rows, all different, to what the source reads; return them as the source emits them."""
+        """Add rows, all different, to the source's input; return them as the source emits them."""
 
     def change(self) -> None:
-        """Change a row that has been put, so that its batch cannot be replayed. Leave this out if that cannot happen."""
+        """Change a row that was put, so that its batch cannot be replayed. Leave this out if that cannot happen."""
         raise NotPossible
 
     def hide(self) -> AbstractContextManager[None]:
-        """Make some of the rows that were put unreachable until the context ends. Leave this out if that cannot happen."""
+        """Hide some of the rows that were put until the context ends. Leave this out if that cannot happen."""
         raise NotPossible
 
 
 class Bench:
-    """A source at work, batch after batch, as the engine would use it; every call starts from saved metadata."""
+    """Drives a source batch after batch, as the engine would; every call starts from saved metadata."""
 
     def __init__(self, feed: Feed, spark: SparkSession, settings: Settings) -> None:
         self.feed = feed
@@ -67,7 +67,7 @@ class Bench:
         self._acked = 0
 
     def plan(self, previous: SourceMetadata | None = None, first_txid: int = 1) -> list[SourceMetadata]:
-        """Return the metadata of all batches behind the previous one, as one plan cuts them."""
+        """Return the metadata of all batches after the previous one, as one plan cuts them."""
         coordinator = self._coordinator()
         planned: list[SourceMetadata] = []
         for txid in range(first_txid, first_txid + MAX_BATCHES):
@@ -78,10 +78,10 @@ class Bench:
                 return planned
             previous = self._inputs[txid] = _saved(found)
             planned.append(previous)
-        raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and still there was one more.")
+        raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and the plan went on.")
 
     def cut_again(self, txid: int, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
-        """Return what the source makes of a batch that is tried again."""
+        """Return the source's new metadata for a batch that is tried again."""
         found = self._coordinator().initialize_transaction(txid, previous, current)
         if found is None:
             return None
@@ -94,7 +94,7 @@ class Bench:
         self.feed.source.ack(Attempt("conformance", txid, 1, metadata), self.settings)
 
     def committed(self) -> int:
-        """Return the last txid of which the source was told."""
+        """Return the last txid that was acked."""
         return self._acked
 
     def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
@@ -150,16 +150,16 @@ def each_row_is_in_exactly_one_batch(bench: Bench) -> None:
 
 
 def nothing_new_is_no_batch(bench: Bench) -> None:
-    """A source without new rows plans nothing, however often it is asked."""
+    """A source without new rows plans nothing, even if asked again."""
     bench.feed.put(3)
     planned = bench.plan()
     for _ in range(2):
         if more := bench.plan(planned[-1], len(planned) + 1):
-            raise BrokenPromise(f"nothing new is no batch: {more[0]} was planned behind {planned[-1]}.")
+            raise BrokenPromise(f"nothing new is no batch: {more[0]} was planned after {planned[-1]}.")
 
 
 def a_replay_has_the_identical_rows(bench: Bench) -> None:
-    """What a batch reads follows from its metadata: later rows, and other attempts, change nothing."""
+    """A batch's rows follow from its metadata: later rows, and other attempts, change nothing."""
     bench.feed.put(4)
     planned = bench.plan()
     first = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
@@ -167,12 +167,12 @@ def a_replay_has_the_identical_rows(bench: Bench) -> None:
     for txid, (metadata, rows) in enumerate(zip(planned, first, strict=True), start=1):
         previous = planned[txid - 2] if txid > 1 else None
         if (again := bench.cut_again(txid, previous, metadata)) != metadata:
-            raise BrokenPromise(f"a retry re-uses its metadata: it was {metadata}, it became {again}.")
+            raise BrokenPromise(f"a retry reuses its metadata: it was {metadata}, it became {again}.")
         _same(f"a replay of batch {txid} has the identical rows", rows, bench.emit(txid, metadata, number=2))
 
 
 def a_batch_that_is_cut_again_leaves_no_gap(bench: Bench) -> None:
-    """Whatever a new cut of batch n takes, batch n + 1 goes on behind it: each row counts once (I12)."""
+    """However batch n is cut again, batch n + 1 continues after it: each row counts once (I12)."""
     put: Rows = Counter(bench.feed.put(4))
     abandoned = bench.plan()
     put.update(bench.feed.put(3))
@@ -193,7 +193,7 @@ def a_batch_that_is_cut_again_leaves_no_gap(bench: Bench) -> None:
 
 
 def a_changed_row_is_noticed(bench: Bench) -> None:
-    """A replay that would have other rows is refused, or has other rows: then the acker's sums tell (I11)."""
+    """A replay that would have other rows is refused, or has other rows, which the acker's sums reveal (I11)."""
     bench.feed.put(4)
     planned = bench.plan()
     before = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
@@ -207,7 +207,7 @@ def a_changed_row_is_noticed(bench: Bench) -> None:
 
 
 def what_is_hidden_stops_the_replay(bench: Bench) -> None:
-    """A batch that cannot be read whole fails with a named error, and is whole again when everything is back."""
+    """A batch that cannot be read completely fails with a named error, and is complete again when all rows are back."""
     bench.feed.put(4)
     planned = bench.plan()
     before = [bench.emit(txid, metadata) for txid, metadata in enumerate(planned, start=1)]
@@ -226,7 +226,7 @@ def what_is_hidden_stops_the_replay(bench: Bench) -> None:
 
 
 def what_is_hidden_comes_in_a_later_batch(bench: Bench) -> None:
-    """A batch is cut again without what cannot be reached; a later batch has it, exactly once (I12)."""
+    """A batch is cut again without its hidden rows; a later batch has them, exactly once (I12)."""
     put: Rows = Counter(bench.feed.put(6))
     planned = bench.plan()
     got: Rows = Counter()
@@ -269,15 +269,15 @@ def callbacks_may_come_again(bench: Bench) -> None:
 
 
 def records_are_the_rows(bench: Bench) -> None:
-    """`emit_records` has the rows of `emit_batch`, none refused here, and `row_schema` tells their columns."""
+    """`emit_records` has the rows of `emit_batch`, none refused here, and `row_schema` has their columns."""
     bench.feed.put(3)
     metadata = bench.plan()[0]
     attempt = Attempt("conformance", 1, 1, metadata)
     emitter = bench.feed.source.emitter(bench.spark, bench.settings)
     rows = emitter.emit_batch(attempt, metadata)
     records = bench.feed.source.emitter(bench.spark, bench.settings).emit_records(attempt, metadata)
-    told = bench.spark.createDataFrame([], emitter.row_schema()).schema
-    found, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, told))
+    declared = bench.spark.createDataFrame([], emitter.row_schema()).schema
+    found, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, declared))
     if found != expected:
         raise BrokenPromise(f"row_schema tells the columns: it says {expected}, the rows have {found}.")
     refused = records.where(f"{REFUSAL} IS NOT NULL").count()
@@ -309,7 +309,7 @@ PROMISES: Mapping[SourceKind, Mapping[str, Promise]] = {
 
 
 def check_source(make_feed: Callable[[], Feed], spark: SparkSession, settings: Settings) -> Iterator[str]:
-    """Try every promise of the source's kind on a feed of its own; yield the names of those that were kept.
+    """Try every promise of the source's kind on a fresh feed; yield the names of those that were kept.
 
     A promise that needs a way to change or hide rows is left out if the feed has none.
 
@@ -324,7 +324,7 @@ def check_source(make_feed: Callable[[], Feed], spark: SparkSession, settings: S
 
 
 def partials(pipeline: Pipeline, rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return what a batch of these rows would stage: per state, its columns per key; no Postgres, no Airflow.
+    """Return the partials of a batch of these rows: per state, a dict of columns per key. Needs no Postgres or Airflow.
 
     Raises: DeclarationInvalid if the transform's columns do not fit the states.
     """

@@ -62,8 +62,8 @@ QUICK = {
 }
 # As in tidegate/stack/spark.py: Spark's ports for other machines are on loopback, and ask for a secret that it generates.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-# Spark computes the size of an Arrow batch before each row that it adds for Python, unless there is no limit in bytes: then only
-# the number of rows is limited, to 10,000. LIMITED is Spark's default.
+# Spark computes the size of an Arrow batch before each row that it adds for Python, unless there is no limit in bytes: then
+# only the number of rows is limited, to 10,000. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()

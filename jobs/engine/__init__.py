@@ -1,1 +1,1 @@
-"""A batch's life: plan, process, commit; what a task of Airflow, `tidegate run` and a test all call."""
+"""The engine: plan, process, commit; used by Airflow's tasks, `tidegate run` and tests alike."""

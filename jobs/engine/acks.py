@@ -1,4 +1,4 @@
-"""Acks: tell a source that its batch counts, at least once for each txid, and whatever the source raises."""
+"""Acks: tell a source that its batch counts, at least once for each txid, even if the source raises."""
 
 import logging
 from collections.abc import Callable
@@ -14,26 +14,26 @@ logger = logging.getLogger(__name__)
 
 
 def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
-    """Tell the source that the batch counts, or never will, then record that it was told.
+    """Tell the source that the batch counts, or never will; then record the ack.
 
-    Return False if the source raises: that is logged, the batch counts all the same, and the next plan tells the source again.
+    Return False if the source raises: that is logged, the batch counts all the same, and the next plan gives the ack again.
     """
     if not pipeline.source.wants_acks:
         return True
     metadata = store.source_metadata(pipeline.name, done.txid)
     if QUARANTINED not in metadata:
         attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
-        what = f"{attempt}: ack failed; the next run tries again"
-        if not call_source(what, lambda: pipeline.source.ack(attempt, store.settings)):
+        message = f"{attempt}: ack failed; the next run tries again"
+        if not call_source(message, lambda: pipeline.source.ack(attempt, store.settings)):
             return False
     store.note_ack(pipeline.name, done.txid)
     return True
 
 
 def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
-    """Give the acks that earlier runs owe the source: the process died before it could, or the source raised.
+    """Give the acks that earlier runs owe the source, because they died before or the source raised.
 
-    Stop at the first that fails: the next would most often fail for the same reason, and take its time.
+    Stop at the first ack that fails: the next would most often fail for the same reason, and take its time.
     """
     if not pipeline.source.wants_acks:
         return
@@ -43,11 +43,11 @@ def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
         logger.info("%s %s: its overdue ack was given", pipeline.name, done.txid)
 
 
-def call_source(what: str, call: Callable[[], None]) -> bool:
-    """Call the source; return False if it raises, which is logged and changes nothing."""
+def call_source(message: str, call: Callable[[], None]) -> bool:
+    """Call the source; if it raises, log the message and return False."""
     try:
         call()
     except Exception:
-        logger.exception("%s", what)
+        logger.exception("%s", message)
         return False
     return True

@@ -66,8 +66,8 @@ class Committer:
     def commit_ready(self) -> None:
         """Commit the sealed batches after the cursor, unless another task is committing.
 
-        If that task commits some meanwhile, the turn asked for here has passed, which counts as open; the commit itself begins
-        after the cursor wherever that is.
+        If that task commits some meanwhile, the requested turn has passed, which counts as open; the commit itself begins
+        after the cursor, wherever that is.
         """
         following = self._store.committed(self._pipeline.name) + 1
         while self._opens(following) and (done := self._try_together(wait=False)):
@@ -77,8 +77,8 @@ class Committer:
         """Wait while only commits remain before this batch's, up to LONGEST_WAIT_SECONDS; return True once it has committed.
 
         Most often another task is committing. A worker that left meanwhile would make room for the next task, which finds its
-        work done: starting a few of these takes as much CPU as the merge, at the same time. This task commits what is ready if
-        no other does, because it died; if that fails, it returns False, for the batch's own commit to report why.
+        work done: starting a few of these takes as much CPU as the merge, at the same time. If the committing task has died,
+        this task commits the sealed batches; if that fails, it returns False, and the batch's own commit reports the reason.
 
         Raises: StoreUnavailable.
         """
@@ -101,7 +101,7 @@ class Committer:
         return True
 
     def redo(self, txid: int, reason: str) -> Commit:
-        """Replace what the last committed batch did to the states by what its newest attempt has sealed; then ack it.
+        """Replace the last committed batch's effect on the states by its newest attempt's; then ack it.
 
         The store must be connected as the owner of the tables.
 
@@ -114,13 +114,13 @@ class Committer:
     def _drain(self, txid: int) -> None:
         """Commit this batch and those that directly follow, while their turns are open.
 
-        An error ends this: it is met again, and reported, by the commit that the batch's own task tries.
+        An error ends this: the batch's own task meets it again in its commit, and reports it.
         """
         together = True
         while self._opens(txid):
             try:
                 done = self._try_together() if together else []
-                together = bool(done)  # what failed together would fail again before each of the batches in it
+                together = bool(done)  # a joint commit that failed would fail again before each of its batches
                 done = done or [self._commit_alone(txid)]
             except TidegateError as stop:
                 logger.info("%s %s is left to its own task: %s", self._pipeline.name, txid, stop)
@@ -138,9 +138,9 @@ class Committer:
         return self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
 
     def _try_together(self, *, wait: bool = True) -> list[Commit]:
-        """Commit the sealed batches after the cursor in one transaction; [] if another task commits, or any error is met.
+        """Commit the sealed batches after the cursor in one transaction; [] if another task commits, or on any error.
 
-        Any error at all: committed alone, each batch shows whether it was at fault.
+        Every error is caught, because each batch's own commit then shows whether it was at fault.
         """
         try:
             return self._commit_together(wait=wait)

@@ -24,7 +24,7 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did: the txids it covered, in order, with their commits."""
+    """The result of a run: the txids it covered, in order, with their commits."""
 
     txids: list[int]
     commits: list[Commit]
@@ -40,17 +40,17 @@ def run_pipeline(
     max_batches: int | None = None,
     progress: Progress = lambda _txid, _event: None,
 ) -> RunResult:
-    """Plan, then process some batches at once, within the pipeline's window, while the caller's thread commits in order.
+    """Plan, process batches concurrently within the pipeline's window, and commit in order in the caller's thread.
 
-    Batches that are ready wait a little for others that could be merged with them (`state_store.turns`).
+    Sealed batches wait a little for others that could be merged with them (`state_store.turns`).
 
-    `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If it dies,
-    the next run picks up what was planned; what was committed stays. A batch that fails for a reason that may pass is tried
-    again as often as the pipeline says, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
-    away later, the run goes on as soon as it is back, within minutes (`jobs.engine.recovery`). Any other error ends the run;
-    later batches that are already processed keep their work.
+    `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If the process
+    dies, the next run picks up the planned batches; committed ones stay. A batch that fails for a reason that may pass is tried
+    again up to the pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
+    away later, the run goes on once it is back, unless that takes too long (`jobs.engine.recovery`). Any other error ends the
+    run; later batches that are already processed keep their work.
 
-    Raises: what `Worker.plan`, `Worker.process` and `Worker.commit` raise.
+    Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
     with Worker.open(settings, pipeline, owner=run_id) as worker:
         txids = with_servers(
@@ -65,7 +65,7 @@ def run_pipeline(
 
 
 def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) -> list[Commit]:
-    """Process batches, as many at once as the pipeline says, while this thread commits in order; return the commits."""
+    """Process batches at the pipeline's concurrency, while this thread commits in order; return the commits."""
     settings, pipeline, store = worker.store.settings, worker.pipeline, worker.store
     stopped = threading.Event()
 
@@ -116,7 +116,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
 
 
 def _commit(worker: Worker, txid: int) -> Commit:
-    """Commit a batch; if another run has taken it over, wait for that one. An attempt that never ends becomes overdue."""
+    """Commit a batch; if another run has taken it over, wait for that run. An attempt that never ends becomes overdue."""
     while True:
         try:
             return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))

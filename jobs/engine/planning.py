@@ -1,4 +1,4 @@
-"""Planning: which txids a run covers, and what each new batch reads."""
+"""Planning decides which txids a run covers, and which input each new batch reads."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ def plan_batches(
     to_txid: int | None = None,
     max_batches: int | None = None,
 ) -> list[int]:
-    """Decide which txids a run covers, left-over ones first, and freeze the metadata of the new ones; [] is nothing to do.
+    """Return the txids that a run covers, left-over ones first; freeze the metadata of new ones. [] means nothing to do.
 
-    Without a range: everything that is uncommitted, then as many new batches as the source has, up to `max_batches`. With
-    a range: the uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always
-    gets the same answer, so a repeated plan changes nothing.
+    Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
+    uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
+    answer, so a repeated plan changes nothing.
 
     Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors.
     """
@@ -45,7 +45,7 @@ def plan_batches(
 
 
 def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeeded) -> SourceMetadata:
-    """Return the input of an opaque source's batch, planned again after the batch before it.
+    """Return a new plan for an opaque source's batch, which continues after its predecessor.
 
     Raises: SourceUnavailable, and the source's errors.
     """
@@ -78,7 +78,7 @@ class LedgerHistory:
         return self.store.taken_files(self.pipeline, names, before_txid)
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
-        """Record when files that have counted were touched since."""
+        """Record the new modification times of files that have counted."""
         self.store.note_times(self.pipeline, files)
 
 
@@ -90,14 +90,14 @@ def _plan_once(
         return planned
     after = store.last_opened(pipeline.name)
     last, position = (after.txid, position_of(after.metadata)) if after else (0, None)
-    last_wanted = last + limit if to_txid is None else to_txid
-    pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_wanted]
+    last_requested = last + limit if to_txid is None else to_txid
+    pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_requested]
     metadata: list[bytes] = []
-    if len(pending) < limit and last < last_wanted:
+    if len(pending) < limit and last < last_requested:
         coordinator = pipeline.source.coordinator(store.settings)
         coordinator.look_back(LedgerHistory(store, pipeline.name))
         coordinator.success(store.committed(pipeline.name))
-        for txid in range(last + 1, min(last_wanted, last + limit - len(pending)) + 1):
+        for txid in range(last + 1, min(last_requested, last + limit - len(pending)) + 1):
             if not coordinator.is_ready(txid):
                 break
             position = coordinator.initialize_transaction(txid, position, None)

@@ -1,7 +1,7 @@
-"""What becomes of a batch that fails: the fault of its error, times the pipeline's policy.
+"""Outcomes of a failed batch, decided by the fault of its error and the pipeline's policy.
 
-This table is what the code goes by; ``docs/poison.md`` shows it to people, and a test holds the two together. Only content can
-be bad: nothing else ever decides that rows are left out, and whatever is not known to be content waits for a person.
+The code follows this table; ``docs/poison.md`` shows it to people, and a test compares the two. Only content can be bad: no
+other fault ever leaves rows out, and a failure that is not known to lie in the content waits for a person.
 """
 
 from enum import Enum
@@ -11,7 +11,7 @@ from state_store.errors import Fault, PermanentError, TidegateError
 
 
 class Outcome(Enum):
-    """What follows from a failure. The ledger keeps the work of all other batches, and all of them are processed."""
+    """The outcome of a failure. The ledger keeps the work of all other batches, and all of them are processed."""
 
     SKIP = "is tried again; after `tries` failures of this kind, a commit without its rows takes its place"
     HALT = "waits for a person, at once"
@@ -35,12 +35,12 @@ OUTCOMES: dict[Fault, dict[PoisonPolicy, Outcome]] = {
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return where the reason of a failure lies; of an error that is not ours nothing is known."""
+    """Return the fault of an error; UNKNOWN if it is not one of ours."""
     return error.fault if isinstance(error, TidegateError) else Fault.UNKNOWN
 
 
 def outcome_of(error: BaseException, pipeline: Pipeline) -> Outcome:
-    """Return what becomes of a batch of the pipeline that failed with this error."""
+    """Return the outcome for a batch of the pipeline that failed with this error."""
     fault = fault_of(error)
     if fault is Fault.UNKNOWN and isinstance(error, PermanentError):
         return Outcome.HALT

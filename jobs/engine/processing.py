@@ -1,4 +1,4 @@
-"""Processing a batch: begin an attempt, have Spark stage and seal it, and decide what an error means for the batch."""
+"""Processing a batch: begin an attempt, let Spark stage it, seal it, and decide what an error means for the batch."""
 
 import logging
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentErro
 
 logger = logging.getLogger(__name__)
 
-POLICY = "the pipeline's policy"  # who gives a batch up, in the ledger
+POLICY = "the pipeline's policy"  # the ledger's entry for "given up by"
 
 
 @dataclass(frozen=True)
 class Processed:
-    """How processing a batch ended: sealed by this attempt, sealed or committed before, given up, or not begun."""
+    """The result of processing: sealed by this attempt, sealed or committed before, given up, or not begun."""
 
     pipeline: str
     txid: int
@@ -53,10 +53,10 @@ class Processor:
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
 
-        An error that the batch's pipeline does not give it up for is recorded and raised again; a permanent one also halts the
-        batch, so that later txids of the run stop waiting for it.
+        Unless the pipeline's policy gives the batch up for it, an error is recorded and raised again; a permanent one also
+        halts the batch, so that later txids of the run stop waiting for it.
 
-        Raises: AttemptFenced if a newer attempt took over; BatchRetried; what `stage_batch` and the source's coordinator raise.
+        Raises: AttemptFenced if a newer attempt took over; BatchRetried; errors of `stage_batch` and the source's coordinator.
         """
         store, pipeline = self._store, self._pipeline
         with halting(store, pipeline.name, txid):
@@ -76,9 +76,9 @@ class Processor:
             return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
 
     def stage_for_redo(self, txid: int) -> None:
-        """Process the last committed batch again, up to the seal; nothing counts of it yet.
+        """Process the last committed batch again, up to the seal; none of it counts yet.
 
-        Raises: RangeRefused for any other batch; what `process` raises.
+        Raises: RangeRefused for any other batch; the errors of `process`.
         """
         attempt = self._begin(txid, "redo")
         assert isinstance(attempt, Attempt), "a redo always gets its attempt, or an error"
@@ -89,10 +89,10 @@ class Processor:
             raise
 
     def report_exhausted(self, txid: int, reason: str) -> None:
-        """Record that no task will retry the batch by itself; a later run lifts that again.
+        """Record that no task will retry the batch by itself; a later run clears this again.
 
-        A pipeline that skips poison gives the batch up instead, if its content has failed as often as it may, and in the newest
-        attempt: however the task ended says nothing about the content.
+        A pipeline that skips poison gives the batch up instead, if its content has failed in all `tries`, and in the newest
+        attempt: the way in which the task ended says nothing about the content.
         """
         store, pipeline = self._store, self._pipeline
         if tries := store.poison_tries(pipeline.name, txid):

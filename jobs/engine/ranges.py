@@ -1,8 +1,8 @@
-"""Which txid ranges may be asked for."""
+"""The txid ranges that a run may cover."""
 
 from state_store.errors import RangeRefused
 
-# Airflow maps at most 1,024 tasks by default; a run that leaves work over is followed by another.
+# Airflow maps at most 1,024 tasks by default; the next run covers the batches that are left over.
 MAX_BATCHES_PER_RUN = 1000
 
 

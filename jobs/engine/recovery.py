@@ -1,4 +1,4 @@
-"""Recovery from failures: repeat a step as the table of `jobs.engine.poison` says, and wait for a server that is away."""
+"""Recovery: repeat a failed step as the table of `jobs.engine.poison` says, and wait for a server that is away."""
 
 import logging
 import time
@@ -14,22 +14,22 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# How long a server may be away that has answered before: a restart takes seconds, that of a machine some minutes.
+# How long a server that has answered before may be away: its restart takes seconds, that of a machine some minutes.
 SERVER_PATIENCE_SECONDS = 300.0
 SECONDS_BETWEEN_LOOKS = 0.5
-# A server may answer and refuse the work all the same, while it recovers or is full: it is not asked for it in a tight loop.
+# A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_RETRY_DELAY_SECONDS = 120
 Result = TypeVar("Result")
 
 
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
-    """Repeat a step of a batch while its failures may pass, with growing pauses; servers that are away are waited for.
+    """Repeat a step of a batch while its failures may pass, with growing pauses; wait for servers that are away.
 
-    As often as the pipeline says. The failures of a batch that is going to be skipped are counted in the ledger, which ends
-    them.
+    The pipeline's `tries` limit this. The failures of a batch that is going to be skipped are counted in the ledger, which
+    ends them.
 
-    Raises: what the step raises and another try does not mend.
+    Raises: the step's errors that another try cannot fix.
     """
     failed = 0
     while True:
@@ -48,11 +48,11 @@ def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Resu
 
 
 def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
-    """Repeat a step while Postgres or Spark is away, as soon as it answers again.
+    """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
 
-    Not by the clock: a pause that grows would go on for minutes after the server is back.
+    It polls the server instead of pausing longer and longer, because a long pause would go on after the server is back.
 
-    Raises: what the step raises; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
+    Raises: the step's errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
     ends_at: float | None = None
     pause = SECONDS_BETWEEN_LOOKS
@@ -72,7 +72,7 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
 
 
 def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:
-    """Tell whether the server that was away can be reached."""
+    """Return whether the server that was away can be reached."""
     try:
         if isinstance(error, SparkUnavailable):
             check_reachable(settings)

@@ -1,11 +1,11 @@
-"""Worker: what one task of Airflow, one `tidegate run` or one test does with a pipeline.
+"""Worker: the steps of a pipeline, for a task of Airflow, `tidegate run` or a test.
 
     with Worker.open(settings, "flights", owner="me") as worker:
         for txid in worker.plan("my run"):
             worker.process(txid)
             worker.commit(txid)
 
-Each step may be repeated, interrupted and run twice at once; what counts is decided in Postgres.
+Each step may be repeated, interrupted and run twice at once; Postgres decides what counts.
 """
 
 import logging
@@ -37,7 +37,7 @@ LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # until it begins the batch that it ha
 
 @dataclass(frozen=True)
 class Worker:
-    """One store, so one check of the schema; one pipeline; one owner, under whose name the ledger records the work.
+    """Works on one pipeline, with one store, under one owner's name in the ledger.
 
     `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker.
     """
@@ -89,17 +89,17 @@ class Worker:
         return self._processor.process(txid, mode=mode)
 
     def process_and_commit(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch, then commit what is ready; the batch's own commit may find it done."""
+        """Process a batch, then commit the sealed batches after the cursor; the batch's own commit may find it done."""
         processed = self.process(txid, mode=mode)
         if processed.is_new:
             self._committer.commit_ready()
         return processed
 
     def process_claimed(self, run_id: str) -> None:
-        """Claim, process and commit batches of a run that no task has begun, one after another and first ones first.
+        """Claim, process and commit batches of a run that no task has begun, one after another in order.
 
-        It ends when there are none, or at the first that fails: that one is left to its own task, which tries again and
-        reports. While this task works on a batch, and lives, the batch's own task waits (`await_claimant`).
+        It ends when there are none, or at the first failure: that batch is left to its own task, which tries again and
+        reports. While this task lives and works on a batch, the batch's own task waits (`await_claimant`).
         """
         with closing(self.store.claims(self.pipeline.name, run_id)) as claims:
             for txid in claims:
@@ -112,9 +112,9 @@ class Worker:
                 logger.info("%s", processed)
 
     def await_claimant(self, txid: int) -> None:
-        """Wait while another task works on this batch, which it has claimed; no longer than an attempt may take.
+        """Wait while another task, which has claimed this batch, works on it; no longer than an attempt may take.
 
-        A claimant begins at once. To stop waiting too early costs work, and nothing else: the newer attempt fences the other.
+        A claimant begins at once. Ending the wait too early only costs work: the newer attempt fences the other.
         """
         store, name = self.store, self.pipeline.name
         begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
@@ -123,7 +123,7 @@ class Worker:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def has_committed(self, txid: int) -> bool:
-        """Return whether a batch has committed, and its source has had its ack or needs none."""
+        """Return whether a batch has committed, and its source has got its ack or needs none."""
         return self.store.turn(self.pipeline.name, txid).done
 
     def wait_while_only_commits_remain(self, txid: int) -> bool:
@@ -135,12 +135,12 @@ class Worker:
         return self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
 
     def redo(self, txid: int, reason: str) -> Commit:
-        """Process the last committed batch again, and replace what it did to the states (I13). For opaque states only.
+        """Process the last committed batch again, and replace its effect on the states (I13). For opaque states only.
 
-        An opaque source plans the batch again; then the later batches that were planned are planned again too. If the process
-        dies before the end, the states are as they were.
+        An opaque source plans the batch again, and the later batches that were already planned too. If the process dies before
+        the end, the states are unchanged.
 
-        Raises: RangeRefused; what `process` raises; AccessRefused without the password of the tables' owner.
+        Raises: RangeRefused; the errors of `process`; AccessRefused without the password of the tables' owner.
         """
         with StateStore.connect(self.store.settings, user=self.store.settings.pg_owner) as owners_store:
             self._processor.stage_for_redo(txid)

@@ -34,7 +34,7 @@ PIPELINE = Pipeline(
             "distance": "int",
         },
         max_files=15,
-        min_age_seconds=0,  # they get their names when they are whole (`tidegate.sample_data`)
+        min_age_seconds=0,  # files get their names once they are complete (`tidegate.sample_data`)
     ),
     transform=with_day,
     states={

@@ -9,18 +9,16 @@ batch (docs/semantics.md).
 """
 
 import logging
-from collections.abc import Callable, Collection
-from functools import reduce
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from jobs.sources import Coordinator, Emitter
+from jobs.sources import Coordinator
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import PartitionUnavailable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
-    from state_store.attempts import Attempt
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +76,3 @@ class PartitionedCoordinator(Coordinator):
         if self._kind == "transactional":
             raise unavailable
         logger.warning("Batch %d goes without it: %s Its rows come in a later batch.", txid, unavailable)
-
-
-class PartitionedEmitter(Emitter):
-    """Reads a batch slice by slice with one function; for sources that cannot read all slices at once."""
-
-    def __init__(self, emit_slice: "Callable[[str, SourceMetadata], DataFrame]", empty: "Callable[[], DataFrame]") -> None:
-        self._emit_slice = emit_slice
-        self._empty = empty
-
-    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
-        """Return the rows of all slices.
-
-        Raises: PartitionUnavailable, and whatever the function raises.
-        """
-        rows = [self._emit_slice(name, found) for name, found in sorted(metadata["partitions"].items())]
-        return reduce(lambda one, other: one.unionByName(other), rows) if rows else self._empty()
