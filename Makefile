@@ -10,7 +10,7 @@ help: ## Show these targets
 
 setup: .venv/installed ## Install the locked dependencies and the tidegate command into .venv
 
-demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, show what came out
+demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, show the results
 	@$(BIN)/tidegate demo
 
 test: setup ## Run all tests
@@ -19,10 +19,10 @@ test: setup ## Run all tests
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
-bench: setup ## Measure every speed beside its peer, keep the figures, draw the plots (an hour, on a quiet machine)
+bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (an hour, on a quiet machine)
 	@$(BIN)/python -m benchmarks
 
-bench-smoke: setup ## The same in minutes with small sizes: tells whether the benchmarks work, not how fast anything is
+bench-smoke: setup ## The same in minutes with small sizes: checks that the benchmarks work, not how fast anything is
 	@$(BIN)/python -m benchmarks --smoke
 
 check: setup ## Lint, types, formatting
@@ -33,13 +33,13 @@ check: setup ## Lint, types, formatting
 down: ## Stop the stack; its data stays in .tidegate
 	@if [ -x $(BIN)/tidegate ]; then $(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi
 
-lock: setup ## Pin anew, with hashes, what requirements*.in ask for
+lock: setup ## Update the pinned versions and hashes of all requirements*.in
 	@for name in requirements-build requirements requirements-dev; do \
 	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
 	        $$name.in -o $$name.txt || exit 1; \
 	done
 
-# Programs in .venv begin with the folder that it was made in: a clone that was renamed installs anew.
+# Programs in .venv name the folder that it was made in: a renamed clone installs again.
 made_in := $(shell cat .venv/folder 2>/dev/null)
 ifneq ($(made_in),)
 ifneq ($(made_in),$(shell cd .venv && pwd -P))
@@ -48,7 +48,7 @@ endif
 endif
 
 ifndef INSTALLING
-# One at a time: who comes second finds it done.
+# One at a time: a second make waits and finds it done.
 .venv/installed: requirements-build.txt requirements.txt requirements-dev.txt pyproject.toml
 	@PYTHON="$(PYTHON)" sh .ci/prerequisites
 	@$(PYTHON) -c 'import fcntl, subprocess, sys; lock = open(".venv.lock", "a"); fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))' \

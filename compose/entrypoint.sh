@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write the files that must be private to their reader, from the secrets that this service was given; then become the command.
+# Write the files that must be private to their reader, from this service's secrets; then run the command.
 # /run/tidegate is in memory. libpq ignores a password file that others may read, so a mounted one would not do.
 set -eu
 umask 077

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Start the broker: its properties are compose/kafka.properties and the passwords, which are in no argument and no environment.
-# /run/tidegate is in memory. As tidegate/stack/kafka.py does it.
+# /run/tidegate is in memory. As in tidegate/stack/kafka.py.
 set -eu
 umask 077
 
@@ -27,11 +27,11 @@ client="$login.scram.ScramLoginModule required username=\"tidegate\" password=\"
     printf 'sasl.jaas.config=%s\n' "$client"
 } > "$run/client.properties"
 
-if [ ! -e "$data" ]; then # once; a half-made one is made anew
+if [ ! -e "$data" ]; then # once; unfinished storage is formatted again
     rm -rf "$data.unfinished"
     sed "s|^log\.dirs=.*|log.dirs=$data.unfinished|" "$run/server.properties" > "$run/format.properties"
     printf -- '--add-scram\nSCRAM-SHA-256=[name=tidegate,password=%s]\n' "$password" > "$run/format_arguments"
-    # It tells the log how the password is stored; nobody needs to know.
+    # Its output says how the password is stored, and is not needed.
     "$binaries/kafka-storage.sh" format --config "$run/format.properties" \
         --cluster-id "$(head -c 8 /dev/urandom | od -An -tx1 | tr -d ' \n')" "@$run/format_arguments" > /dev/null
     rm "$run/format_arguments" "$run/format.properties"

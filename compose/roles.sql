@@ -1,4 +1,4 @@
--- Roles and databases, once, when the cluster is new; the same as tidegate/stack/postgres.py makes.
+-- Creates roles and databases, once, when the cluster is new; the same as in tidegate/stack/postgres.py.
 -- psql itself reads the passwords, so they are in no environment and no argument.
 
 \set password `cat /run/secrets/postgres_tidegate_owner`
@@ -22,6 +22,6 @@ END $$;
 CREATE DATABASE tidegate OWNER tidegate_owner;
 CREATE DATABASE airflow OWNER airflow;
 
--- Who has no business in a database does not get in; inside, the migrations grant what each role needs.
+-- Only roles that need a database can connect to it; inside, the migrations grant what each role needs.
 REVOKE ALL ON DATABASE tidegate, airflow, postgres, template1 FROM PUBLIC;
 GRANT CONNECT ON DATABASE tidegate TO tidegate, tidegate_stager, tidegate_reader;

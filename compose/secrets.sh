@@ -10,8 +10,8 @@ set -euo pipefail
 here=$(dirname "$0")
 folder=${1:-$here/secrets}
 
-# These are mounted into containers whose users are not this one. A clone that was made with a narrow umask keeps them from
-# reading: Postgres would come up without roles, and never ask for them again.
+# These are mounted into containers that run as other users, which could not read a clone that was made with a narrow umask:
+# Postgres would come up without roles, and never ask for them again.
 for file in roles.sql kafka.properties kafka.sh; do
     [ -n "$(find "$here/$file" -perm -004)" ] || chmod a+rX "$here/$file"
 done
@@ -28,7 +28,7 @@ secret() { # name, bytes: URL-safe base64, written whole or not at all
     fi
     head -c "$2" /dev/urandom | base64 | tr '+/' '-_' | tr -d '\n' > "$file.unfinished"
     # Each file is mounted alone into the containers that need it, whose users are not this one. So the file is readable
-    # and the folder is closed: on this machine nobody else gets to it.
+    # and the folder is closed: other accounts of this machine cannot reach it.
     chmod 444 "$file.unfinished"
     mv "$file.unfinished" "$file"
     echo "made $file"

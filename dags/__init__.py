@@ -1,1 +1,1 @@
-"""dags: when. One small file per pipeline; `batch_dag` builds them all. The only package that knows Airflow."""
+"""The Dags: one small file per pipeline, built by `batch_dag`. The only package that knows Airflow."""

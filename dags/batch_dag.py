@@ -2,21 +2,25 @@
 
     plan -> batch, once per txid
 
-plan freezes the batches of this run and hands on their txids, nothing else. A batch task goes through both phases. It
-processes, side by side with as many others as its Dag allows; whoever finishes what the next commit waits for commits
-it at once, with all that is ready behind it. Then it goes on with batches of the run that nobody has begun: to start a
-process for each costs Airflow more than most batches take. A task that comes later finds its batch committed. If it is not,
-the task stays for a while as long as only commits are missing (`jobs.engine.committing`); then it waits for its turn in the
-triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a worker commits it, in one Postgres
-transaction. A task that comes while the pipeline's window is full waits in the triggerer too, until there is room. If one
-txid fails, those behind it are processed as far as the window goes, and those before it commit; those after it fail, saying
-why. The next run starts with whatever is left over. A txid that was given up stops nobody: in its turn, a commit without its
-rows takes its place.
+plan freezes the batches of this run and passes on their txids, nothing else. A batch task goes through both phases:
 
-Airflow only decides when. Order and exactly-once are decided in Postgres, so tasks may be cleared, killed, repeated or run
-twice at once; at worst they find the work done.
+- It processes its batch, in parallel with the other tasks that its Dag allows. The task that seals the batch after the cursor
+  commits it at once, with the sealed batches that follow.
+- Then it goes on with batches of the run that no task has begun: starting a process for each costs Airflow more than most
+  batches take. A task that starts later finds its batch committed.
+- If its own batch has not committed then, it stays for a while if only commits are missing (`jobs.engine.committing`); then it
+  waits for its turn in the triggerer (`dags.turn_trigger`), without a worker, and mostly ends there; otherwise a worker commits
+  the batch, in one Postgres transaction.
+- If the pipeline's window is full when it starts, it waits in the triggerer too, until there is room.
 
-Importing this module loads no pyspark: `jobs.engine`, which does, is imported when a task runs.
+If one txid fails, later ones are processed as far as the window goes, and earlier ones commit; the later ones then fail with
+the reason. The next run starts with the txids that are left over. A txid that was given up stops no other: in its turn, a
+commit without its rows takes its place.
+
+Airflow decides only when tasks run. Postgres decides about order and exactly-once, so tasks may be cleared, killed, repeated
+or run twice at once; at worst they find the work done.
+
+Importing this module loads no pyspark: it imports `jobs.engine`, which does, only when a task runs.
 """
 
 import logging
@@ -45,8 +49,8 @@ from state_store.errors import (
 
 logger = logging.getLogger(__name__)
 
-# The one place where our errors become Airflow's decisions. Whatever is not permanent is tried again after 5 to 10 s, then
-# twice as long each time: some five minutes in all, which a restart of Postgres or Spark takes.
+# The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
+# twice as long each time: some five minutes in all, enough for a restart of Postgres or Spark.
 TASK_DEFAULTS: dict[str, Any] = {
     "retries": 5,
     "retry_delay": timedelta(seconds=5),
@@ -63,7 +67,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     ),
 }
 
-LARGEST = 10**15  # beyond any txid; a task that is given a number of more than 64 bits dies before its first word
+LARGEST = 10**15  # beyond any txid; a task that gets a number of more than 64 bits dies before its first log line
 PARAMS = {
     "from_txid": Param(
         None,
@@ -96,32 +100,31 @@ Runs pipeline **{name}**: each batch of new data gets a txid, is processed by Sp
 exactly once.
 
 **Run it**: trigger it, here or with `tidegate trigger {name} --wait`. Batches that an earlier run left over come first, then
-whatever is new at the source. With nothing to do, all tasks are skipped.
+the source's new data. With nothing to do, all tasks are skipped.
 
-**Backfill**: give *From txid* and *To txid*, or `tidegate backfill {name} --from-txid A --to-txid B`. What has committed is
+**Backfill**: give *From txid* and *To txid*, or `tidegate backfill {name} --from-txid A --to-txid B`. Committed batches are
 left alone.
 
-**If a task is red**: its log says in one line what is wrong. Mend it and trigger the Dag again, or `tidegate retry {name}`.
-Nothing has to be cleared, and clearing any task, or running it twice, is harmless. A batch that cannot be mended is given up
-with `tidegate skip {name} TXID --reason ...`; order then goes on without its rows.
+**If a task is red**: its log says in one line what is wrong. Fix it and trigger the Dag again, or `tidegate retry {name}`.
+Nothing has to be cleared, and clearing any task, or running it twice, is harmless. If a batch cannot be fixed, give it up with
+`tidegate skip {name} TXID --reason ...`; later batches then commit without its rows.
 
 **Bad records** are set aside if the pipeline says `on_poison="quarantine"`: `tidegate quarantine list {name}`, and back with
 `tidegate quarantine replay {name} --reason ...`.
 
-**Stop it**: `tidegate pause {name} --reason ...` skips new runs, wherever they come from, until `tidegate resume {name}`; what
-has been planned goes on.
+**Stop it**: `tidegate pause {name} --reason ...` skips new runs, however they are started, until `tidegate resume {name}`;
+planned batches go on.
 
-**Look inside**: `tidegate inspect {name}`. A task that is through with its batch goes on with others of the run; whose log
-tells of a batch, `tidegate inspect {name} --txid TXID` says.
+**Look inside**: `tidegate inspect {name}`. A task that has finished its batch goes on with others of the run; to find the task
+whose log has a batch: `tidegate inspect {name} --txid TXID`.
 """
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 BATCH_DOC = (
-    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; then those of other batches "
-    "that nobody has begun, whose own tasks find the work done; then it stays for up to half a minute while only commits are "
-    "missing. Deferred: it waits, without a worker, for its turn: until "
-    "every earlier txid has committed. Then the staged result is merged into the state tables, in one transaction. "
-    "While as many batches as the pipeline's window are in flight, it waits so to begin, too. "
-    "Repeating any of it changes nothing."
+    "Running: Spark reads the batch's frozen slice, aggregates it per key and stages the result; then the task does the same "
+    "for other batches that no task has begun, whose own tasks find the work done; then it stays for up to half a minute while "
+    "only commits are missing. Deferred: it waits, without a worker, for its turn to commit: until every earlier txid has "
+    "committed. Then the staged result is merged into the state tables, in one transaction. While the pipeline's window is "
+    "full, it waits in the same way for its turn to begin. Repeating any of it changes nothing."
 )
 
 
@@ -137,19 +140,19 @@ def batch_dag(
 ) -> DAG:
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
-    `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another one.
+    `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another number.
     `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own; with an `execution_timeout` among
-    `default_args`, a task keeps to its own batch instead of going on with others. More than one active run is safe, but both
-    would process the same left-over batches and one of them in vain, so runs queue unless told otherwise.
+    `default_args`, a task keeps to its own batch instead of going on with others. More than one active run is safe, but each
+    would process the same left-over batches, all but one in vain, so runs queue by default.
 
-    Raises: UnknownPipeline with the names there are.
+    Raises: UnknownPipeline with the existing names.
     """
     _check_exists(pipeline_name)
     arguments: dict[str, Any] = {
         "description": f"Exactly-once batches of {pipeline_name}, committed in txid order",
         "doc_md": DAG_DOC.format(name=pipeline_name),
         "start_date": datetime(2024, 1, 1, tzinfo=UTC),  # a schedule without one never runs
-        "catchup": False,  # what is missing, the ledger knows, not the calendar
+        "catchup": False,  # the ledger knows what is missing, not the calendar
         "max_active_runs": 1,
         "max_active_tasks": concurrency,  # not a limit of the batch task: Airflow would count the deferred too
         **dag_arguments,
@@ -205,13 +208,13 @@ def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run
 
 
 def report_failure(context: Mapping[str, Any]) -> None:
-    """Tell the ledger that nobody retries the batch any more, so that later txids stop waiting for it.
+    """Record in the ledger that no task retries the batch any more, so that later txids stop waiting for it.
 
-    A batch that its pipeline gives up then is skipped at once if its turn has come, because its own task is over; if not, the
-    commit of the txid before it does so. A task that has waited in vain has nothing to tell: it is the ledger that told it.
+    If its pipeline's policy then gives the batch up and its turn has come, it is skipped here, because its own task is over;
+    otherwise the commit of its predecessor skips it. A task that has waited in vain has nothing to report: the ledger knows.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
-    It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` sees those.
+    It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` finds those.
     """
     from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
@@ -241,8 +244,8 @@ class WaitedInVain(AirflowFailException):  # type: ignore[misc]
 class BatchOperator(BaseOperator):  # type: ignore[misc]
     """Processes one batch, then waits in the triggerer for its turn, unless it has committed by then, and commits it.
 
-    A try that follows a failure, in whichever phase, begins with processing, which finds what is sealed or committed. The
-    timeout of the wait is kept by the scheduler, so it ends the wait even if no triggerer is left.
+    A try after a failure, in either phase, begins with processing, which finds sealed or committed work. The scheduler keeps
+    the timeout of the wait, so it ends the wait even if no triggerer is left.
     """
 
     def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
@@ -252,17 +255,17 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         self.turn_timeout = turn_timeout
 
     def execute(self, context: Any) -> None:
-        """Process the batch and commit what is ready, then go on with batches of the run that nobody has begun.
+        """Process the batch, commit the sealed ones, then go on with batches of the run that no task has begun.
 
-        A batch that another attempt has taken over is left to it. If only commits are missing then, it stays for a while. The
-        author's time limit is meant for one batch. A server that is away is waited for here: Airflow's next try would begin by
-        the clock, long after the server is back.
+        A batch that another attempt has taken over is left to it. If only commits are missing then, the task stays for a while.
+        The author's time limit is meant for one batch. It waits here for a server that is away: Airflow's next try would follow
+        the clock, and begin long after the server is back.
         """
         logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
         self._execute(context)
 
     def execute_begin(self, context: Any, event: str | None = None) -> None:
-        """Go on when the window has room for the batch, or fail with why it will not in this run."""
+        """Go on when the window has room for the batch, or fail with the reason why it will not in this run."""
         if event:
             raise WaitedInVain(event)
         self._execute(context)
@@ -279,13 +282,13 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
         self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=method.__name__)
 
     def _process(self, settings: Settings, here: AirflowTry) -> Awaited | None:
-        """Do all that can be done now; return what the batch waits for then, None if it has committed. What is done stays."""
+        """Do all work that is possible now; return the turn that the batch awaits, None if it has committed. Work is kept."""
         from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
         with Worker.open(settings, name, owner=str(here), airflow=here) as worker:
             if worker.has_committed(txid):
-                logger.info("%s %d has committed; by which task: tidegate inspect %s --txid %d", name, txid, name, txid)
+                logger.info("%s %d has committed; to find its task: tidegate inspect %s --txid %d", name, txid, name, txid)
                 return None
             worker.await_claimant(txid)
             is_ahead = False
@@ -307,7 +310,7 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
             return None if has_committed else "commit"
 
     def execute_complete(self, context: Any, event: str | None = None) -> None:
-        """Commit the batch, or find that it has committed; fail with why its turn will not come in this run."""
+        """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
         from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
 
         if event:
@@ -322,7 +325,7 @@ class BatchOperator(BaseOperator):  # type: ignore[misc]
             return worker.commit(self.txid)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Fail for good, saying why, if the wait took too long."""
+        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as timeout:

@@ -1,4 +1,4 @@
-"""Airflow runs flights when somebody triggers this Dag: daily figures per carrier, from the files of 2013."""
+"""The Dag of pipeline flights, run when triggered: daily figures per carrier, from the files of 2013."""
 
 from tidegate import batch_dag
 

@@ -1,19 +1,20 @@
-"""Waiting for a batch's turn, to begin or to commit, in Airflow's triggerer: no worker, and one query for all who wait.
+"""Waiting in Airflow's triggerer for a batch's turn to begin or commit, without a worker and with one query for all waits.
 
     TurnTrigger  one per waiting txid; Airflow starts, moves, repeats and drops it as it likes
-    TurnPoller   one per triggerer process, shared by all of them, alive while somebody waits
+    TurnPoller   one per triggerer process, shared by all its triggers, alive while a batch waits
 
-Nothing here decides anything. A turn that opens too early meets the cursor's lock in the commit, and is retried; a turn
-that is never reported ends by the task's timeout, and the next run starts with the txids that were left over. So a
-trigger that is lost, doubled or late costs time and nothing else.
+Nothing here decides anything. If a turn opens too early, the commit meets the cursor's lock and is retried; a turn that is
+never reported ends by the task's timeout, and the next run starts with the txids that were left over. So a trigger that is
+lost, doubled or late costs time and nothing else.
 
-A wait ends in one of three ways. The turn to begin opens when the pipeline's window has room for the batch, the turn to commit
-when every earlier txid has committed; if the batch itself has too, which other tasks see to, the task is over, otherwise a
-worker goes on with it. It is halted when the ledger says
-that an earlier batch waits for a person. And it is halted when an earlier task of the same run has failed for good without
-anybody telling the ledger: a task that is killed in its last try, or marked as failed by hand, runs no code of ours. A
-batch that was given up halts nobody, though its task may have failed, as long as a commit before it is still to come: that
-one skips it.
+A wait ends in one of three ways:
+
+- The turn opens: to begin, when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
+  If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
+- It is halted because the ledger says that an earlier batch waits for a person.
+- It is halted because an earlier task of the same run has failed permanently without a word to the ledger: a task that is
+  killed in its last try, or marked as failed by hand, runs no code of ours. A batch that was given up halts no other, though
+  its task may have failed, as long as a commit before it is still to come: that commit skips it.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5  # Airflow itself looks at a trigger once a second
 LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
-# A task that ends in the triggerer makes the Dag processor parse its file; several that end together, once.
-# Until then it holds no worker and no slot of its Dag.
+# A task that ends in the triggerer makes the Dag processor parse its file; several that end together, only once.
+# While it waits for the others, it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
 BATCH = "batch"  # the task that waits, once per txid
@@ -46,7 +47,7 @@ Awaited = Literal["begin", "commit"]
 
 
 class Place(NamedTuple):
-    """A batch that waits, the run on whose behalf, and what for: room in the window, or its turn to commit."""
+    """A waiting batch, its run, and the turn that it awaits: to begin, or to commit."""
 
     pipeline: str
     run_id: str
@@ -55,7 +56,7 @@ class Place(NamedTuple):
 
 
 class TurnPoller:
-    """Asks the ledger whose turn it is, once for everybody who waits in this process.
+    """Asks the ledger which turns are open, once for all waits in this process.
 
     If Postgres is away, it says so in the triggerer's log and asks again, less and less often.
     """
@@ -65,16 +66,16 @@ class TurnPoller:
         self._failed_tasks = failed_tasks
         self._waiting: dict[Place, set[asyncio.Future[Turn]]] = {}
         self._seen_failed: set[Place] = set()
-        # What each run that is waited for covers: it never changes.
+        # The txids of each run with waiting batches: they never change.
         self._txids_of: dict[tuple[str, str], list[int]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, place: Place) -> Turn:
-        """Return the place's turn, once that has opened or is halted."""
+        """Return the place's turn, once it has opened or is halted."""
         answer: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(place, set()).add(answer)
         if self._task is None:
-            # A context of its own: what the poller logs is not the story of the one task that happened to start it.
+            # A context of its own: the poller's log lines do not belong to the task that happened to start it.
             self._task = asyncio.create_task(self._poll(), name="turn poller", context=contextvars.Context())
             self._task.add_done_callback(self._pass_on_failure)
         try:
@@ -98,7 +99,7 @@ class TurnPoller:
                 except (TidegateError, AirflowRuntimeError) as error:
                     turns = {}
                     pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                    logger.warning("Whose turn it is cannot be read; asking again in %.0f s: %s", pause, error)
+                    logger.warning("The turns cannot be read; asking again in %.0f s: %s", pause, error)
                 for place, turn in turns.items():
                     for future in self._waiting.get(place, ()):
                         if not future.done():
@@ -107,20 +108,20 @@ class TurnPoller:
                 look_at_tasks_in = FAILED_TASKS_EVERY_SECONDS if look_at_tasks else look_at_tasks_in - pause
                 await asyncio.sleep(pause)
         finally:
-            self._task = None  # before any await: whoever comes from here on starts the next poller
+            self._task = None  # before any await: a wait that begins from here on starts the next poller
             if store:
                 await asyncio.to_thread(store.close)
 
     def _turns(self, store: StateStore, places: list[Place], look_at_tasks: bool, look_at_ends: bool) -> dict[Place, Turn]:
-        """Return the places whose waiting is over, with their turns. Runs in a thread.
+        """Return the places whose wait is over, with their turns. Runs in a thread.
 
-        Those that have nothing to do any more are left for later, unless `look_at_ends`, or their whole run is over.
+        Batches that have committed are left for later, unless `look_at_ends`, or their whole run is over.
         """
         runs = {(place.pipeline, place.run_id) for place in places}
         self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
         last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
-        asked = {(place.pipeline, place.txid) for place in places} | {(run[0], last) for run, last in last_of.items()}
-        turns = store.turns(sorted(asked))
+        requested = {(place.pipeline, place.txid) for place in places} | {(run[0], last) for run, last in last_of.items()}
+        turns = store.turns(sorted(requested))
         over: dict[Place, Turn] = {}
         for place in places:
             run = place.pipeline, place.run_id
@@ -133,15 +134,15 @@ class TurnPoller:
             if turn.opens or turn.halted or (place.awaited == "begin" and turn.begins):
                 over[place] = turn
         if look_at_tasks:
-            over |= self._behind_failed_tasks(store, [place for place in places if place not in over], txids_of)
+            over |= self._after_failed_tasks(store, [place for place in places if place not in over], txids_of)
         return over
 
-    def _behind_failed_tasks(
+    def _after_failed_tasks(
         self, store: StateStore, places: list[Place], txids_of: Mapping[tuple[str, str], list[int]]
     ) -> dict[Place, Turn]:
-        """Return the places behind a task of their run that failed for good and whose batch has not committed since.
+        """Return the places after a task of their run that failed permanently and whose batch has not committed since.
 
-        A task counts if it has been seen to fail before: one that has just failed may be telling the ledger at this moment.
+        A task counts from the second look: one that has just failed may be reporting to the ledger at this moment.
         """
         seen = {Place(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
         failed, self._seen_failed = seen & self._seen_failed, seen
@@ -156,11 +157,11 @@ class TurnPoller:
         for place in places:
             first = blocking.get((place.pipeline, place.run_id))
             if first is not None and place.txid > first:
-                over[place] = Turn(opens=False, halted=f"the task of txid {first} has failed for good in this run")
+                over[place] = Turn(opens=False, halted=f"the task of txid {first} has failed permanently in this run")
         return over
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
-        """Let everybody who waits see an error that the poller did not expect."""
+        """Pass an error that the poller did not expect to all waits."""
         if not task.cancelled() and (error := task.exception()):
             for futures in self._waiting.values():
                 for future in futures:
@@ -169,7 +170,7 @@ class TurnPoller:
 
 
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
-    """Return the map indexes of the batch tasks that have failed for good, asking Airflow."""
+    """Return the map indexes of the batch tasks that have failed permanently, according to Airflow."""
     states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[BATCH], run_ids=[run_id])
     return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
 
@@ -178,29 +179,29 @@ _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
-    """Ends the batch's task when it has committed; sends it to a worker if it has to commit, or never will in this run."""
+    """Ends the task if its batch has committed; else sends it to a worker, to go on or to fail."""
 
     def __init__(self, pipeline_name: str, run_id: str, txid: int, awaited: Awaited = "commit") -> None:
         super().__init__()
         self.place = Place(pipeline_name, run_id, txid, awaited)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what another triggerer needs to go on waiting."""
+        """Return the class and arguments with which another triggerer continues the wait."""
         pipeline_name, run_id, txid, awaited = self.place
         kept = {"pipeline_name": pipeline_name, "run_id": run_id, "txid": txid, "awaited": awaited}
         return "dags.turn_trigger.TurnTrigger", kept
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, then end the task here if nothing is left to be done; a worker commits, or fails with what is halted.
+        """Wait, then end the task here if nothing is left to do; else a worker goes on, or fails with the reason of the halt.
 
-        To fail here would be to be tried again, and to wait for the same thing.
+        A failure here would be retried, and wait for the same thing.
         """
         pipeline, _, txid, awaited = self.place
         turn = await _poller.wait(self.place)
         if turn.halted:
             yield TriggerEvent(
                 f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
-                "Mend that and trigger the Dag again: it starts with what is left over."
+                "Fix that and trigger the Dag again: it starts with what is left over."
             )
         elif turn.done:
             self.log.info("%s %d has committed", pipeline, txid)

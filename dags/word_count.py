@@ -1,4 +1,4 @@
-"""Airflow runs word_count when somebody triggers this Dag: how often each word occurs in the text files."""
+"""The Dag of pipeline word_count, run when triggered: how often each word occurs in the text files."""
 
 from tidegate import batch_dag
 

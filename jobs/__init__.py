@@ -1,4 +1,4 @@
-"""What an author needs to declare a pipeline. Importing it loads no pyspark."""
+"""The names that an author needs to declare a pipeline. Importing them loads no pyspark."""
 
 from jobs.aggregates import Count, Max, Min, Sum
 from jobs.pipeline import Pipeline, State

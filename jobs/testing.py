@@ -1,4 +1,4 @@
-"""Tests for authors: does a source keep the promises of its kind, and which partials does a pipeline compute?
+"""Tests for authors: whether a source keeps the promises of its kind, and which partials a pipeline computes.
 
     check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming the promise and how it was broken
     partials(PIPELINE, rows)                                the partials of a batch of these rows, per state
@@ -279,7 +279,7 @@ def records_are_the_rows(bench: Bench) -> None:
     declared = bench.spark.createDataFrame([], emitter.row_schema()).schema
     found, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, declared))
     if found != expected:
-        raise BrokenPromise(f"row_schema tells the columns: it says {expected}, the rows have {found}.")
+        raise BrokenPromise(f"row_schema has the columns: it says {expected}, the rows have {found}.")
     refused = records.where(f"{REFUSAL} IS NOT NULL").count()
     if refused:
         raise BrokenPromise(f"good rows are not refused: {refused} of them were.")

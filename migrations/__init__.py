@@ -1,7 +1,7 @@
-"""How the tables came to be: numbered files in one line, and the functions that run them.
+"""Migrations of the tables: numbered files in one line, and the functions that run them.
 
 Everything happens in one transaction: all steps and the registration of the pipelines, or nothing. Waiting for a lock is
-bounded, because a waiting ALTER TABLE would hold up every merge behind it.
+bounded, because a waiting ALTER TABLE would block every later merge.
 """
 
 import io
@@ -31,7 +31,7 @@ ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
 
 
 def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, list[str]]:
-    """Bring the database to the newest revision and register the pipelines; return the revision and what is new.
+    """Migrate the database to the newest revision and register the pipelines; return the revision and what is new.
 
     Runs as the owner role. Safe to repeat; a crash leaves the database as it was.
 
@@ -46,7 +46,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
 
 
 def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
-    """Let the pipelines go on that are halted in a restored, promoted, copied or older database; return what each gives up.
+    """Release the pipelines that are halted in a restored, promoted, copied or older database; return what each gives up.
 
     Raises: SchemaOutOfDate, AccessRefused, StoreUnavailable.
     """
@@ -56,7 +56,7 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
 
 
 def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Do the same, but leave out pipelines that cannot be registered; return for each of them a sentence that says why.
+    """Upgrade without the pipelines that cannot be registered; return a sentence for each of them that says why.
 
     Raises: AccessRefused, StoreUnavailable; SchemaOutOfDate if the ledger itself is not what this code needs.
     """
@@ -74,7 +74,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
 
 
 def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Run the migrations; return of each pipeline whose states they do not make, or another has, a sentence that says so."""
+    """Run the migrations; return a sentence for each pipeline with a state that they do not make or another pipeline has."""
     _check_roles(connection)
     schema.check_not_newer(connection)
     owners: dict[str, str] = {}
@@ -112,7 +112,7 @@ def _state_tables(spec: PipelineSpec) -> set[_Table]:
 
 
 def _unmigrated(spec: PipelineSpec, differing: set[_Table]) -> str:
-    """Say which states of a pipeline have no migration, and what to do."""
+    """Return a sentence that names a pipeline's states without a migration and says what to do."""
     new = [table.name for table in sorted(differing & _state_tables(spec)) if table.is_new]
     other = [table.name for table in sorted(differing & _state_tables(spec)) if not table.is_new]
     what = [f"no migration creates its state {', '.join(new)}"] if new else []
@@ -124,9 +124,9 @@ def _unmigrated(spec: PipelineSpec, differing: set[_Table]) -> str:
 
 
 def _table_of(difference: Any) -> _Table | None:
-    """Return which table one of Alembic's differences is about: a tuple, or several tuples for what a column has changed.
+    """Return the table that one of Alembic's differences is about; None for a table's trigger.
 
-    None for the trigger that goes with a table.
+    A difference is a tuple, or a list of tuples for changes to a column.
     """
     operation, *about = difference[0] if isinstance(difference, list) else difference
     if operation == "execute":
@@ -138,7 +138,7 @@ def _table_of(difference: Any) -> _Table | None:
 
 
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
-    """Write the migration that leads from the migrations so far to the declared states; None if nothing is missing."""
+    """Write the migration from the current migrations to the declared states; return None if nothing is missing."""
     with connected(settings) as connection:
         schema.check_not_newer(connection)
         config = _config(connection, specs)
@@ -155,7 +155,7 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
 
 
 def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None:
-    """Go to one revision, up or down; for tests and for emergencies."""
+    """Migrate to one revision, up or down; for tests and emergencies."""
     with connected(settings) as connection:
         config = _config(connection, specs)
         upwards = target > (schema.current_revision(connection) or "")
@@ -189,7 +189,7 @@ def _check_roles(connection: Connection) -> None:
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[Connection]:
-    """Open one transaction as the owner of the tables, with a bounded wait for locks."""
+    """Open a transaction as the owner of the tables, with a bounded wait for locks."""
     engine = take_engine(settings, user=settings.pg_owner)
     try:
         with engine.begin() as connection:

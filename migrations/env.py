@@ -1,6 +1,6 @@
-"""Alembic's entry: which tables the migrations lead to, and on which connection they run.
+"""Alembic's environment: the migrations' target tables and their connection.
 
-`migrations.run` hands over a connection and the pipelines' specs; nothing is configured here.
+The package's functions pass a connection and the pipelines' specs; nothing is configured here.
 """
 
 from alembic import context
@@ -12,19 +12,19 @@ from state_store.schema import VERSION_TABLE
 
 
 def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
-    """Look only at our two schemas: staging tables come and go, and other schemas are other people's."""
+    """Compare only our two schemas: staging tables come and go, and other schemas belong to others."""
     return type_ != "schema" or name in (tables.LEDGER, tables.STATE)
 
 
 def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Leave Alembic's own table alone, and state tables whose pipeline is no longer declared: they hold data."""
+    """Ignore Alembic's own table, and state tables whose pipeline is no longer declared: they hold data."""
     if type_ != "table":
         return True
     return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == tables.STATE)
 
 
 def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write the single-writer trigger into every migration that creates a state table; number the file."""
+    """Write the single-writer trigger into every migration that creates a state table."""
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:

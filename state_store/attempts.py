@@ -1,7 +1,7 @@
 """Seal and fail attempts. The newest attempt owns the batch; older ones are fenced (I4, I5).
 
 The fence is ``batch.attempt``, raised by compare-and-set under the batch's row lock in the database that holds the
-cursor (`state_store.beginning`). Airflow's try number, clocks and process ids play no part.
+cursor (`state_store.beginning`). Airflow's try number, clocks and process ids play no part in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 from state_store.staging import StagedPartition
 
 FENCED = AttemptFenced("").code
-# An attempt says every few seconds that it is alive. After so long a silence its process is dead or stands still, and is not
-# waited for any longer. If it lives after all, the fence keeps it out.
+# An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and is
+# not waited for any longer. If it is alive after all, the fence keeps it out.
 LONGEST_SILENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a batch: its fence, what it has to read, and the older attempts that it has just fenced.
+    """One try at a batch: its fence, its input, and the older attempts that it has just fenced.
 
-    `rows_before` tells how many rows to expect of each state: the most that one of the last batches has sealed.
+    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed.
     """
 
     pipeline: str
@@ -45,7 +45,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class AirflowTry:
-    """Which Airflow task instance runs an attempt; recorded for people, nothing rests on it."""
+    """Which Airflow task instance runs an attempt; recorded for people, nothing depends on it."""
 
     run_id: str
     task_id: str
@@ -57,7 +57,7 @@ class AirflowTry:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The acker's sums of one attempt: how many rows passed a place, and the sum of their 64-bit hashes, None if untracked."""
+    """The acker's row counts and sums of 64-bit hashes for one attempt; None if untracked."""
 
     source_rows: int
     source_hash_sum: int | None = None
@@ -69,7 +69,7 @@ class Tracked:
 
 
 class LockedBatch(NamedTuple):
-    """A batch's row, locked: its newest attempt (the fence), and whether it waits for a person or was given up."""
+    """A batch's locked row: its newest attempt (the fence), and whether it is halted or given up."""
 
     pipeline: str
     txid: int
@@ -81,7 +81,7 @@ class LockedBatch(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """What an attempt's row says that decides about it; the last two by the database's clock."""
+    """The deciding columns of an attempt's row; the last two by the database's clock."""
 
     owner: str
     fingerprint: str
@@ -98,7 +98,7 @@ _LOCKED = [tables.batch.c[name] for name in LockedBatch._fields]
 
 
 def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
-    """Lock the batch's row and return it: taking a fence, sealing and committing exclude each other.
+    """Lock and return the batch's row: taking a fence, sealing and committing exclude each other.
 
     Raises: UnknownBatch.
     """
@@ -112,9 +112,9 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
 
 
 def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch | None:
-    """Lock the batch's row and return it if its newest attempt is sealed.
+    """Lock and return the batch's row if its newest attempt is sealed.
 
-    Otherwise nothing is locked: whoever processes the batch must not wait in its seal for the merge of those before it.
+    Otherwise nothing is locked: an attempt that is about to seal must not wait for the merge of earlier batches.
     """
     b, a = tables.batch.c, tables.attempt.c
     is_sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
@@ -125,9 +125,9 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
 
 
 def newest(connection: Connection, pipeline: str, txid: int, number: int) -> AttemptRow | None:
-    """Return the attempt's row with `age_seconds` and `silent_seconds` by the database's clock; None if there is none yet.
+    """Return the attempt's row, with its age and silence by the database's clock; None if there is none yet.
 
-    An attempt of older code says nothing while it runs: its `silent_seconds` are None.
+    An attempt of older code sends no heartbeats: its `silent_seconds` is None.
     """
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
@@ -140,7 +140,7 @@ def newest(connection: Connection, pipeline: str, txid: int, number: int) -> Att
 
 
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:
-    """Write down that the process of an attempt lives; False if the attempt has ended, by itself or by a newer one."""
+    """Record that the attempt's process is alive; False if the attempt has ended or is fenced."""
     a = tables.attempt.c
     is_open = *_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
     seen = sa.update(tables.attempt).where(*is_open).values(seen_at=sa.func.clock_timestamp())
@@ -148,38 +148,38 @@ def keep_alive(connection: Connection, attempt: Attempt) -> bool:
 
 
 def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed or has failed."""
-    its_newest, found = _its_newest(batch)
-    return found.where(sa.or_(its_newest.c.sealed_at.is_not(None), its_newest.c.failed_at.is_not(None)))
+    """Return whether the newest attempt of a batch in this table or alias was sealed or has failed."""
+    newest, exists = _newest_of(batch)
+    return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
 
 
 def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Tell of the batch at hand, of this table or alias, whether its newest attempt has stopped saying that it is alive."""
-    its_newest, found = _its_newest(batch)
-    return found.where(its_newest.c.seen_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS))
+    """Return whether the newest attempt of a batch in this table or alias has stopped sending heartbeats."""
+    newest, exists = _newest_of(batch)
+    return exists.where(newest.c.seen_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS))
 
 
 def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Tell of the batch at hand, of this table or alias, whether its newest attempt was sealed."""
-    its_newest, found = _its_newest(batch)
-    return found.where(its_newest.c.sealed_at.is_not(None))
+    """Return whether the newest attempt of a batch in this table or alias was sealed."""
+    newest, exists = _newest_of(batch)
+    return exists.where(newest.c.sealed_at.is_not(None))
 
 
-def _its_newest(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
-    newest = tables.attempt.alias("its_newest")
-    its = newest.c.pipeline == batch.c.pipeline, newest.c.txid == batch.c.txid, newest.c.attempt == batch.c.attempt
-    return newest, sa.exists().where(*its).correlate(batch)
+def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
+    newest = tables.attempt.alias("newest")
+    of_batch = newest.c.pipeline == batch.c.pipeline, newest.c.txid == batch.c.txid, newest.c.attempt == batch.c.attempt
+    return newest, sa.exists().where(*of_batch).correlate(batch)
 
 
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
-    """Return how many rows an attempt has sealed, over all states."""
+    """Return how many rows an attempt has sealed in all states."""
     s = tables.seal.c
     of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
     return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
-    """Write down where the attempt computes, so that people find its operations."""
+    """Record where the attempt computes, so that people find its operations."""
     connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
 
 
@@ -198,9 +198,10 @@ def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
 
 
 def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
-    """Refuse a replay whose source emitted other rows than an earlier attempt with the same declaration and metadata (I11).
+    """Refuse a replay in which a transactional source emitted different rows (I11).
 
-    Asked of transactional sources only: the others promise nothing of the kind.
+    It is compared with an earlier attempt that has the same declaration and metadata. Other kinds of source promise no
+    identical replay and are not checked.
 
     Raises: SourceChanged.
     """
@@ -228,7 +229,7 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
 
 
 def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
-    """Write down what counts as this attempt's staging, and that it is complete."""
+    """Record which staged rows of this attempt count, and that its staging is complete."""
     rows = [
         {
             "pipeline": attempt.pipeline,
@@ -251,9 +252,9 @@ def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[St
 
 
 def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
-    """Write down why the attempt gave up, unless it had already ended; return how many tries have failed by the batch itself.
+    """Record why the attempt failed, unless it had already ended; return the batch's failed tries.
 
-    A try counts if the failure is the batch's own, and came after the batch was last forgiven.
+    A try counts if the batch's content made it fail, after the batch was last forgiven.
     """
     a = tables.attempt.c
     connection.execute(
@@ -265,7 +266,7 @@ def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_po
 
 
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
-    """Return how many tries at the batch have failed by the batch itself, since it was last forgiven."""
+    """Return how many tries have failed by the batch's content since it was last forgiven."""
     a, b = tables.attempt.c, tables.batch.c
     both = sa.join(tables.attempt, tables.batch, sa.and_(a.pipeline == b.pipeline, a.txid == b.txid))
     of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
@@ -273,7 +274,7 @@ def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
 
 
 def is_poison(connection: Connection, batch: LockedBatch) -> bool:
-    """Tell of a locked batch whether its newest attempt has failed by the content of the batch."""
+    """Return whether the newest attempt of a locked batch failed by the batch's content."""
     attempt = newest(connection, batch.pipeline, batch.txid, batch.attempt)
     return attempt is not None and bool(attempt.is_poison)
 

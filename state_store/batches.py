@@ -1,7 +1,7 @@
 """Open batches: the next txids, each with source metadata that is frozen before anything is read (I6).
 
-Each batch records the digest of the metadata behind which it was cut. The commit compares it with the cursor's: what
-commits continues exactly what has committed, whoever cut or re-cut what in the meantime (I12).
+Each batch records the digest of the metadata that it continues. The commit compares it with the cursor's: a batch commits only
+if it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
-# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is where the source stands.
+# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is the source's position.
 QUARANTINED = "_quarantined"
 MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
 MAX_TXID = 2**63 - 2
 
 
 def encode_metadata(metadata: SourceMetadata) -> bytes:
-    """Return the one byte string that stands for this metadata: canonical JSON in a versioned envelope."""
+    """Return the metadata as canonical JSON in a versioned envelope: equal metadata, equal bytes."""
     envelope = {"version": METADATA_VERSION, "metadata": metadata}
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> SourceMetadata:
-    """Return saved metadata after checking it against its digest; a damaged or unknown record is never guessed at (I19)."""
+    """Return saved metadata after checking its digest; damaged or unknown metadata is never guessed at (I19)."""
     damage = None
     if hashlib.sha256(content).digest() != bytes(digest):
         damage = "does not match its digest"
@@ -55,10 +55,10 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
 
 @dataclass(frozen=True)
 class BatchInput:
-    """What one batch reads, as of now: the committed attempt's metadata, else the newest attempt's, else what was planned.
+    """The current input of a batch: of the committed attempt, else of the newest attempt, else as planned.
 
-    An attempt of an opaque source may have cut the batch anew; until it commits, another attempt may do so again
-    (I12). `continues` is the digest of the metadata behind which it was cut.
+    An attempt of an opaque source may have planned the batch again; until it commits, another attempt may do so too
+    (I12). `continues` is the digest of the metadata that this metadata continues.
     """
 
     txid: int
@@ -69,12 +69,12 @@ class BatchInput:
 
 
 def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
-    """Return where the source stands after a batch: a batch of quarantined records carries that along."""
+    """Return the source's position after a batch: a batch of quarantined records carries it along."""
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
 def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | None:
-    """Return what a batch reads, None if there is no such batch.
+    """Return the input of a batch; None if there is no such batch.
 
     Raises: MetadataCorrupt.
     """
@@ -84,13 +84,13 @@ def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | N
 
 
 def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
-    """Return what the newest batch reads, None before the first batch."""
+    """Return the input of the newest batch; None before the first batch."""
     row = connection.execute(_inputs(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
     return _checked(pipeline, _InputRow(*row)) if row else None
 
 
 def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) -> list[BatchInput]:
-    """Return what the batches between the cursor and a txid read, in order.
+    """Return the inputs of the batches between the cursor and a txid, in order.
 
     Raises: MetadataCorrupt.
     """
@@ -100,7 +100,7 @@ def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) 
 
 
 def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInput:
-    """Return what a batch reads.
+    """Return the input of a batch.
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
@@ -119,7 +119,7 @@ def _inputs(pipeline: str) -> sa.Select[Any]:
         sa.select(
             b.txid,
             sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
-            # What was planned keeps the digest that it was planned with; the attempt's own copy of it is compared.
+            # Planned metadata keeps its own digest; the attempt's copy of that digest is compared with it.
             sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
             sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
             sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
@@ -148,20 +148,20 @@ def _checked(pipeline: str, row: _InputRow) -> BatchInput:
 
 
 def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return whether a txid is in the window after the cursor at hand: that many batches may have begun and not committed."""
+    """Return whether a txid is within the pipeline's window after the cursor: it may begin."""
     p, c = tables.pipeline.c, tables.cursor.c
     window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
     return txid - c.txid <= window  # a sum could leave the range of a bigint
 
 
 def has_room(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Return whether a batch is in its pipeline's window, as the newest plan has declared it."""
+    """Return whether a batch is in its pipeline's window, as the newest plan declared it."""
     is_in = in_window(sa.literal(txid, sa.BigInteger))
     return bool(connection.scalar(sa.select(is_in).where(tables.cursor.c.pipeline == pipeline)))
 
 
 def note_window(connection: Connection, spec: PipelineSpec) -> None:
-    """Write down how many batches of a pipeline may be in flight: all who wait, or stop waiting, go by that."""
+    """Record the pipeline's window: every task that waits for its batch to begin reads it."""
     p = tables.pipeline.c
     changed = sa.update(tables.pipeline).where(p.pipeline == spec.name, p.in_flight != spec.window)
     connection.execute(changed.values(in_flight=spec.window))
@@ -176,9 +176,9 @@ def insert_batches(
     *,
     awaits_ack: bool = True,
 ) -> bool:
-    """Insert the batches that follow `after` (None: the first ones); False if another planner was first with any of them.
+    """Insert the batches that follow `after` (None: the first ones); False if another planner inserted any first.
 
-    The primary key is the referee between planners: no check before the insert could be. The caller rolls back on False.
+    The primary key arbitrates between planners; a check before the insert could not. The caller rolls back on False.
 
     Raises: RangeRefused if there is no batch `after`: txids have no gaps.
     """
@@ -207,18 +207,18 @@ def insert_batches(
 
 
 def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return opened txids behind the cursor in order, at most `limit`."""
+    """Return opened txids after the cursor in order, at most `limit`."""
     b = tables.batch.c
     statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid).limit(limit)
     return list(connection.scalars(statement))
 
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
-    """Write down which txids the run covers, and lift their halts: the run is about to try them again.
+    """Record which txids the run covers, and lift their halts: the run is about to try them again.
 
     Those that were given up stay so: they wait for their turn to be skipped.
 
-    False if the same run was planned by somebody else at the same moment; the caller rolls back.
+    False if another process planned the same run at the same moment; the caller rolls back.
     """
     rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
     covered = insert(tables.run_batch).values(rows).on_conflict_do_nothing().returning(tables.run_batch.c.position)
@@ -241,7 +241,7 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
 
 
 def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
-    """Say that the locked batch will be skipped when its turn comes; False if it has committed or is given up already."""
+    """Mark the locked batch to be skipped in its turn; False if it has committed or is given up already."""
     b = tables.batch.c
     given_up = (
         sa.update(tables.batch)
@@ -252,19 +252,19 @@ def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason
 
 
 def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
-    """Let batches that were halted or given up be tried anew, as often as the policy says; return which ones.
+    """Let halted or given-up batches be tried again, as often as the policy says; return their txids.
 
-    Of a batch that commits, or is skipped, at this moment the end is awaited: it cannot be tried again.
+    A batch that is being committed or skipped at this moment is waited for: afterwards it cannot be tried again.
     """
     b = tables.batch.c
     stopped = sa.or_(b.halted_at.is_not(None), b.skip_reason.is_not(None))
-    wanted = stopped if txid is None else b.txid == txid
-    locked = _lock(connection, pipeline, wanted)
+    requested = stopped if txid is None else b.txid == txid
+    locked = _lock(connection, pipeline, requested)
     values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
     return sorted(
         connection.scalars(
             sa.update(tables.batch)
-            .where(b.pipeline == pipeline, b.txid.in_(locked), b.txid > _cursor_txid(pipeline), wanted)
+            .where(b.pipeline == pipeline, b.txid.in_(locked), b.txid > _cursor_txid(pipeline), requested)
             .values(values)
             .returning(b.txid)
         )
@@ -272,7 +272,7 @@ def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int
 
 
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Say that nobody will retry this batch by itself, unless it has committed or was given up meanwhile."""
+    """Exclude the batch from automatic retries, unless it has committed or was given up meanwhile."""
     b = tables.batch.c
     _lock(connection, pipeline, b.txid == txid)
     connection.execute(
@@ -282,26 +282,26 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     )
 
 
-def _lock(connection: Connection, pipeline: str, wanted: sa.ColumnElement[bool]) -> list[int]:
-    """Lock uncommitted batches in the order of their txids, as commits do, and return these.
+def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
+    """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
-    A statement of its own, before the one that decides: Postgres does not look again at what a statement has read before it
-    had to wait for a lock, unless the locked row itself has changed; and neither a seal nor a commit changes it.
+    This is a separate statement, before the one that decides: after waiting for a lock, Postgres does not read again what a
+    statement has read before, unless the locked row itself has changed; and neither a seal nor a commit changes it.
     """
     b = tables.batch.c
-    found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), wanted).order_by(b.txid)
+    found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
     return list(connection.scalars(found.with_for_update(key_share=True, of=tables.batch)))
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return committed or skipped txids that still owe their source an ack, in order, at most `limit`."""
+    """Return committed or skipped txids whose source awaits an ack, in order, at most `limit`."""
     b, c = tables.batch.c, tables.cursor.c
     settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
     return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
 
 
 def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
-    """Write down that the source was told that the batch counts."""
+    """Record that the source has had its ack for the batch."""
     b = tables.batch.c
     connection.execute(
         sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False, acked_at=sa.func.now())

@@ -1,8 +1,8 @@
-"""Begin an attempt: decide whether a batch needs one, with which input, and take its fence (I4).
+"""Begin an attempt: decide whether a batch needs it, choose its input, and take its fence (I4).
 
 An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, or the pipeline's window is
-full. A transactional source keeps the input that was planned. An opaque source plans it again for every attempt but the first,
-and whenever the batch before has another input than the one that this batch continues (docs/semantics.md).
+full. A transactional source keeps the input that was planned. An opaque source plans the batch again for every attempt but the
+first, and whenever the previous batch has another input than the one that this batch continues (docs/semantics.md).
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class NewInput:
 
 @dataclass(frozen=True)
 class ReplanNeeded:
-    """What a source needs to plan a batch again: the input of the batch before, its own last input, and what to continue."""
+    """What a source needs to plan a batch again: the previous batch's input, its own, and what to continue."""
 
     previous: SourceMetadata | None
     current: SourceMetadata
@@ -64,7 +64,7 @@ def begin(
     airflow: AirflowTry | None,
     new_input: NewInput | None,
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
-    """Begin an attempt as `StateStore.start_attempt` says; the same errors."""
+    """Begin an attempt as `StateStore.start_attempt` describes; raises the same errors."""
     batch = attempts.lock_batch(connection, spec.name, txid)
     if mode == "redo":
         operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
@@ -78,7 +78,7 @@ def begin(
     keeps_input = spec.source_kind == "transactional" or planned.continues == position
     newest = attempts.newest(connection, spec.name, txid, batch.attempt)
     if mode != "redo":
-        # A decision to give up is about the batch with this input: with another one, it is tried again.
+        # A decision to give up concerns the batch with this input: with another input, it is tried again.
         if batch.skip_reason is not None and keeps_input:
             return NotStarted.GIVEN_UP
         if mode != "restage" and _is_sealed(spec, newest, planned, position):
@@ -90,7 +90,7 @@ def begin(
     if new_input is None:
         must_replan = not keeps_input or (spec.source_kind != "transactional" and newest is not None)
     else:
-        must_replan = new_input.continues != position  # the batch before has a new input since
+        must_replan = new_input.continues != position  # the previous batch has got a new input since
     if must_replan:
         return ReplanNeeded(before.metadata if before else None, planned.metadata, position)
     attempt = _take_fence(connection, spec, batch, planned, owner, airflow, new_input)
@@ -99,7 +99,7 @@ def begin(
 
 
 def _is_sealed(spec: PipelineSpec, newest: attempts.AttemptRow | None, planned: BatchInput, position: bytes | None) -> bool:
-    """Return whether the newest attempt is sealed, and would count: by this declaration, and continuing the batch before."""
+    """Return whether the newest attempt is sealed by this declaration and continues the previous batch."""
     if newest is None or newest.sealed_at is None:
         return False
     return newest.fingerprint == spec.fingerprint and planned.continues == position
@@ -116,7 +116,7 @@ def _take_fence(
 ) -> Attempt:
     """Raise the fence of a locked batch and record the new attempt; lift a halt, or a decision to skip.
 
-    Older attempts that have not ended are over: their rows say so, and their Spark operations may be interrupted.
+    Older attempts that have not ended are marked as failed, and their Spark operations may be interrupted.
     """
     number = batch.attempt + 1
     digest = planned.digest if new_input is None else hashlib.sha256(new_input.metadata).digest()
@@ -133,7 +133,7 @@ def _take_fence(
         .where(b.pipeline == spec.name, b.txid == batch.txid)
         .values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)
     )
-    # The attempt has its own copy only if that differs from what was planned: metadata may be large.
+    # The attempt keeps its own copy only if it differs from the planned metadata, which may be large.
     is_planned = digest == bytes(batch.source_digest)
     connection.execute(
         insert(tables.attempt).values(
@@ -156,10 +156,10 @@ def _take_fence(
 
 
 def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
-    """Return for each state the most rows that one of the last batches has sealed, this one included."""
+    """Return for each state the most rows that any of the last batches sealed, including this batch."""
     s = tables.seal.c
     rows = sa.func.sum(s.rows).label("rows")
     recent = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))
     each = sa.select(s.state, rows).where(*recent).group_by(s.state, s.txid, s.attempt).subquery()
     most = sa.select(each.c.state, sa.func.max(each.c.rows)).group_by(each.c.state)
-    return {state: int(found) for state, found in connection.execute(most)}
+    return {state: int(most_rows) for state, most_rows in connection.execute(most)}

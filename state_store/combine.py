@@ -1,9 +1,9 @@
-"""Adding up what several batches bring to each key, by several of Postgres' processes where it takes long.
+"""Combine the partials of several batches per key, in parallel Postgres processes where there are many rows.
 
-Postgres shares a query among processes if its rows go into a new table, but never if they go into an upsert. Left to itself,
-it gives each process a part of the rows and has one of them put together what all have found, key by key. Here each gets a
-part of the keys, of which it keeps the only sums: that is less work, and in less memory at a time. What tasks have staged in
-the order of the key, Postgres merges in that order; anything else it finds by hash.
+Postgres runs a query in parallel if its rows go into a new table, but never if they go into an upsert. By default it gives each
+process a part of the rows, and one process then combines the results of all, key by key. Here each process gets a part of the
+keys and keeps the only sums of these: that is less work, and takes less memory at a time. Rows that tasks have staged in key
+order are merged in that order; all others are grouped by hash.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from sqlalchemy.schema import DropTable
 from state_store import tables
 from state_store.declaration import StateSpec, staged_in_order_of
 
-# From so many rows of several batches on, more than one process adds them up.
+# From this many rows of several batches on, more than one process adds them up.
 SHARED_ROWS = 1_000_000
-# So many of the largest batch tell where the keys are to be cut.
+# The size of the sample of the largest batch that decides how to divide the keys.
 SAMPLED_ROWS = 10_000
-ATTEMPT = 0  # of the table that takes the sums: real ones count from 1
-# Of one hash table, which may grow to twice as much, or of the sort of an upsert: enough for two million keys of two sums.
+ATTEMPT = 0  # of the table that takes the sums: real attempts count from 1
+# Of one hash table, which may grow to twice that, or of the sort of an upsert: enough for two million keys of two sums.
 MEMORY_MIB = 256
 # Of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
 SORTING_MEMORY_MIB = 1024
@@ -34,7 +34,7 @@ _ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
 
 
 class StagedBatch(NamedTuple):
-    """What one batch brings to a state: the table in which it is staged, how many of its rows are sealed, and these."""
+    """The partials of one batch for a state: its staging table, the number of sealed rows, and their query."""
 
     stage: Table
     rows: int
@@ -42,7 +42,7 @@ class StagedBatch(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What several batches bring to a state together: a query of its columns and of the last txid, and how many keys it has."""
+    """The combined partials of several batches: a query of columns and last txid, and its number of keys."""
 
     sums: sa.Select[Any]
     keys: int
@@ -50,11 +50,11 @@ class Combined(NamedTuple):
 
 @contextmanager
 def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], txid: int) -> Iterator[Combined]:
-    """Yield what several batches, from `txid` on, bring to each key.
+    """Yield the combined partials of several batches, from `txid` on.
 
-    If they are many rows, it is a query of a table that this transaction makes and drops, so that nothing is left if it fails.
+    For many rows, it is a query of a table that this transaction creates and drops, so that nothing is left if it fails.
 
-    A sum is NULL, which no state takes, unless its batches have come nowhere near the limit of its type on the way.
+    A sum is NULL, which no state accepts, if its batches came near the limit of its type on the way.
     """
     _set(connection, {"work_mem": f"{MEMORY_MIB}MB"})
     if sum(batch.rows for batch in staged) < SHARED_ROWS:
@@ -65,7 +65,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
     rows = _rows(staged, in_order_of=only_key)
     parts = _parts(connection, state, staged, rows)
     sums = [_sums(state, rows).where(part) for part in parts]
-    # Only within a FROM does Postgres give each part to a process of its own.
+    # Only within a FROM does Postgres give each part its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
     with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
@@ -96,12 +96,12 @@ def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
 
 
 def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
-    """Return what a key's values of several batches come to, in the type of the column."""
+    """Return the combined value of a key over several batches, in the type of the column."""
     if merge == "sum":
-        # All sizes together, whatever the signs: then no part of them in any order is larger.
+        # The sum of all absolute values: then no partial sum in any order is larger.
         sizes = _sum(sa.func.abs(column, type_=column.type))
         return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
-    if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 finds the least and the greatest of neither
+    if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 has no min and max for these
         in_order = column.desc().nulls_last() if merge == "max" else column
         found = sa.func.array_agg(aggregate_order_by(column, in_order), type_=ARRAY(column.type))
         return sa.cast(found[1], column.type)
@@ -116,8 +116,8 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 def half_of(kind: Any) -> sa.ColumnElement[Any]:
     """Return half of the largest value of a number's type.
 
-    If the sizes of what batches bring to a key are no more than that together, nor is what the key comes to, then one by one
-    they would all have fitted too. So whether a value leaves its column's range does not depend on who merges what together.
+    If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, then the partials
+    would have fitted one by one too. So whether a value leaves its column's range does not depend on the grouping.
     """
     if isinstance(kind, sa.Numeric):
         limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
@@ -129,25 +129,26 @@ def half_of(kind: Any) -> sa.ColumnElement[Any]:
 def _parts(
     connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], rows: sa.Subquery
 ) -> list[sa.ColumnElement[bool]]:
-    """Return a condition for each process, of which every row fulfils exactly one; none if there is nothing to share.
+    """Return a condition per process, so that every row meets exactly one; none if one process suffices.
 
-    The key of which a sample has the most values is cut where the sample says; wherever that is, the sums are the same.
+    The key column with the most different values in a sample is divided at the sample's quantiles; the sums do not depend on
+    where that is.
     """
     processes = 1 + _workers(connection)
-    # Without a txid there may be nothing that keeps Postgres from sharing each part among all processes: `tidegate.latest`.
+    # Without a txid, so without `tidegate.latest`, Postgres may share each part among all processes.
     if processes == 1 or not state.keys or not state.has_txid:
         return []
     largest = max(staged, key=lambda batch: batch.rows)
     sample = sa.tablesample(largest.stage, sa.func.system(min(100, 100 * SAMPLED_ROWS / largest.rows)))
     at = sa.cast([number / processes for number in range(1, processes)], ARRAY(sa.Double))
-    cuts = {}
+    divisions = {}
     for key in state.keys:
         column = sample.c[key.name]
         # As text, because Postgres knows dates and times that Python does not.
-        cut = sa.cast(sa.func.percentile_disc(at).within_group(column), ARRAY(sa.Text))
-        values, bounds = connection.execute(sa.select(sa.func.count(column.distinct()), cut)).one()
-        cuts[key.name] = (values, list(dict.fromkeys(bounds or ())))
-    name, (_, bounds) = max(cuts.items(), key=lambda cut: cut[1][0])
+        quantiles = sa.cast(sa.func.percentile_disc(at).within_group(column), ARRAY(sa.Text))
+        values, bounds = connection.execute(sa.select(sa.func.count(column.distinct()), quantiles)).one()
+        divisions[key.name] = (values, list(dict.fromkeys(bounds or ())))
+    name, (_, bounds) = max(divisions.items(), key=lambda division: division[1][0])
     if not bounds:
         return []
     # "Is true" and "is not true", because a NULL key is neither below nor above.
@@ -157,20 +158,20 @@ def _parts(
 
 
 def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
-    """Return a value of a column's type that Postgres has given as text."""
+    """Return a value that Postgres gave as text, in the type of its column."""
     constant = sa.literal(value, sa.Text)
     return constant if isinstance(column.type, sa.Text) else sa.cast(constant, column.type)
 
 
 @contextmanager
 def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processes: int, *, in_order: bool) -> Iterator[None]:
-    """Let Postgres find that so many processes are worth it, and that rows which come in the order of their key are merged.
+    """Make Postgres plan for this many processes, and merge rows that are in key order.
 
-    It does not count the process that asks, guesses at new tables, and cannot know in what order their rows are.
+    It does not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
     """
     settings: dict[str, str] = {}
     if processes:
-        _set(connection, {"default_statistics_target": "1"})  # of a few hundred rows: a millisecond for each table
+        _set(connection, {"default_statistics_target": "1"})  # a sample of a few hundred rows, which is quick
         for batch in staged:
             connection.execute(_ANALYZE.against(batch.stage))
         settings[_WORKERS] = str(processes)

@@ -1,7 +1,7 @@
-"""The ordered commit: lock the cursor, check, merge, advance; one transaction, in the steps of docs/protocol.md.
+"""The ordered commit in one transaction: lock the cursor, check, merge, advance (docs/protocol.md).
 
 Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the process dies at any statement, Postgres
-rolls all of them back; if it dies after COMMIT was sent, the cursor's row tells which (I10).
+rolls all of them back; if it dies after COMMIT was sent, the cursor's row shows the outcome (I10).
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ from state_store.errors import (
 )
 from state_store.witness import Mark, Witness
 
-# How often the server looks whether a silent client is still there: a killed committer frees the lock this soon.
+# How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed txid: which attempt counted, how many state rows it wrote, and whether it had counted before.
+    """A committed txid: the attempt that counted, the state rows written, whether it counted before.
 
     A skipped txid has a commit too, without rows and with the reason.
     """
@@ -56,7 +56,7 @@ class Commit:
 
 
 class Cursor(NamedTuple):
-    """A pipeline's row in ``cursor``: the last committed txid, and the database in which it was made."""
+    """A pipeline's row in ``cursor``: the last committed txid, and the database it was made in."""
 
     pipeline: str
     txid: int
@@ -70,7 +70,7 @@ CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
 
 
 class RegisteredPipeline(NamedTuple):
-    """A pipeline's row: whether it is paused, by whom and why."""
+    """A pipeline's row in ``pipeline``: whether it is paused, by whom and why."""
 
     pipeline: str
     paused_at: datetime | None
@@ -81,9 +81,10 @@ class RegisteredPipeline(NamedTuple):
 def set_limits(
     connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int, idle_timeout_seconds: int
 ) -> None:
-    """Bound every wait of this transaction and make its COMMIT durable; local, so that it works behind a pooler.
+    """Bound every wait of this transaction, and make its COMMIT durable.
 
-    A statement may take long; between two of them lies next to nothing, unless the process stands still (I20).
+    The settings are local to the transaction, so that they work through a connection pooler. A statement may take long, but the
+    pause between two statements is long only if the process is suspended (I20).
     """
     limits = {
         "lock_timeout": f"{lock_timeout_seconds}s",
@@ -96,15 +97,15 @@ def set_limits(
 
 
 def _durable() -> sa.ColumnElement[str]:
-    """Return the setting that waits for the disk, here and on the standbys; a server that waits for more keeps it."""
+    """Return the setting that waits for the disk, here and on standbys; a stricter setting is kept."""
     found = sa.func.current_setting("synchronous_commit")
     return sa.case((found == "remote_apply", found), else_="on")
 
 
 def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
-    """Lock and return the pipeline's cursor, on the primary and in the incarnation of the database it was made for.
+    """Lock and return the pipeline's cursor, on the primary and in its own incarnation of the database.
 
-    Without `wait`, a cursor that somebody else has locked is an error at once.
+    Without `wait`, a cursor that another transaction has locked is an error at once.
 
     Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), StoreUnavailable on
     a standby, HoleDetected in a restored, promoted or copied database, or in one that is older than its witness.
@@ -121,7 +122,7 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
 
 
 def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
-    """Refuse to plan or process where the commit would be refused: in a restored, promoted or copied database.
+    """Refuse to plan or process in a restored, promoted or copied database, where no commit would be accepted.
 
     Raises: HoleDetected, SchemaOutOfDate if the pipeline is not registered.
     """
@@ -150,7 +151,7 @@ def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> 
 
 
 def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
-    """Return what the witness knows to have committed that this database does not know; None if it knows all of it."""
+    """Return the commits that the witness knows and this database lacks, as text; None if it lacks none."""
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     if mark is None:
         return None
@@ -160,7 +161,7 @@ def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> st
     ).one_or_none()
     file = witness.file_of(mark.pipeline, mark.history)
     if found is None and cursor.txid >= mark.txid:
-        return None  # the ledger contradicts itself, of which `check_no_hole` tells
+        return None  # the ledger contradicts itself: `check_no_hole` reports that
     if found is None:
         return (
             f"it stands at txid {cursor.txid}, but {file} says that txid {mark.txid} committed at {mark.committed_at}, so "
@@ -188,7 +189,7 @@ def _as_text(moment: datetime) -> str:
 
 
 def mark(connection: Connection, pipeline: str) -> Mark | None:
-    """Return what a witness has to know of a pipeline's last commit, this transaction's own included; None before the first."""
+    """Return the witness's mark of a pipeline's last commit, this transaction's included; None before the first."""
     c, k = tables.cursor.c, tables.commit.c
     row = connection.execute(
         sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
@@ -201,8 +202,8 @@ def mark(connection: Connection, pipeline: str) -> Mark | None:
 def current_epoch(connection: Connection) -> str:
     """Return which incarnation of the database answers.
 
-    The system identifier and the timeline change by restore and promotion, the number of the database by a copy within its
-    server.
+    A restore or a promotion changes the system identifier or the timeline; a copy within its server changes the number of the
+    database.
     """
     system: sa.Select[tuple[int]] = sa.select(sa.column("system_identifier")).select_from(
         sa.func.pg_control_system().table_valued("system_identifier")
@@ -228,10 +229,12 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 def merge_and_advance(
     connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int, witness: Witness
 ) -> Commit:
-    """Make the batch count: I3 order, I4 fence, I7 seal, I14 guard and I16 declaration are checked under the cursor's lock.
+    """Commit a batch under the cursor's lock.
+
+    Checks the order (I3), the fence (I4), the seal (I7), the guard (I14) and the declaration (I16).
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), DeclarationChanged, GuardMismatch,
-    HoleDetected, MetadataCorrupt, UnknownBatch. Whatever is raised, nothing of the batch is visible.
+    HoleDetected, MetadataCorrupt, UnknownBatch. After any error, nothing of the batch is visible.
     """
     cursor = lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
@@ -247,7 +250,7 @@ def merge_and_advance(
     batch = attempts.lock_batch(connection, spec.name, txid)
     batch_input = existing_input(connection, spec.name, txid)
     if batch.skip_reason is not None and batch.skip_owner is not None:
-        check_continues(spec, batch_input, cursor)  # a skip consumes its rows too, so it must leave out none before them
+        check_continues(spec, batch_input, cursor)  # a skip consumes rows too, so it must not leave a gap before them
         source_files.write(connection, spec, [batch_input])
         return record(connection, spec, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)
     check_sealed(connection, spec, batch, attempt_timeout_seconds)
@@ -268,13 +271,13 @@ def commit_ready(
     max_rows: int,
     wait: bool,
 ) -> list[Commit]:
-    """Let all batches count that directly follow and are ready, in order, as if each had been committed by itself.
+    """Commit all batches that directly follow and are ready, in order, as if each were committed alone.
 
-    What `merge_and_advance` checks is checked of each; the first that is not ready ends the sequence. A batch larger than
-    `max_rows` goes by itself, and so do those of opaque states: only what was there between two batches would tell on what
-    the last one is to be redone. Returns nothing, having changed nothing, if none is ready.
+    Each passes the checks of `merge_and_advance`; the first that is not ready ends the sequence. A batch larger than `max_rows`
+    is committed alone, and so are those of opaque states: a redo of the last batch needs the values between the two. Returns
+    an empty list, having changed nothing, if none is ready.
 
-    Raises: what `merge_and_advance` raises; merged one by one, it is found which batch is at fault.
+    Raises: what `merge_and_advance` raises; committing one by one then shows which batch is at fault.
     """
     cursor = lock_cursor(connection, spec.name, witness, wait=wait)
     check_no_hole(connection, spec.name, cursor.txid)
@@ -299,7 +302,7 @@ def _ready(
     max_batches: int,
     max_rows: int,
 ) -> list[tuple[LockedBatch, BatchInput]]:
-    """Return the batches that may follow the cursor in one go, locked, each with its cut."""
+    """Lock and return the batches that may follow the cursor in one transaction, each with its input."""
     ready: list[tuple[LockedBatch, BatchInput]] = []
     continued = None if cursor.source_digest is None else bytes(cursor.source_digest)
     rows = 0
@@ -336,10 +339,10 @@ def record(
     quarantined_rows: int = 0,
     skipped_reason: str | None = None,
 ) -> Commit:
-    """Write the commit and advance the cursor, which is locked."""
+    """Record the commit and advance the cursor, which is locked."""
     txid = batch.txid
     if skipped_reason is not None and QUARANTINED in batch_input.metadata:
-        q = tables.quarantine.c  # what this batch took out of quarantine goes back there
+        q = tables.quarantine.c  # records that this batch took out of quarantine go back there
         returned = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.replayed_txid == txid)
         connection.execute(returned.values(replayed_txid=None))
     committed_at = connection.scalar(
@@ -369,7 +372,7 @@ def record(
 
 
 def committed(connection: Connection, pipeline: str) -> int:
-    """Return the last committed txid without locking anything: it may be more by now, never less.
+    """Return the last committed txid without a lock: it may have grown since, but never shrinks.
 
     Raises: SchemaOutOfDate if the pipeline is not registered.
     """
@@ -413,7 +416,7 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
 
 
 def check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> None:
-    """Refuse to go on if cursor and ledger disagree about the last commit.
+    """Refuse to go on if the cursor and the ledger disagree about the last commit.
 
     Raises: HoleDetected.
     """
@@ -452,7 +455,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
         )
     if attempt.sealed_at is None and silence >= attempts.LONGEST_SILENCE_SECONDS:
         raise StagingLost(
-            f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or stands still. It is "
+            f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or is suspended. It is "
             "processed again.",
             **identity,
         )
@@ -481,13 +484,13 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:
-    """Refuse a batch that was cut behind another batch than the one that committed: rows would be lost or come twice (I12).
+    """Refuse a batch that does not continue the last commit: rows would be lost or repeated (I12).
 
-    Raises: StagingLost if the source can cut it anew, MetadataCorrupt if it never does.
+    Raises: StagingLost if the source can plan it again, MetadataCorrupt if it never does.
     """
     if batch_input.continues == (None if cursor.source_digest is None else bytes(cursor.source_digest)):
         return
-    where = f"{spec.name} {batch_input.txid} was cut behind another batch than the one that committed as {cursor.txid}."
+    where = f"{spec.name} {batch_input.txid} continues another batch than the one that committed as {cursor.txid}."
     if spec.source_kind == "transactional":
         raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=batch_input.txid)
-    raise StagingLost(f"{where} It is cut anew and processed again.", pipeline=spec.name, txid=batch_input.txid)
+    raise StagingLost(f"{where} It is planned and processed again.", pipeline=spec.name, txid=batch_input.txid)

@@ -1,4 +1,4 @@
-"""Copy partials into staging. Runs on executors too, so it needs nothing but psycopg2."""
+"""Copy partials into staging. Runs on executors too, so it imports nothing but psycopg2."""
 
 from collections.abc import Iterable
 from contextlib import closing
@@ -12,19 +12,20 @@ COPY_BLOCK_BYTES = 1 << 20
 
 
 class CsvReader(Protocol):
-    """What COPY reads from: CSV bytes in blocks, nothing unquoted but NULL is empty."""
+    """A file of CSV bytes for COPY; an empty unquoted field is NULL."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes; nothing at the end."""
+        """Return up to `size` bytes; empty at the end."""
 
 
 def copy_partition(
     conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
 ) -> tuple[int, int]:
-    """Copy one Spark task's rows into a staging table; return their number and digest. Runs on executors, in one transaction.
+    """Copy one Spark task's rows into a staging table; return their number and digest.
 
-    If the process dies, or the answer is lost after the commit, nothing counts: the rows carry a task attempt that no seal
-    will name. The password is not in `conninfo`: libpq finds it on the executor (PGPASSFILE).
+    Runs on executors, in one transaction. If the process dies, or the answer is lost after the commit, nothing counts: the
+    rows carry a task attempt that no seal will name. The password is not in `conninfo`: libpq finds it on the executor
+    (PGPASSFILE).
     """
     with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
         return copy_rows(cursor, table, columns, reader, task_attempt, digest)
@@ -33,7 +34,7 @@ def copy_partition(
 def copy_rows(
     cursor: Any, table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
 ) -> tuple[int, int]:
-    """Copy rows into a staging table; return their number and digest, found by `digest` (`staging.digest_statement`)."""
+    """Copy rows into a staging table; return their number and digest by the statement `digest` (`staging.digest_statement`)."""
     target = sql.Identifier(STAGING, table)
     copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
         target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)

@@ -1,4 +1,4 @@
-"""What a pipeline promises about its tables, in the store's own words: no Spark, no Airflow, comparable and hashable.
+"""A pipeline's declaration as the store sees it: no Spark, no Airflow, comparable and hashable.
 
 `jobs.Pipeline` is what authors write; it hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
 database, written into every attempt and compared under the cursor's lock at commit (I16): partials computed by
@@ -15,31 +15,31 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
-# More than are worth merging together, and few enough for what they have staged: a million keys take some 100 MB.
+# More batches than are worth merging together, and few enough for their staging: a million keys take some 100 MB.
 WINDOW = 16
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
 Merge = Literal["sum", "min", "max"]
-# What a source promises about replays, and what a state keeps to make use of it (docs/semantics.md).
+# What a source promises about replays, and how a state makes use of it (docs/semantics.md).
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
-# Our own columns, and those that every Postgres table has already.
+# Tidegate's own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
-# What may be declared otherwise without a stored value meaning something else.
-_MEANS_NOTHING = ("quarantines", "keeps_files", "window")
+# Settings that may change without changing what a stored value means.
+_WITHOUT_MEANING = ("quarantines", "keeps_files", "window")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """A column's Postgres type: text, boolean, integer, bigint, date, timestamptz, timestamp, uuid, bytea, numeric(20,4).
+    """A column's Postgres type.
 
-    Text compares by bytes (COLLATE "C"), as Spark does, so that both agree on order and equality. A timestamp
-    is without zone. Not among them: double, because its sums depend on the order of the rows (a column of doubles is kept
-    as numeric), and jsonb, which no aggregate merges (the text of a document is kept as text).
+    One of text, boolean, integer, bigint, date, timestamptz, timestamp, uuid, bytea, numeric(20,4). Text compares by bytes
+    (COLLATE "C"), as in Spark, so that both agree on order and equality. A timestamp is without zone. Not supported: double,
+    because its sums depend on the order of the rows (use numeric), and jsonb, which no aggregate merges (use text).
     """
 
     name: str
@@ -70,7 +70,7 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """A value kept per key: what it is computed from, such as ``sum(cents)``, and how a batch's partial is merged into it."""
+    """A value kept per key: how it is computed, such as ``sum(cents)``, and how partials are merged into it."""
 
     name: str
     type: ColumnType
@@ -79,26 +79,26 @@ class ValueColumn:
 
     @property
     def nullable(self) -> bool:
-        """Tell whether there may be no value: sums and counts of nothing are 0, the least of nothing is NULL."""
+        """Return whether there may be no value: sums and counts of nothing are 0, the minimum of nothing is NULL."""
         return self.merge != "sum"
 
 
 def previous_name(value: str) -> str:
-    """Return the column in which an opaque state keeps what a value was before its row's txid."""
+    """Return the column in which an opaque state keeps the value from before its row's txid."""
     return f"previous_{value}"
 
 
 def exactly_once(source: SourceKind, state: StateKind) -> bool:
-    """Tell whether this pair of kinds gives exactly-once; any other gives at-least-once at best (docs/semantics.md)."""
+    """Return whether this pair of kinds is exactly-once; others are at-least-once at best (docs/semantics.md)."""
     return state in {"transactional": ("transactional", "opaque"), "opaque": ("opaque",)}.get(source, ())
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state table: one row per key, or one row in all for a global state, which has no key.
+    """A state table: one row per key, or a single row for a global state, which has no key.
 
-    What it keeps besides the values is its kind: transactional the txid that wrote the row last; opaque that, and what the
-    row was before; non-transactional nothing.
+    Its kind decides what it keeps besides the values: transactional keeps the txid that wrote the row last; opaque keeps that
+    and the row's previous values; non-transactional keeps nothing.
     """
 
     name: str
@@ -131,13 +131,13 @@ class StateSpec:
 
     @property
     def has_txid(self) -> bool:
-        """Tell whether the rows say which txid wrote them last."""
+        """Return whether the rows carry the txid that wrote them last."""
         return self.kind != "non-transactional"
 
 
 @dataclass(frozen=True)
 class QuarantineSpec:
-    """The bad records of a pipeline's batch, staged beside its partials and committed with them."""
+    """The bad records of a batch, staged beside its partials and committed with them."""
 
     pipeline: str
     keys: tuple[KeyColumn, ...] = ()
@@ -150,22 +150,22 @@ class QuarantineSpec:
 
     @property
     def name(self) -> str:
-        """Return what its staging is called; no state's name starts like this."""
+        """Return the name of its staging; no state's name starts like this."""
         return f"_q_{self.pipeline}"
 
 
-# What can be staged: rows with these columns, in a table of this name.
+# What an attempt stages: rows with these columns, in a table of this name.
 Staged = StateSpec | QuarantineSpec
 
 
 def staged_in_order_of(staged: Staged) -> str | None:
-    """Return the key in whose order tasks stage rows: the first, if it is a number or a time; None if rows come as they are."""
+    """Return the key in whose order tasks stage rows: the first, if it is a number or a time; else None."""
     return staged.keys[0].name if staged.keys and staged.keys[0].type.name in _STAGED_IN_ORDER else None
 
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """What the store knows of a pipeline."""
+    """A pipeline as the store knows it."""
 
     name: str
     source_kind: SourceKind
@@ -186,7 +186,7 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        meaning = {name: value for name, value in asdict(self).items() if name not in _MEANS_NOTHING}
+        meaning = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_MEANING}
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property
@@ -205,7 +205,7 @@ class PipelineSpec:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse a name that could not be a plain Postgres identifier with room for a txid and an attempt behind it."""
+    """Refuse a name that is not a plain Postgres identifier with room for a txid and an attempt."""
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot be the name of a {what}: use lower case letters, digits and _, a letter first, at most 40."

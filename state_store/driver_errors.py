@@ -1,4 +1,4 @@
-"""What the database driver's errors mean to a caller, decided by SQLSTATE."""
+"""Translate the database driver's errors into Tidegate's, by SQLSTATE."""
 
 from state_store import errors
 
@@ -19,23 +19,18 @@ _RETRYABLE_STATES = {
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
 _MISSING_STATES = {"42P01", "3F000", "42703"}
 _OVERFLOW_STATES = {"22003"}
-_BAD_KEY_STATES = {
-    "22021",
-    "22P02",
-    "22007",
-    "22008",
-    "54000",
-}  # NUL, not of its type, not a date, longer than an index row
+# A NUL, text that is not of its type, no date, longer than an index row.
+_BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "54000"}
 
 
 def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
-    """Return what a psycopg2 error means to the caller, decided by SQLSTATE."""
+    """Return the error that a psycopg2 error means to the caller."""
     message = _first_line(error)
-    # A connection that is refused carries no SQLSTATE, so libpq's text has to tell why.
+    # A refused connection carries no SQLSTATE, so the reason is found in libpq's text.
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
     if "authentication method requirement" in message:
         return errors.AccessRefused(
-            f"The server does not prove that it is the right one, so it was not told the password, while {doing}: {message}. "
+            f"The server does not prove that it is the right one, so the password was not sent, while {doing}: {message}. "
             "If it is the right one, name its way to log in: PGREQUIREAUTH=md5, for example (tidegate settings)."
         )
     if state in _ACCESS_STATES:

@@ -1,4 +1,4 @@
-"""Settings to Engine."""
+"""Engines: one per settings, shared by the stores of a process."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ _users: Counter[sa.Engine] = Counter()
 
 
 def take_engine(settings: Settings, *, user: str | None = None) -> sa.Engine:
-    """Return the Engine of these settings; whoever takes it gives it back (`give_back`)."""
+    """Return the Engine of these settings; the caller gives it back (`give_back`)."""
     engine = _engine_for(settings, user)
     with _lock:
         _users[engine] += 1
@@ -23,7 +23,7 @@ def take_engine(settings: Settings, *, user: str | None = None) -> sa.Engine:
 
 
 def give_back(engine: sa.Engine) -> None:
-    """Close all connections if nobody else has the Engine: disposed of earlier, it would forget those that are in use."""
+    """Close all connections if the Engine has no other user: disposed of earlier, it would forget those in use."""
     with _lock:
         _users[engine] -= 1
         if _users[engine] <= 0:
@@ -35,11 +35,11 @@ def give_back(engine: sa.Engine) -> None:
 def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
-    It is the same one for the same settings, because an Engine remembers the SQL that it has compiled of its statements, some
-    forty for a batch. Disposed of, it may be used again.
+    The same settings give the same Engine, because an Engine caches the compiled SQL of its statements, some forty for a batch.
+    After it is disposed of, it may be used again.
 
-    The pool keeps as many connections as were ever wanted at once: one for a task or a command, which run their statements one
-    after another, a few for `tidegate run`. The one that was given back last is used first: its session has the tables mapped.
+    The pool grows to the most connections ever used at once: one for a task or a command, which run their statements one after
+    another, a few for `tidegate run`. The connection that was returned last is used first: its session has the tables mapped.
     """
     engine = sa.create_engine(
         "postgresql+psycopg2://",
@@ -48,7 +48,7 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
         max_overflow=0,
         pool_use_lifo=True,
         pool_pre_ping=True,
-        use_native_hstore=False,  # a question less for each connection: nothing of ours is one
+        use_native_hstore=False,  # saves a query per connection: no column is an hstore
         connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
     )
     sa.event.listen(engine, "connect", lambda connection, _record: read_far_dates(connection))
@@ -56,9 +56,9 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
 
 
 def _forget_connections() -> None:
-    """In a forked process, make new connections: two that speak over one would read each other's answers.
+    """Make a forked process open its own connections: processes that share one read each other's answers.
 
-    Those of the parent are left open, because they are still its own.
+    The parent's connections are left open, because it still uses them.
     """
     global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threading.Lock()

@@ -1,6 +1,6 @@
-"""What can go wrong, cut by what the reader can do about it.
+"""The errors, grouped by what the reader can do about them.
 
-    TidegateError                 carries pipeline, txid and attempt as attributes; its class says where the fault lies
+    TidegateError                 has pipeline, txid and attempt as attributes; its class says where the fault lies
       RetryableError              trying again is right; at worst the retry finds the work already done
         CommitOutOfOrder          an earlier txid has not committed yet
         AttemptNotSealed          the newest attempt is still processing, somewhere else
@@ -13,7 +13,7 @@
         AttemptTimedOut           the attempt exceeded the pipeline's message timeout
         RowsLost                  the acker's sums do not meet: not every row was fully processed
         BatchRetried              a try at a batch has failed; the pipeline's policy wants another
-        PipelinePaused            somebody has paused the pipeline
+        PipelinePaused            an operator has paused the pipeline
       AttemptFenced               a newer attempt owns the batch; this one stops and its work never counts
       PermanentError              a person has to look; trying again cannot help
         UsageError                the request itself is wrong (exit code 2)
@@ -34,11 +34,11 @@
         BadKey                    a key that cannot be stored: NULL, NUL character, too long
         Overflow                  a value outside its column's range
         MetadataCorrupt           the saved source metadata does not match its digest
-        GuardMismatch             a state row is ahead of the ledger: somebody else wrote the table
-        HoleDetected              the cursor is behind what the ledger already committed, or in a restored database
+        GuardMismatch             a state row is ahead of the ledger: another writer changed the table
+        HoleDetected              the cursor is older than the ledger's last commit, or in a restored database
 
-A class exists where somebody catches it or an operator acts differently on it. ``AttemptFenced`` is neither retryable nor
-permanent: the work goes on, elsewhere.
+A class exists where code catches it or an operator acts differently on it. ``AttemptFenced`` is neither retryable nor
+permanent: the work goes on elsewhere.
 """
 
 from enum import Enum
@@ -46,7 +46,7 @@ from typing import Any
 
 
 class Fault(Enum):
-    """Where the reason of a failure lies. What follows from it is the pipeline's policy (`jobs.engine.poison`)."""
+    """Where the cause of a failure lies. The pipeline's policy decides what follows (`jobs.engine.poison`)."""
 
     CONTENT = "the content of the batch"
     PIPELINE = "the pipeline's code or declaration, the settings, or the request"
@@ -59,7 +59,7 @@ class Fault(Enum):
 
 
 def storable(text: str) -> str:
-    """Return a message as Postgres can keep it: it may quote a record's NUL, or a name that is not UTF-8."""
+    """Return a message that Postgres can store: it may quote a record's NUL, or a name that is not UTF-8."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
@@ -78,7 +78,7 @@ class TidegateError(Exception):
 
     @property
     def is_poison(self) -> bool:
-        """Tell whether the content of the batch is at fault: only such failures count as tries before a batch is given up."""
+        """Return whether the batch's content is at fault: only such failures count towards giving it up."""
         return self.fault is Fault.CONTENT
 
     @property
@@ -166,7 +166,7 @@ class BatchRetried(RetryableError):
 
 
 class PipelinePaused(RetryableError):
-    """Somebody has paused the pipeline."""
+    """An operator has paused the pipeline."""
 
     fault = Fault.ORDER
 
@@ -224,7 +224,7 @@ class SchemaOutOfDate(PermanentError):
 
 
 class DeclarationInvalid(PermanentError):
-    """What the transform returns does not fit the declared states, or Spark refuses its code whatever the data."""
+    """The transform's result does not fit the declared states, or Spark refuses its code for any data."""
 
     fault = Fault.PIPELINE
 
@@ -260,7 +260,7 @@ class MalformedRecord(PermanentError):
 
 
 class TransformFailed(PermanentError):
-    """A record that the transform cannot compute: Spark says that the data is at fault, or the author's code raised for it."""
+    """A record that the transform cannot compute: Spark blames the data, or the author's code raised on it."""
 
     fault = Fault.CONTENT
 
@@ -290,6 +290,6 @@ class GuardMismatch(PermanentError):
 
 
 class HoleDetected(PermanentError):
-    """The cursor is behind what the ledger already committed (I9)."""
+    """The cursor is older than the ledger's last commit (I9)."""
 
     fault = Fault.LEDGER

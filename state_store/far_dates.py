@@ -1,4 +1,4 @@
-"""Dates and times that Postgres has and Python has not, before the year 1 and after 9999: read as Postgres writes them."""
+"""Dates and times before the year 1 and after 9999, which Python lacks: read as the text that Postgres gives."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _READERS = ((1082, extensions.PYDATE), (1114, extensions.PYDATETIME), (1184, ext
 
 
 def read_far_dates(connection: Any) -> None:
-    """Have a connection return such a date as text, where psycopg2 would refuse the whole row."""
+    """Make a connection return such dates as text, where psycopg2 would refuse the whole row."""
     for oid, reader in _READERS:
         extensions.register_type(extensions.new_type((oid,), "FAR_DATE", _Reader(reader)), connection)
 
@@ -20,7 +20,7 @@ class _Reader:
         self._reader = reader
 
     def __call__(self, value: Any, cursor: Any) -> Any:
-        """Return a date or time, or the text if Python cannot have it."""
+        """Return a date or time, or the text if Python cannot represent it."""
         try:
             return self._reader(value, cursor)
         except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What people and reports read: how far pipelines are, the ledger by txid, quarantine, and states by key. Read only."""
+"""Read-only queries for people and reports: lag, the ledger by txid, quarantine, states by key."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _lag = sa.table(
     schema=tables.LEDGER,
 )
 
-# Columns of an attempt that its batch's history shows otherwise.
+# Columns of an attempt that its batch's history shows in another way.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 ACTIONS_SHOWN = 100
 
@@ -49,7 +49,7 @@ class BatchStatus:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a pipeline is: last committed and last opened txid, what it waits for, and what waits for people."""
+    """A pipeline's progress: last committed and opened txid, what it waits for, what waits for people."""
 
     pipeline: str
     committed: int
@@ -65,7 +65,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class BatchHistory:
-    """All of one batch: frozen metadata, attempts, what they sealed, the commit, what people did to it or its pipeline."""
+    """All of one batch: metadata, attempts, seals, the commit, and operators' actions on it or its pipeline."""
 
     status: BatchStatus
     source_metadata: SourceMetadata
@@ -101,7 +101,7 @@ def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] |
 
 
 def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHistory:
-    """Return everything the ledger knows of one batch.
+    """Return everything that the ledger knows of one batch.
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
@@ -136,7 +136,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
 
 
 def actions(connection: Connection, pipeline: str, txid: int) -> list[dict[str, Any]]:
-    """Return the newest of what people did by hand to a batch or to its whole pipeline, in the order in which they did it."""
+    """Return the newest operator actions on a batch or its whole pipeline, oldest first."""
     o = tables.operator_action.c
     statement = (
         sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
@@ -161,7 +161,7 @@ def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: 
 
 
 def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -> dict[int, int]:
-    """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
+    """Return how many records of each txid, or of the given one, wait in quarantine."""
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
     statement = (

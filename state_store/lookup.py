@@ -1,4 +1,4 @@
-"""Point lookups: the rows of some keys. Loads psycopg2 alone, so that a command answers in the blink of an eye."""
+"""Point lookups: the rows of some keys. Imports psycopg2 alone, so that a command starts quickly."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,10 +21,11 @@ KEYS_PER_STATEMENT = 1000
 def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
     """Return the rows of these keys from one snapshot, None where there is none.
 
-    A key is its values as text, in the order of the key's columns; Postgres converts them. A global state has the empty key.
+    A key is given as its values in text, in the order of the key's columns; Postgres converts them. A global state has the
+    empty key.
 
-    Raises: UsageError for a value that its column cannot hold, or another number of values than columns; StoreUnavailable,
-    AccessRefused, SchemaOutOfDate.
+    Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
+    SchemaOutOfDate.
     """
     columns = [column.name for column in state.keys]
     if (wrong := next((key for key in keys if len(key) != len(columns)), None)) is not None:
@@ -36,7 +37,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             for position, row in _rows(connection, state, keys):
                 found[position] = row
-    except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and what is not UTF-8
+    except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.") from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
@@ -45,18 +46,20 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
 
 def _rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     names = [*(column.name for column in state.columns), *(["txid"] if state.has_txid else [])]
-    asked = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
+    requested = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
     statement = sql.SQL(
-        "SELECT asked.position, {columns} FROM (VALUES %s) AS asked ({asked}) JOIN {table} AS s ON {same}"
+        "SELECT requested.position, {columns} FROM (VALUES %s) AS requested ({requested}) JOIN {table} AS s ON {same}"
     ).format(
         columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
-        asked=sql.SQL(", ").join([sql.Identifier("position"), *asked]),
+        requested=sql.SQL(", ").join([sql.Identifier("position"), *requested]),
         table=sql.Identifier(STATE, state.name),
         # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
-        # would round: a key with more digits than the column has is simply not there.
+        # would round: a key with more digits than its column is simply not found.
         same=sql.SQL(" AND ").join(
-            sql.SQL("{} = asked.{}::{}").format(sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0]))
-            for key, name in zip(state.keys, asked, strict=True)
+            sql.SQL("{} = requested.{}::{}").format(
+                sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0])
+            )
+            for key, name in zip(state.keys, requested, strict=True)
         )
         if state.keys
         else sql.SQL("true"),

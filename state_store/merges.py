@@ -1,12 +1,12 @@
-"""Merge what an attempt has sealed into the state tables, by the rules of each state's kind. Called under the cursor's lock.
+"""Merge the sealed rows of attempts into the state tables, by each state's kind. Called under the cursor's lock.
 
-    transactional      (value, txid)                       value joins what is there; a row's txid must be older (I14)
-    opaque             (value, previous value, txid)       the same, and what was there is kept, so that the last txid can be
-                                                           taken back for every key it touched (I13)
-    non-transactional  (value)                             value joins what is there; nothing tells whether it did before
+    transactional      (value, txid)                       the value is merged in; the row's txid must be older (I14)
+    opaque             (value, previous value, txid)       the same, and the previous value is kept, so that the last txid can
+                                                           be undone for every key it touched (I13)
+    non-transactional  (value)                             the value is merged in; nothing shows whether it was before
 
-The theory lets states tell a replay by the txids in their rows (docs/semantics.md). Here the cursor tells, so an equal
-or a newer txid in a row is never a replay: somebody else wrote it, and the commit stops.
+In theory, states recognise a replay by the txids in their rows (docs/semantics.md). Here the cursor does, so an equal or newer
+txid in a row is never a replay: another writer put it there, and the commit stops.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,24 +24,24 @@ from state_store.staging import StagedPartition
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
-    """Name the writer for the length of the transaction: the state tables refuse everybody else."""
+    """Name the writer for the rest of the transaction: the state tables refuse all others."""
     connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))
 
 
 def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge everything that consecutive batches, (txid, attempt) each, have sealed.
 
-    Returns of each the number of state rows that it writes and of bad records set aside. A key that several of them touch is
-    written once, which is what makes them quicker together than one by one. The states come out the same, row by row, unless
-    they are opaque: those would have to know what was there between the batches.
+    Returns for each batch its number of state rows and of bad records set aside. A key that several batches touch is written
+    once, which makes merging them together quicker than one by one. The states come out the same, row by row, unless they are
+    opaque: those would need the values between the batches.
 
     Every sealed row must land (I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
-    new, so a row that the guard rejects was written by somebody else, and dropping it silently would lose an update.
+    new, so a row that the guard rejects has another writer, and dropping it silently would lose an update.
 
-    Several batches are merged together only if nothing that one of them does by itself could be an error. What would be in
-    doubt, because a sum comes near the limit of its type, is left to be merged one by one.
+    Several batches are merged together only if none of them could fail by itself. Where that is in doubt, because a sum comes
+    near the limit of its type, they are left to be merged one by one.
 
-    Raises: GuardMismatch; for several batches IntegrityError, where it is not known whose row it was, or a sum is in doubt.
+    Raises: GuardMismatch; for several batches also IntegrityError, if a row's batch is unknown or a sum is in doubt.
     """
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
@@ -71,7 +71,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
         if written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
-                f"at least {txid} already: somebody else wrote them. Nothing was committed; "
+                f"at least {txid} already: another writer changed them. Nothing was committed; "
                 "restore the table, or find its other writer.",
                 pipeline=spec.name,
                 txid=txid,
@@ -81,7 +81,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
 
 
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
-    """Move the attempt's bad records into quarantine, all of them or nothing."""
+    """Move the attempt's bad records into quarantine, all or none."""
     staged = QuarantineSpec(spec.name)
     sealed = staging.recount(connection, spec.name, staged, txid, attempt)
     stage = tables.staging_table_of(staged, txid, attempt)
@@ -101,21 +101,21 @@ def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: i
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
-    """Take back what txid did to an opaque state: its rows get their previous values, new ones go.
+    """Undo what a txid did to an opaque state: its rows get their previous values, new rows go.
 
-    The whole table is read: an index on txid would end HOT updates for the sake of what rarely happens.
+    The whole table is read: an index on txid would end HOT updates for the sake of a rare operation.
     """
     table = tables.state_table_of(state)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
     before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
-    unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # what they were before that is not kept
+    unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # older values are not kept
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
 def _staged(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition], rows: int) -> StagedBatch:
-    """Return the sealed rows of one attempt: the state's columns and, if its rows carry one, the txid."""
+    """Return the sealed rows of one attempt: the state's columns and, if its rows carry it, the txid."""
     stage = tables.staging_table_of(state, txid, attempt)
-    # Cast in so many words: else it is an int4 to Postgres, which converts it for each row in a step of its own.
+    # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
     stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
     partials = sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
@@ -123,14 +123,14 @@ def _staged(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPa
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:
-    """Return the upsert of what one batch brings, or several from `first_txid` on, in key order.
+    """Return the upsert of one batch's partials, or of several from `first_txid` on, in key order.
 
-    A row that carries a txid which has not committed is left out, so that the count tells; for several batches it is an error
-    of the statement, and so is a sum beyond half of what its type holds.
+    For one batch, a row that carries a txid that has not committed is left out, so that the row count shows it; for several
+    batches such a row is an error of the statement, and so is a sum beyond half of the limit of its type.
     """
     target = tables.state_table_of(state)
     keys = [key.name for key in state.keys]
-    # Index locality, and one lock order for everybody.
+    # For index locality, and the same lock order in every commit.
     rows = rows.order_by(*(rows.selected_columns[key] for key in keys))
     upsert = insert(target).from_select([*(column.name for column in rows.selected_columns)], rows)
     new = upsert.excluded
@@ -143,7 +143,7 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = 
     if first_txid is not None:
         for name in (v.name for v in state.values if v.merge == "sum"):
             half = half_of(target.c[name].type)
-            changes[name] = sa.case((changes[name].between(-half, half), changes[name]))  # else NULL, which the column refuses
+            changes[name] = sa.case((changes[name].between(-half, half), changes[name]))  # else NULL, which the column rejects
     if state.kind == "opaque":
         changes |= {previous_name(v.name): target.c[v.name] for v in state.values}
         changes[PREVIOUS_TXID] = target.c.txid
@@ -151,5 +151,5 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = 
     if state.has_txid and first_txid is None:
         changes["txid"], guard = new.txid, target.c.txid < new.txid
     elif state.has_txid:
-        changes["txid"] = sa.case((target.c.txid < first_txid, new.txid))  # else NULL, which the column refuses
+        changes["txid"] = sa.case((target.c.txid < first_txid, new.txid))  # else NULL, which the column rejects
     return upsert.on_conflict_do_update(index_elements=keys or [SNAPSHOT], set_=changes, where=guard)

@@ -1,6 +1,6 @@
-"""What operators do by hand: pause, resume, retry, skip, redo, replay quarantined records.
+"""Operators' actions: pause, resume, retry, skip, redo, replay quarantined records.
 
-Each is recorded in ``operator_action``, with who and why, in the transaction that does it.
+Each is recorded in ``operator_action``, with owner and reason, in its own transaction.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from state_store.witness import Witness
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
-    """Let no new run of the pipeline start; False if it was paused already."""
+    """Stop new runs of the pipeline; False if it was paused already."""
     return _set_paused(connection, pipeline, "pause", owner, reason)
 
 
@@ -63,7 +63,7 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 
 
 def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-    """Let batches that were halted or given up be tried anew: this one, or all; return which."""
+    """Let halted or given-up batches be tried again, this one or all; return their txids."""
     forgiven = batches.forgive(connection, pipeline, txid)
     for each in forgiven:
         write_action(connection, pipeline, each, "retry", owner, reason)
@@ -71,12 +71,12 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
 
 
 def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
-    """Replace what the last committed txid did to the states by what its newest attempt has sealed (I13).
+    """Replace the effect of the last committed txid by what its newest attempt has sealed (I13).
 
-    Keys that the new attempt lacks go back to what they were, and disappear if the txid had created them. For opaque states
-    only, and only for the owner of the tables: nobody else may delete.
+    Keys that the new attempt lacks go back to their previous values, and disappear if the txid had created them. For opaque
+    states only, and only as the owner of the tables: no other role may delete.
 
-    Raises: RangeRefused if txid is not the last committed one, a state cannot go back, or a later batch has taken up records
+    Raises: RangeRefused if txid is not the last committed txid, a state cannot go back, or a later batch has taken up records
     that it set aside; what `merge_and_advance` raises.
     """
     cursor = commits.lock_cursor(connection, spec.name, witness)
@@ -92,7 +92,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         merges.restore(connection, state, txid)
     _empty_quarantine(connection, spec.name, txid)
     ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
-    # From here on the newest attempt is the committed one, and its cut is what later batches have to continue.
+    # From here on the newest attempt is the committed attempt, and later batches have to continue its input.
     k = tables.commit.c
     digest = sa.select(tables.attempt.c.source_digest).where(
         tables.attempt.c.pipeline == spec.name, tables.attempt.c.txid == txid, tables.attempt.c.attempt == batch.attempt
@@ -113,10 +113,10 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 
 
 def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
-    """Take back the bad records that txid has set aside: its new attempt brings its own."""
+    """Remove the bad records that a txid has set aside: its new attempt has its own."""
     q = tables.quarantine.c
-    mine = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
-    if taken := {replayed for replayed in connection.scalars(mine) if replayed is not None}:
+    removed = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
+    if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:
         raise RangeRefused(
             f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
             "there and wait in quarantine again.",
@@ -126,7 +126,7 @@ def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
 
 
 def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
-    """Refuse to redo any but the last committed txid, or states that do not know what they were before.
+    """Refuse to redo any but the last committed txid, or states that keep no previous values.
 
     Raises: RangeRefused.
     """
@@ -145,15 +145,17 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
 
 
 def write_action(connection: Connection, pipeline: str, txid: int | None, action: str, owner: str, reason: str) -> None:
-    """Record what an operator did by hand, in the transaction that does it."""
+    """Record an operator's action, in the transaction that carries it out."""
     row = {"pipeline": pipeline, "txid": txid, "action": action, "owner": owner, "reason": reason}
     connection.execute(insert(tables.operator_action).values(row))
 
 
 def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
-    """Give up a batch that has failed: a commit without its rows takes its place, now or, None, when its turn comes.
+    """Give up a failed batch: a commit without rows takes its place.
 
-    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to cut it anew, so that it is not known
+    Returns that commit, or None if the batch is skipped later, when its turn comes.
+
+    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
     yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
     """
     cursor = commits.lock_cursor(connection, spec.name, witness)

@@ -1,4 +1,4 @@
-"""Which migration the code needs, which one the database has, and the registration of pipelines."""
+"""The schema revisions of code and database, and the registration of pipelines."""
 
 import json
 from pathlib import Path
@@ -21,18 +21,18 @@ _version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=tables.LEDGE
 
 
 def head_revision() -> str:
-    """Return the newest revision: migrations are numbered and form one line, so the last file name tells it."""
+    """Return the newest revision: migrations are numbered in one line, so it is in the last file name."""
     return max(file.name[:4] for file in VERSIONS.glob("[0-9]*.py"))
 
 
 def ledger_revision() -> str:
-    """Return the newest revision that changes the ledger, not only states."""
+    """Return the newest revision that changes the ledger, not just states."""
     numbered = sorted(VERSIONS.glob("[0-9]*.py"), reverse=True)
     return next(file.name[:4] for file in numbered if OF_STATES_ONLY not in file.read_text())
 
 
-# The ledger that this code was written for, as of the moment at which it was imported. A process may run for weeks, and fork
-# others, while a newer version is put in the same place, whose files say nothing about the code that runs.
+# The ledger revision that this code needs, read when the module is imported. A process may run for weeks, and fork others,
+# while a newer version is installed in the same place: its files say nothing about the running code.
 KNOWN_LEDGER = ledger_revision()
 
 
@@ -51,7 +51,7 @@ def check_not_newer(connection: Connection) -> None:
 
 
 def check_revision(connection: Connection) -> None:
-    """Refuse a database that is behind or ahead of this code.
+    """Refuse a database that is older or newer than this code.
 
     Raises: SchemaOutOfDate with the command to type.
     """
@@ -67,7 +67,7 @@ def check_revision(connection: Connection) -> None:
 
 
 def note_ledger(connection: Connection, revision: str) -> None:
-    """Write down for which ledger code has to be written that works on this database; part of a migration."""
+    """Record the ledger revision that code needs for this database; part of a migration."""
     table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
     connection.execute(SetTableComment(table))
 
@@ -93,11 +93,11 @@ def _check_not_newer(connection: Connection, found: str | None) -> None:
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
-    """Write down a pipeline, its states and its cursor; return whether anything is new. Part of `tidegate migrate`.
+    """Register a pipeline, its states and its cursor; return whether anything is new.
 
-    Once a batch has committed, states may not change: an added one would miss the batches before it, and a changed
-    aggregate would give the values that are there another meaning (I1, I16). The source may, such as when its files
-    get a new column, if `version` is raised to say that this is meant: what has committed stays as it was read.
+    Part of `tidegate migrate`. Once a batch has committed, states may not change: an added state would miss the earlier
+    batches, and a changed aggregate would change the meaning of existing values (I1, I16). The source may change, such as when
+    its files get a new column, if `version` is raised to confirm it: what has committed stays as it was read.
 
     Raises: DeclarationChanged.
     """
@@ -150,9 +150,10 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
-    """Let the pipelines go on that are halted in a restored, promoted, copied or older database; return what each gives up.
+    """Let pipelines that are halted in a restored, promoted, copied or older database go on.
 
-    The ledger keeps that too. Each begins a new history: witnesses of the old one say nothing about it, wherever they are.
+    Returns what each pipeline gives up, which the ledger records too. Each begins a new history: no witness of the old history
+    applies to it.
     """
     epoch = commits.current_epoch(connection)
     c = tables.cursor.c
@@ -162,12 +163,12 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
         lost = commits.what_is_lost(connection, cursor, witness)
         if lost is None and cursor.epoch == epoch:
             continue
-        told = f"goes on behind txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
+        story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
         connection.execute(
             sa.update(tables.cursor).where(c.pipeline == cursor.pipeline).values(epoch=epoch, history=sa.func.gen_random_uuid())
         )
-        operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, told)
-        accepted[cursor.pipeline] = told
+        operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
+        accepted[cursor.pipeline] = story
     return accepted
 
 

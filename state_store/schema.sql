@@ -1,7 +1,7 @@
--- What the ledger has besides the tables of tables.py: views, functions, aggregates, grants. This is the schema of today, for
--- people to read; the migrations lead to it, and a test proves that they do (tests/integration/test_schema.py).
+-- The ledger's views, functions, aggregates and grants, besides the tables of tables.py. This is the current schema, for people
+-- to read; the migrations lead to it, and a test proves that they do (tests/integration/test_schema.py).
 
--- Phase of a batch. It is derived from its rows, in the order in which they overrule each other, and stored nowhere.
+-- Phase of a batch. It is derived from the batch's rows, in order of precedence, and never stored.
 
 CREATE VIEW tidegate.batches AS
 SELECT b.pipeline, b.txid,
@@ -31,7 +31,7 @@ LEFT JOIN tidegate.commit c ON c.pipeline = b.pipeline AND c.txid = b.txid
 LEFT JOIN tidegate.attempt a
        ON a.pipeline = b.pipeline AND a.txid = b.txid AND a.attempt = coalesce(c.attempt, b.attempt);
 
--- How far each pipeline is.
+-- Progress of each pipeline.
 
 CREATE VIEW tidegate.lag AS
 SELECT k.pipeline, k.txid AS committed, coalesce(o.txid, 0) AS opened, coalesce(o.txid, 0) - k.txid AS pending,
@@ -42,8 +42,8 @@ FROM tidegate.cursor k
 LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
 LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
 
--- A state table has one writer (I15). A commit names its pipeline for the length of its transaction; everybody else is refused,
--- with the grants as the outer wall. Each state table has the trigger `single_writer` that calls this (tables.SINGLE_WRITER).
+-- A state table has one writer (I15). A commit names its pipeline for the length of its transaction; all others are refused,
+-- and the grants are the first line of defence. Each state table has the trigger `single_writer` that calls this (tables.SINGLE_WRITER).
 
 CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
@@ -61,7 +61,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Sum of bigints that stays a bigint: Postgres' own goes through numeric. Out of range is an error, as in a state's sum.
+-- Sum of bigints that stays a bigint: Postgres' own sum goes through numeric. Out of range is an error, as in a state's sum.
 
 CREATE AGGREGATE tidegate.add_up(bigint) (
     SFUNC = pg_catalog.int8pl, STYPE = bigint, COMBINEFUNC = pg_catalog.int8pl, PARALLEL = SAFE

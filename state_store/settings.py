@@ -1,6 +1,6 @@
 """Settings: read once at the edge (the command line, a task's body) and passed down.
 
-Each setting has one name and is looked for in this order; the first place that has it wins:
+Each setting has one name and is looked up in this order; the first place that has it wins:
 
 1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER``,
    ``PGPASSFILE`` and ``PGREQUIREAUTH``
@@ -11,8 +11,8 @@ Each setting has one name and is looked for in this order; the first place that 
 Unless ``TIDEGATE_HOME`` names it, the project folder is found: the nearest one upwards that has one of these files. Files and
 folders that another account could have put there are passed over, with a warning.
 
-Passwords are no settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
-are named by the file that holds them. So a settings table can be shown to anybody.
+Passwords are not settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
+are given as the name of the file that holds them. So a table of settings contains no secrets.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ class Settings:
     )
     lock_timeout_seconds: int = _setting(60, "longest wait for the cursor's row lock, so for another commit's merge")
     commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
-    idle_timeout_seconds: int = _setting(30, "longest pause between two statements of a commit: then whoever paused is cut off")
+    idle_timeout_seconds: int = _setting(30, "longest pause between two statements of a commit before it is cut off")
     attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")
     min_file_age_seconds: int = _setting(
         5, "a source file that changed more recently may still be written: it is not planned yet", least=0
@@ -91,20 +91,20 @@ class Settings:
     def sources(
         cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False
     ) -> tuple["Settings", dict[str, str]]:
-        """Read the settings and tell for each name which place it came from.
+        """Read the settings, and return also the place that each came from.
 
         `without_stack` leaves out what `tidegate up` wrote, for verbs that must work though it is damaged.
         """
         named = environ.get("TIDEGATE_HOME")
         home = Path(named or _project_folder()).resolve()
         toml_file, stack_file = home / "tidegate.toml", home / STACK_FOLDER / "stack.json"
-        # A folder that is named is the person's own choice; one that was found is not.
-        believed = {file: bool(named) or _is_believed(file) for file in (toml_file, stack_file)}
+        # A named folder is the user's own choice; a folder that was found is not.
+        trusted = {file: bool(named) or _is_trusted(file) for file in (toml_file, stack_file)}
         places: list[tuple[str, dict[str, Any]]] = [
-            (str(toml_file), _read(toml_file, tomllib.loads) if believed[toml_file] else {}),
+            (str(toml_file), _read(toml_file, tomllib.loads) if trusted[toml_file] else {}),
             (
                 str(stack_file),
-                _read(stack_file, json.loads).get("settings", {}) if believed[stack_file] and not without_stack else {},
+                _read(stack_file, json.loads).get("settings", {}) if trusted[stack_file] and not without_stack else {},
             ),
         ]
         known = {f.name for f in dataclasses.fields(cls)}
@@ -135,13 +135,13 @@ class Settings:
 
     @property
     def stack_folder(self) -> Path:
-        """Where the embedded stack keeps its data, logs and secrets."""
+        """The folder in which the embedded stack keeps its data, logs and secrets."""
         return self.home / STACK_FOLDER
 
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
-        """Return libpq's connection parameters, never a password: libpq finds that itself.
+        """Return libpq's connection parameters, without a password: libpq finds that itself.
 
-        By default libpq tells the password only to a server that proves, by SCRAM, that it knows it already.
+        By default libpq authenticates only to a server that proves, by SCRAM, that it knows the password already.
         """
         parameters = {
             "host": self.pg_host,
@@ -155,24 +155,24 @@ class Settings:
 
 
 def _project_folder() -> Path:
-    """Return the nearest folder upwards that has a tidegate.toml or a stack of ours or of root's, else the current one."""
+    """Return the nearest folder upwards with a trusted tidegate.toml or stack folder, else the current folder."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         found = [folder / "tidegate.toml"] if (folder / "tidegate.toml").is_file() else []
         found += [folder / STACK_FOLDER] if (folder / STACK_FOLDER).is_dir() else []
-        if any(map(_is_believed, found)):
+        if any(map(_is_trusted, found)):
             return folder
     return here
 
 
-def _is_believed(path: Path) -> bool:
-    """Tell whether no other account can have written a file or folder, or put it here; say so if one can."""
+def _is_trusted(path: Path) -> bool:
+    """Return whether no other account can have written this path or put it here; warn if one can."""
     places = [path.parent, path] if path.parent.name == STACK_FOLDER else [path]
     for place in places:
         try:
             reason = _distrust(place.lstat()) or _distrust(place.stat())
         except OSError:
-            return True  # there is none, or reading it will say why not
+            return True  # it is missing, or reading it will show why it cannot be read
         if reason:
             _warn(
                 f"{str(place)!r} {reason}, so it is ignored. To use it all the same: export TIDEGATE_HOME={str(place.parent)!r}"
@@ -182,7 +182,7 @@ def _is_believed(path: Path) -> bool:
 
 
 def _distrust(found: os.stat_result) -> str | None:
-    """Return why a file is not believed: it belongs to neither us nor root, or others may write into it."""
+    """Return why a file is not trusted: another account owns it or may write to it; None if it is trusted."""
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {account_name(found.st_uid)}"
     if stat.S_ISLNK(found.st_mode):
@@ -203,7 +203,7 @@ def account_name(user: int) -> str:
 
 
 def _is_private_group(group: int) -> bool:
-    """Tell whether nobody but this account is in a group: many systems give each account one, and let it write."""
+    """Return whether this account is a group's only member: many systems give each account such a group."""
     try:
         account, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
@@ -213,7 +213,7 @@ def _is_private_group(group: int) -> bool:
 
 @lru_cache
 def _warn(message: str) -> None:
-    """Say something once."""
+    """Log a warning once."""
     logger.warning("%s", message)
 
 
@@ -230,14 +230,14 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
 
 
 def _remedy(file: Path) -> str:
-    return "`tidegate up` writes it anew." if file.parent.name == STACK_FOLDER else "Mend or remove it."
+    return "`tidegate up` writes it again." if file.parent.name == STACK_FOLDER else "Fix or remove it."
 
 
 def _convert(setting: dataclasses.Field[Any], raw: Any, origin: str, home: Path) -> Any:
     name, kind, least = setting.name, setting.type, setting.metadata["least"]
     if kind is int:
         try:
-            number = int(raw) if isinstance(raw, str) or type(raw) is int else least - 1  # 1.5 and true are no whole numbers
+            number = int(raw) if isinstance(raw, str) or type(raw) is int else least - 1  # 1.5 and true are not whole numbers
         except (TypeError, ValueError):
             number = least - 1
         if number < least:

@@ -1,10 +1,10 @@
-"""Which files have counted: one row per file of a committed batch, so that the content of a file counts once (I12).
+"""The files that have counted: one row per file of a committed batch, so that a file's content counts once (I12).
 
-A file is its name and what is in it: who moves it away and back, restores or touches it makes no other file of it. Rows are
-written in the commit's own transaction, under the cursor's lock; the primary key refuses what has counted before. This is the
-one table that grows with what was read: a file that comes back after years is still known. So a row holds what tells a file
-from another one, and nothing else. What is planned and has not committed stands in the metadata of its batch alone, because
-an opaque source may still cut it otherwise.
+A file is identified by name and content: it stays the same file when it is moved away and back, restored or touched. Rows are
+written in the commit's own transaction, under the cursor's lock; the primary key refuses files that have counted before. This
+is the one table that grows with the input: a file that comes back after years is still known. So a row holds what
+distinguishes a file from others, and nothing else. The files of a planned batch are only in its metadata until it commits,
+because an opaque source may still plan it differently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _GIVEN: dict[str, sa.types.TypeEngine[Any]] = {
 
 @dataclass(frozen=True)
 class TakenFile:
-    """A file that a batch reads, or has read: the content that was planned, and how far the batch is."""
+    """A file that a batch reads or has read: the planned content, and the progress of the batch."""
 
     name: str
     sha256: str
@@ -41,23 +41,24 @@ class TakenFile:
     mtime_ns: int
     txid: int
     is_committed: bool
-    is_done: bool  # its source was told that it counts, and has moved it away if it does so
+    is_done: bool  # its source has had its ack, and has moved the file away if it does so
 
 
-def files_of(cut: BatchInput) -> Sequence[Mapping[str, Any]]:
-    """Return the files that a batch reads: none if it takes up quarantined records, or was cut from another source."""
-    files: Sequence[Mapping[str, Any]] = () if QUARANTINED in cut.metadata else cut.metadata.get(FILES, ())
+def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:
+    """Return the files that a batch reads: none if it takes up quarantined records, or has another source."""
+    metadata = batch_input.metadata
+    files: Sequence[Mapping[str, Any]] = () if QUARANTINED in metadata else metadata.get(FILES, ())
     return files
 
 
-def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[BatchInput]) -> None:
-    """Write down the files of batches that are being committed, if their source has files. The cursor is locked.
+def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:
+    """Record the files of batches that are being committed, if their source has files. The cursor is locked.
 
-    Raises: if one has counted before, StagingLost where the source can cut the batch anew, else SourceChanged.
+    Raises: if a file has counted before, StagingLost where the source can plan the batch again, else SourceChanged.
     """
     if not spec.keeps_files:
         return
-    given = _table([{**file, "txid": cut.txid} for cut in cuts for file in files_of(cut)])
+    given = _table([{**file, "txid": each.txid} for each in inputs for file in files_of(each)])
     if given is None:
         return
     rows, count = given
@@ -72,7 +73,7 @@ def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[BatchInput]
     again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(
         f.pipeline == spec.name, f.name == rows.c.name, f.sha256 == digest, f.txid != rows.c.txid
     )
-    name, txid, new_txid = next(iter(connection.execute(again.order_by(f.name).limit(1))), (None, None, cuts[0].txid))
+    name, txid, new_txid = next(iter(connection.execute(again.order_by(f.name).limit(1))), (None, None, inputs[0].txid))
     what = (
         f"{spec.name} {new_txid}: {name} has counted in txid {txid}, with the same content."
         if name
@@ -84,22 +85,24 @@ def write(connection: Connection, spec: PipelineSpec, cuts: Sequence[BatchInput]
             pipeline=spec.name,
             txid=new_txid,
         )
-    raise StagingLost(f"{what} The batch is cut anew and processed again.", pipeline=spec.name, txid=new_txid)
+    raise StagingLost(f"{what} The batch is planned and processed again.", pipeline=spec.name, txid=new_txid)
 
 
 def take_back(connection: Connection, pipeline: str, txid: int) -> None:
-    """Forget the files of a batch that is being redone: its new attempt brings its own."""
+    """Remove the files of a batch that is being redone: its new attempt has its own."""
     f = tables.source_file.c
     connection.execute(sa.delete(tables.source_file).where(f.pipeline == pipeline, f.txid == txid))
 
 
 def counted(connection: Connection, pipeline: str, names: Sequence[str], before_txid: int) -> dict[str, list[TakenFile]]:
-    """Return of these names the files that have counted in batches before a txid."""
+    """Return the files with these names that have counted in batches before a txid."""
     f, b = tables.source_file.c, tables.batch.c
-    asked = sa.func.unnest(sa.cast(list(names), ARRAY(sa.Text))).table_valued("name").render_derived(name="asked")
+    requested = sa.func.unnest(sa.cast(list(names), ARRAY(sa.Text))).table_valued("name").render_derived(name="requested")
     statement = (
         sa.select(f.name, sa.func.encode(f.sha256, "hex"), f.size, f.mtime_ns, f.txid, b.acked_at.is_not(None))
-        .join_from(asked, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == asked.c.name, f.txid < before_txid))
+        .join_from(
+            requested, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == requested.c.name, f.txid < before_txid)
+        )
         .join(tables.batch, sa.and_(b.pipeline == f.pipeline, b.txid == f.txid))
     )
     found: dict[str, list[TakenFile]] = {}
@@ -109,18 +112,18 @@ def counted(connection: Connection, pipeline: str, names: Sequence[str], before_
     return found
 
 
-def planned(cuts: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
+def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
     """Return the files of batches that have not committed, by their names."""
     found: dict[str, list[TakenFile]] = {}
-    for cut in cuts:
-        for file in files_of(cut):
+    for each in inputs:
+        for file in files_of(each):
             identity = file["name"], file["sha256"], file["size"], file["mtime_ns"]
-            found.setdefault(file["name"], []).append(TakenFile(*identity, cut.txid, is_committed=False, is_done=False))
+            found.setdefault(file["name"], []).append(TakenFile(*identity, each.txid, is_committed=False, is_done=False))
     return found
 
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
-    """Write down when files were touched that are as they counted, so that they need not be read again to know it."""
+    """Record the new times of touched files with unchanged content, so that they need not be read again."""
     given = _table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
     if given is None:
         return
@@ -131,7 +134,7 @@ def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]
 
 
 def _table(files: Sequence[Mapping[str, Any]]) -> tuple[sa.TableValuedAlias, int] | None:
-    """Return files as a table of one statement, and their number; a time that no bigint holds is its limit."""
+    """Return files as a table for a statement, and their number; times are clamped to the range of a bigint."""
     if not files:
         return None
     columns: dict[str, list[Any]] = {name: [file[name] for file in files] for name in _GIVEN}

@@ -1,6 +1,6 @@
-"""The life of staging tables: created with an attempt, filled by COPY, digested, verified by the commit (I7), dropped when old.
+"""The life of staging tables: created with an attempt, filled by COPY, verified by the commit (I7), dropped when old.
 
-An attempt has one table per state, and one for bad records. Rows are found by the Spark task attempt that wrote them, so a task
+An attempt has one table per state, and one for bad records. Each row carries the Spark task attempt that wrote it, so a task
 that ran twice leaves rows that no seal names. `state_store.copy_in` is the part that runs on executors.
 """
 
@@ -19,7 +19,7 @@ from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
 
 LOCK_NOT_AVAILABLE = "55P03"
-NO_TASK = -1  # the task attempt of rows that no Spark task wrote: theirs begin at 0
+NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
 # Executors write the tables; the owner of the state tables reads them for a redo.
 STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
     "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
@@ -35,7 +35,7 @@ _HASHES: list[tuple[type[Any], str]] = [
 
 @dataclass(frozen=True)
 class StagedPartition:
-    """What one Spark task, or NO_TASK, staged for one state: the rows that count for this partition, and their digest."""
+    """The rows that one Spark task, or NO_TASK, staged for a state: number and digest of those that count."""
 
     state: str
     partition: int
@@ -53,16 +53,16 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
 
 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:
-    """Return the digest of staged rows, in whatever order: the XOR of their 64-bit hashes, over all staged columns.
+    """Return the digest of staged rows in any order: the XOR of 64-bit hashes of all staged columns.
 
-    The task attempt is left out: it is by what the rows are found.
+    The task attempt is left out, because rows are selected by it.
     """
     staged = (column for column in stage.c if column.name != "task_attempt")
     return sa.func.coalesce(sa.func.bit_xor(reduce(_hash, staged, _constant(0))), _constant(0))
 
 
 def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
-    """Return the SQL by which an executor finds number and digest of what its task, %(task_attempt)s, has staged."""
+    """Return the SQL for the number and digest of the rows that a task, %(task_attempt)s, has staged."""
     stage = tables.staging_table_of(staged, txid, attempt)
     of_task = stage.c.task_attempt == sa.bindparam("task_attempt", type_=sa.BigInteger)
     statement = sa.select(sa.func.count(), digest_of(stage)).select_from(stage).where(of_task)
@@ -70,7 +70,7 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
 
 
 def _hash(before: sa.ColumnElement[int], column: sa.Column[Any]) -> sa.ColumnElement[int]:
-    """Return the hash of a row up to this column. Each value's begins with that of those before it: none can change places."""
+    """Return the hash of a row up to this column, seeded with the hash before it: values cannot swap places."""
     if not column.nullable:
         return _hash_of_value(column, before)
     own = sa.func.coalesce(_hash_of_value(column, _constant(0)), _constant(-1))  # Postgres has no hash of NULL
@@ -89,7 +89,7 @@ def _constant(value: int) -> sa.ColumnElement[int]:
 
 
 def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
-    """Return what the seal names for a state, after checking that exactly these rows are in staging.
+    """Return the sealed partitions of a state, after checking that staging holds exactly their rows.
 
     Raises: StagingLost if the table is gone, a row is missing or one byte differs.
     """
@@ -131,9 +131,9 @@ def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
 
 
 def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
-    """Drop the staging of attempts whose batch committed longer ago than the retention (I18); return how many.
+    """Drop the staging of attempts whose batch committed before the retention (I18); return their number.
 
-    At most `limit` attempts, leaving out those that are locked, so that every plan can do it.
+    It drops at most `limit` attempts and passes over locked ones, so that every plan can call it.
     """
     a, c = tables.attempt.c, tables.commit.c
     oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
@@ -166,6 +166,6 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
         except OperationalError as held:
             if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
                 raise
-            continue  # a late reader or writer of this attempt holds it: the next plan tries again
+            continue  # a late reader or writer holds the table: the next plan tries again
         dropped += 1
     return dropped

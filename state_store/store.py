@@ -1,6 +1,6 @@
 """StateStore: one public method per step of a batch's life, each exactly one transaction.
 
-Only this module opens and ends transactions, and only it turns driver errors into ours.
+Only this module opens and ends transactions, and only it translates driver errors into Tidegate's.
 """
 
 import logging
@@ -48,16 +48,16 @@ logger = logging.getLogger(__name__)
 STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
-FILES_AT_ONCE = 10_000  # how many names one statement asks for, so how many files are held at once
-# What one transaction merges of several batches: enough for most of the gain, little enough to lose.
+FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
+# The most that one transaction merges of several batches: enough for most of the gain, little enough to lose.
 MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 10_000_000
 
 
 class StateStore:
     """The ledger and the state of all pipelines in one Postgres database. Thread-safe; nothing is shared between calls.
 
-    Every method that changes something is safe to call again after a crash at any point: it finds its own work done, or
-    does it once.
+    Every method that changes something is safe to call again after a crash at any point: it finds its work done, or does it
+    once.
     """
 
     def __init__(self, engine: sa.Engine, settings: Settings) -> None:
@@ -67,7 +67,7 @@ class StateStore:
 
     @classmethod
     def connect(cls, settings: Settings, *, user: str | None = None) -> Self:
-        """Return a store after checking that the database answers and has the revision this code needs.
+        """Return a store, after checking that the database answers and has the revision that this code needs.
 
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
@@ -81,7 +81,7 @@ class StateStore:
         return store
 
     def close(self) -> None:
-        """Close all connections, unless another store of this process has the same settings: the last one closes them."""
+        """Close all connections, unless another store of this process has the same settings."""
         give_back(self.engine)
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class StateStore:
     # plan
 
     def last_opened(self, pipeline: str) -> BatchInput | None:
-        """Return what the newest opened batch reads; None before the first.
+        """Return the input of the newest opened batch; None before the first.
 
         Raises: MetadataCorrupt.
         """
@@ -114,24 +114,24 @@ class StateStore:
             return batches.uncommitted(connection, pipeline, limit)
 
     def taken_files(self, pipeline: str, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
-        """Yield each name with the files of this name that earlier batches than a txid read or have read, each content one.
+        """Yield each name with its files that batches before a txid read or have read, one per content.
 
-        What has not committed is asked for first: a batch that commits meanwhile is seen twice rather than not at all. Held
-        at once are the files of uncommitted batches, and FILES_AT_ONCE others.
+        Uncommitted batches are queried first: a batch that commits meanwhile is seen twice rather than not at all. In memory
+        are the files of uncommitted batches, and FILES_AT_ONCE others.
 
         Raises: MetadataCorrupt.
         """
         with self._transaction("reading which files are planned") as connection:
             planned = source_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid))
         for start in range(0, len(names), FILES_AT_ONCE):
-            some = names[start : start + FILES_AT_ONCE]
+            chunk = names[start : start + FILES_AT_ONCE]
             with self._transaction("reading which files have counted") as connection:
-                counted = source_files.counted(connection, pipeline, some, before_txid)
-            for name in some:
+                counted = source_files.counted(connection, pipeline, chunk, before_txid)
+            for name in chunk:
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
     def note_times(self, pipeline: str, files: Sequence[TakenFile]) -> None:
-        """Write down when files that have counted were touched since: their `mtime_ns` is the new one."""
+        """Record the new times, in `mtime_ns`, of counted files that were touched since."""
         with self._transaction("noting when files were touched") as connection:
             source_files.note_times(connection, pipeline, files)
 
@@ -150,12 +150,12 @@ class StateStore:
         *,
         awaits_ack: bool = True,
     ) -> list[int] | None:
-        """Freeze the metadata of the batches behind `after`, and give them with the `pending` ones to the run.
+        """Freeze the metadata of the batches after `after`, and assign them and the `pending` batches to the run.
 
-        `awaits_ack` tells whether their source wants to be told of each commit (`note_ack`).
+        `awaits_ack` is whether their source needs an ack for each commit (`note_ack`).
 
-        Returns the run's txids; those of its first plan if it has planned before; None if another planner was first, and
-        then nothing is written: look again. All or nothing (I6).
+        Returns the run's txids; those of its first plan if it has planned before; None if another planner was first: then
+        nothing is written, and the caller plans again. All or nothing (I6).
 
         Raises: PipelinePaused; RangeRefused near the last possible txid.
         """
@@ -177,7 +177,7 @@ class StateStore:
             commits.check_history(connection, spec.name, self.witness)
             batches.note_window(connection, spec)
             if (committed := commits.mark(connection, spec.name)) is not None:
-                self.witness.advance(committed)  # others may have committed it, on other machines
+                self.witness.advance(committed)  # a process on another machine may have committed it
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
                 connection.rollback()
                 return None
@@ -188,7 +188,7 @@ class StateStore:
             return txids
 
     def drop_old_staging(self, spec: PipelineSpec) -> int:
-        """Drop staging that is past the retention, some at a time; return of how many attempts."""
+        """Drop some of the staging that is past the retention; return the number of attempts."""
         with self._transaction("dropping old staging") as connection:
             self._set_limits(connection, lock_timeout_seconds=1)
             return staging.drop_old(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
@@ -205,12 +205,12 @@ class StateStore:
         airflow: AirflowTry | None = None,
         new_input: NewInput | None = None,
     ) -> Attempt | Commit | ReplanNeeded | NotStarted:
-        """Take the fence of an uncommitted batch, with new staging tables; every older attempt is fenced from now on.
+        """Start an attempt with new staging tables; every older attempt of the batch is fenced from now on.
 
         Returns the commit if the batch has committed, unless the mode is "redo"; `NotStarted` if its newest attempt is sealed
         (unless "restage"), if it was given up, if it has an attempt (in mode "first"), or if the window is full, which bounds
-        what is staged after a batch that is stuck; `ReplanNeeded` if the source has to plan the batch again: call again with
-        what it planned as `new_input`. If the process dies afterwards, the next attempt fences this one.
+        the staging after a batch that is stuck; `ReplanNeeded` if the source has to plan the batch again: call again with its
+        plan as `new_input`. If the process dies afterwards, the next attempt fences this one.
 
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
@@ -220,16 +220,16 @@ class StateStore:
             return beginning.begin(connection, spec, txid, owner, self.witness, mode=mode, airflow=airflow, new_input=new_input)
 
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
-        """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is asked for.
+        """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
 
-        A claim keeps no task from beginning the batch, so begin it in mode "first". Close the iterator to stop early. If the
-        process dies, its claim ends with its connection.
+        A claim does not prevent other tasks from beginning the batch, so begin it in mode "first". Close the iterator to stop
+        early. If the process dies, its claim ends with its connection.
         """
         doing = "claiming batches"
         with self._transaction(doing) as connection:
             txid = turns.next_unclaimed(connection, pipeline, run_id, after=0)
         if txid is None:
-            return  # one query costs less than a connection of its own
+            return  # a query costs less than a separate connection
         with self._session(doing) as connection:
             while txid is not None:
                 turns.claim(connection, pipeline, txid)
@@ -237,33 +237,33 @@ class StateStore:
                 txid = turns.next_unclaimed(connection, pipeline, run_id, after=txid)
 
     def is_claimed(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
-        """Return whether another task has claimed this batch (`claims`) and lives, as far as Postgres knows.
+        """Return whether a task that has claimed this batch (`claims`) is alive, as far as Postgres knows.
 
-        With `only_begun`, only if it has begun: behind a connection pooler, a claim may outlive its task.
+        With `only_begun`, only if it has begun the batch: through a connection pooler, a claim may outlive its task.
         """
         with self._transaction("looking for a claim") as connection:
             return turns.is_claimed(connection, pipeline, txid, only_begun=only_begun)
 
     def keep_alive(self, attempt: Attempt) -> bool:
-        """Say that the process of an attempt lives, so that it is waited for; False if it has ended or is fenced.
+        """Send an attempt's heartbeat, so that others wait for it; False if the attempt has ended or is fenced.
 
-        A hint that saves work, both ways: the seal checks the fence under the lock.
+        Both are hints that save work: the seal checks the fence under the lock.
         """
         with self._transaction(f"looking after {attempt}") as connection:
             return attempts.keep_alive(connection, attempt)
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
-        """Write down in which Spark application the attempt computes, and the tag of its operations."""
+        """Record the Spark application in which the attempt computes, and the tag of its operations."""
         with self._transaction(f"noting where {attempt} computes") as connection:
             attempts.write_spark(connection, attempt, application, tag)
 
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
-        """Copy rows into the attempt's staging from this very process; return what a seal has to name for them to count.
+        """Copy rows into the attempt's staging from this process; return the partition for the seal.
 
-        For few rows, which no Spark task has to be asked for. Once for each attempt and state: if the answer is lost, or this
-        process dies, the attempt is not sealed, and the next one has a table of its own.
+        For few rows, which need no Spark task. Call it once per attempt and state: if the answer is lost, or this process dies,
+        the attempt is not sealed, and the next attempt has its own table.
 
-        Raises: what the content itself raises while it is read comes as StoreUnavailable.
+        Raises: StoreUnavailable, also for an error that `content` raises while it is read.
         """
         table = tables.staging_table_of(staged, attempt.txid, attempt.number)
         columns = [*(column.name for column in staged.columns), "task_attempt"]
@@ -275,8 +275,8 @@ class StateStore:
     def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
 
-        Raises: AttemptFenced if a newer attempt owns the batch; SourceChanged if a transactional source has emitted other
-        rows than for an earlier attempt.
+        Raises: AttemptFenced if a newer attempt owns the batch; SourceChanged if a transactional source has emitted different
+        rows from those of an earlier attempt.
         """
         with self._transaction(f"sealing {attempt}") as connection:
             self._set_limits(connection, lock_timeout_seconds=SEAL_PATIENCE_SECONDS)
@@ -288,9 +288,11 @@ class StateStore:
                 attempts.write_seal(connection, attempt, partitions, tracked)
 
     def fail_attempt(self, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
-        """Write down why an attempt gave up; its staging will never count. Return how many tries have failed by the batch.
+        """Record why an attempt failed; return how many tries have failed by the batch's content.
 
-        Raises: AttemptFenced if a newer attempt owns the batch: whatever failed here, that one tells the story.
+        Its staging will never count.
+
+        Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
         with self._transaction(f"failing {attempt}") as connection:
             tries = attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
@@ -298,12 +300,12 @@ class StateStore:
             return tries
 
     def poison_tries(self, pipeline: str, txid: int) -> int:
-        """Return how many tries at the batch have failed by the batch itself, since it was last forgiven."""
+        """Return how many tries have failed by the batch's content since it was last forgiven."""
         with self._transaction("counting tries") as connection:
             return attempts.poison_tries(connection, pipeline, txid)
 
     def source_metadata(self, pipeline: str, txid: int) -> SourceMetadata:
-        """Return what a batch reads, or has read if it has committed.
+        """Return the metadata that a batch reads, or has read if it has committed.
 
         Raises: UnknownBatch, MetadataCorrupt.
         """
@@ -311,10 +313,11 @@ class StateStore:
             return batches.existing_input(connection, pipeline, txid).metadata
 
     def give_up(self, pipeline: str, txid: int, owner: str, reason: str, *, tries: int = 1) -> bool:
-        """Let the batch be skipped when its turn comes: its pipeline's policy says so after `tries` failures by its content.
+        """Give up a batch after `tries` failures by its content: it is skipped when its turn comes.
 
-        False, and nothing happens, if it has committed, if it has failed less often, or if its newest attempt has not failed by
-        its content: it may be running, sealed, or have failed because a server was away (decided under the batch's lock).
+        Returns False, having changed nothing, if the batch has committed, has failed less often, or if its newest attempt has
+        not failed by its content: it may be running, sealed, or have failed because a server was away (decided under the
+        batch's lock).
         """
         with self._transaction("giving up a batch") as connection:
             self._set_limits(connection)
@@ -324,7 +327,7 @@ class StateStore:
             return batches.give_up(connection, pipeline, txid, owner, storable(reason))
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
-        """Say that nobody retries this batch by itself any more, so that later ones stop waiting for it in their run."""
+        """Exclude the batch from automatic retries, so that later batches stop waiting for it in their run."""
         with self._transaction("halting a batch") as connection:
             self._set_limits(connection)
             batches.halt(connection, pipeline, txid, storable(reason))
@@ -332,22 +335,22 @@ class StateStore:
     # commit
 
     def note_ack(self, pipeline: str, txid: int) -> None:
-        """Write down that the source was told that the batch counts: nobody has to be started for that any more."""
+        """Record that the source has had its ack for the batch, so that no task is needed for it any more."""
         with self._transaction("noting an ack") as connection:
             batches.note_ack(connection, pipeline, txid)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
-        """Return commits of which the source was not told yet, in order, at most `limit`."""
+        """Return the commits whose source awaits its ack, in order, at most `limit`."""
         with self._transaction("looking for acks that are due") as connection:
             txids = batches.awaiting_acks(connection, pipeline, limit)
             return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
-        """Commit the batch, or report that it already counts. In txid order, each exactly once (I1-I4, I8).
+        """Commit the batch, or report that it already counts: in txid order, each exactly once (I1-I4, I8).
 
-        If the connection breaks, the outcome is unknown; it is found out by locking the cursor on a new connection,
-        which waits for the old transaction to end (I10). It is never guessed. An attempt that has not ended within
-        the timeout (None: the settings') is taken for dead.
+        If the connection breaks, the outcome is unknown. It is never guessed, but determined by locking the cursor on a new
+        connection, which waits for the old transaction to end (I10). An attempt that has not ended within the timeout (None:
+        the settings') is taken for dead.
 
         Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable, and the permanent
         errors of `commits.merge_and_advance`.
@@ -357,9 +360,9 @@ class StateStore:
                 timeout = attempt_timeout_seconds or self.settings.attempt_timeout_seconds
                 return commits.merge_and_advance(connection, spec, txid, owner, timeout, self.witness)
         except StoreUnavailable as unknown:
-            answer = unknown.__cause__
-            if isinstance(answer, DBAPIError) and not answer.connection_invalidated:
-                raise  # Postgres said no, so nothing was committed: only a lost connection leaves that open
+            cause = unknown.__cause__
+            if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
+                raise  # Postgres refused, so nothing was committed: only a lost connection leaves that open
             if (done := self._resolve(spec.name, txid)) is None:
                 raise
             logger.warning("%s %s: %s The cursor says that it committed.", spec.name, txid, unknown)
@@ -368,13 +371,13 @@ class StateStore:
     def commit_ready(
         self, spec: PipelineSpec, owner: str, *, max_batches: int = MAX_BATCHES_TOGETHER, wait: bool = True
     ) -> list[Commit]:
-        """Commit the batches that directly follow and are ready, in order, in one transaction; return them, maybe none.
+        """Commit all batches that directly follow and are ready, in order, in one transaction; return them.
 
-        The states, the cursor and every commit's row are as if each had committed by itself, but nobody sees what was
-        between them. If the connection breaks, the outcome is left to the next commit to find out. Without `wait`, it is an
-        error if somebody else is committing: whoever that is will look again.
+        The states, the cursor and every commit's row are as if each had committed alone, but the states between them are never
+        visible. If the connection breaks, the next commit finds out the outcome. Without `wait`, it is an error if another
+        process is committing: that process will look for further batches.
 
-        Raises: what `commit_batch` raises. Then nothing was committed; committed one by one, it is found which batch it is.
+        Raises: what `commit_batch` raises. Then nothing was committed; committing one by one shows which batch is at fault.
         """
         with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
             return commits.commit_ready(
@@ -382,7 +385,7 @@ class StateStore:
             )
 
     def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
-        """Replace what the last committed txid did by what its newest attempt has sealed. As the owner of the tables only.
+        """Replace the effect of the last committed txid by its newest attempt. As the owner of the tables only.
 
         Raises: RangeRefused, StagingLost, and what `commit_batch` raises.
         """
@@ -392,10 +395,10 @@ class StateStore:
     # by hand
 
     def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
-        """Let order go on without a batch that has failed: a commit without rows takes its place, with who and why.
+        """Skip a failed batch: a commit without rows takes its place and records the owner and the reason.
 
-        None if earlier txids have to commit first: it is skipped when its turn comes. Whatever its attempts have staged
-        never counts. Says so if the txid has committed, or was skipped, before.
+        Returns the commit, also if the txid has committed or was skipped before; None if earlier txids have to commit first:
+        it is skipped when its turn comes. Its staging never counts.
 
         Raises: RangeRefused if this batch has not failed; UnknownBatch.
         """
@@ -403,13 +406,13 @@ class StateStore:
             return operations.skip(connection, spec, txid, owner, storable(reason), self.witness)
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-        """Let batches that were halted or given up be tried anew: this one, or all of them; return which."""
+        """Let halted or given-up batches be tried again, this one or all; return their txids."""
         with self._transaction("letting batches be tried again") as connection:
             self._set_limits(connection)
             return operations.retry(connection, pipeline, txid, owner, storable(reason))
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
-        """Start no new runs of the pipeline; those that have planned go on. False if it was paused already."""
+        """Stop new runs of the pipeline; runs that have planned go on. False if it was paused already."""
         with self._transaction("pausing a pipeline") as connection:
             return operations.pause(connection, pipeline, owner, storable(reason))
 
@@ -421,7 +424,7 @@ class StateStore:
     def check_not_paused(self, pipeline: str) -> None:
         """Refuse to go on if the pipeline is paused.
 
-        Raises: PipelinePaused with who, when and why.
+        Raises: PipelinePaused, with operator, time and reason.
         """
         with self._transaction("reading the pipeline") as connection:
             operations.check_not_paused(connection, pipeline)
@@ -429,7 +432,7 @@ class StateStore:
     def replay_quarantined(
         self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None
     ) -> tuple[int, int] | None:
-        """Open a batch of the records that wait in quarantine, of one txid or all; return its txid and their number.
+        """Open a batch of the quarantined records of one txid or all; return its txid and their number.
 
         None if there are none. The next run processes it. All or nothing.
         """
@@ -440,7 +443,7 @@ class StateStore:
                 opened = operations.replay_quarantined(connection, spec.name, owner, storable(reason), txid)
                 if opened is not False:
                     return opened
-                connection.rollback()  # a planner was faster: its batch has the txid
+                connection.rollback()  # another planner was faster: its batch has the txid
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Find out under the cursor's lock whether txid committed; None if it did not."""
@@ -452,12 +455,12 @@ class StateStore:
             except StoreUnavailable:
                 if not tries_left:
                     raise
-                time.sleep(1)  # the server may be restarting; the caller would only come back later
+                time.sleep(1)  # the server may be restarting; the caller could only try again later
         return None
 
     @contextmanager
     def _commit_transaction(self, pipeline: str, doing: str) -> Iterator[Connection]:
-        """Run a transaction that may commit batches, and let the witness know how far the pipeline is then."""
+        """Run a transaction that may commit batches, then record the last commit in the witness."""
         with self._transaction(doing) as connection:
             self._set_limits(connection)
             yield connection
@@ -473,16 +476,16 @@ class StateStore:
     # queries
 
     def turns(self, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
-        """Tell for each (pipeline, txid) whether it may commit now. A hint: the commit itself checks under the lock."""
+        """Return for each (pipeline, txid) whether it may commit now. A hint: the commit checks under the lock."""
         with self._transaction("reading whose turn it is") as connection:
             return turns.turns(connection, waiting)
 
     def turn(self, pipeline: str, txid: int) -> Turn:
-        """Tell whether one txid may commit now, as far as one can know without the cursor's lock."""
+        """Return whether a txid may commit now, as far as is known without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
     def only_commits_before(self, pipeline: str, txid: int) -> bool:
-        """Tell whether this batch, and all before it that have not committed, wait for nothing but their commits. A hint."""
+        """Return whether this batch and all earlier uncommitted batches wait only for their commits. A hint."""
         with self._transaction("reading what a batch waits for") as connection:
             return turns.only_commits_before(connection, pipeline, txid)
 
@@ -497,7 +500,7 @@ class StateStore:
             return history.batch_statuses(connection, pipeline, txids, limit)
 
     def batch_history(self, pipeline: str, txid: int) -> BatchHistory:
-        """Return everything the ledger knows of one batch."""
+        """Return everything that the ledger knows of one batch."""
         with self._transaction("reading a batch") as connection:
             return history.batch_history(connection, pipeline, txid)
 
@@ -507,7 +510,7 @@ class StateStore:
             yield from history.quarantined(connection, pipeline, txid, limit)
 
     def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
-        """Return how many records of each txid wait in quarantine; only of this one, if it is given."""
+        """Return how many records of each txid, or of the given one, wait in quarantine."""
         with self._transaction("reading the quarantine") as connection:
             return history.quarantine_counts(connection, pipeline, txid)
 
@@ -518,8 +521,8 @@ class StateStore:
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:
-        """Yield a connection of one's own, without transactions around its statements; what its session holds ends with it."""
-        with _our_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        """Yield a separate autocommit connection, and discard it with its session afterwards."""
+        with _translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             try:
                 yield connection
             finally:
@@ -527,13 +530,13 @@ class StateStore:
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:
-        with _our_errors(doing), self.engine.begin() as connection:
+        with _translated_errors(doing), self.engine.begin() as connection:
             yield connection
 
 
 @contextmanager
-def _our_errors(doing: str) -> Iterator[None]:
-    """Turn the driver's errors into ours."""
+def _translated_errors(doing: str) -> Iterator[None]:
+    """Translate the driver's errors into Tidegate's."""
     try:
         yield
     except (DBAPIError, psycopg2.Error) as error:

@@ -1,9 +1,10 @@
-"""All tables as SQLAlchemy Core metadata; views, functions and grants are in ``schema.sql`` beside it. Migrations lead to both.
+"""All tables as SQLAlchemy Core metadata; migrations lead to these and to ``schema.sql`` beside it.
 
 Schema ``tidegate`` holds the ledger, ``state`` one typed table per declared state, ``staging`` one table per state and
 attempt that lives until its batch has committed and the retention is over.
 
-Facts are rows with timestamps; a batch's phase is derived from them (view ``tidegate.batches``), never stored.
+Views, functions and grants are in ``schema.sql``. Facts are rows with timestamps; a batch's phase is derived from them
+(view ``tidegate.batches``), never stored.
 """
 
 from typing import Any
@@ -34,8 +35,8 @@ NAMING = {
     "ck": "ck_%(table_name)s_%(constraint_name)s",
 }
 LEDGER, STATE, STAGING = "tidegate", "state", "staging"
-# Room for new row versions on the page keeps updates HOT (all of them, at 70);
-# hot counters need vacuum long before the default fifth of the table is dead.
+# Room for new row versions on the page keeps updates HOT (all of them, at 70); frequently updated
+# rows need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
 
 # The database itself refuses a second writer of a state table (I15); see tidegate.single_writer in migration 0001.
@@ -55,7 +56,7 @@ _TYPES: dict[str, Any] = {
     "bytea": BYTEA(),
 }
 HASH_SUM = "sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked"
-# Nothing writes it any more; it goes with a later version, so that code of before can still be running.
+# No longer written; a later version drops the column, so that older code can still run.
 OLD_HASH = "XOR of their 64-bit hashes, of attempts by code from before revision 0014"
 
 ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
@@ -284,7 +285,7 @@ operator_action = Table(
 
 
 def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
-    """Return the metadata of the state tables that these pipelines declare."""
+    """Return the metadata of the state tables of these pipelines."""
     metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
     for spec in specs:
         for state in spec.states:
@@ -293,12 +294,12 @@ def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
 
 
 def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
-    """Return a state's table: key columns, value columns, then what its kind keeps.
+    """Return a state's table: key columns, value columns, then the columns of its kind.
 
     Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
-    NULLs too; a global state has one row, which the column `snapshot` makes sure of. An opaque state keeps for each value
-    what it was before the row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or
-    on txid would end HOT updates. No CHECK on what the commit alone writes: each is evaluated twice per row of a merge.
+    NULLs too; a global state has one row, which the column `snapshot` ensures. An opaque state keeps each value from before the
+    row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or on txid would end HOT
+    updates. No CHECK on columns that the commit alone writes: each is evaluated twice per row of a merge.
     """
     keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.keys]
     constraints: list[sa.Constraint] = []
@@ -327,9 +328,9 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 
 
 def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
-    """Return the staging table of one attempt: the staged columns and the Spark task attempt that wrote the row.
+    """Return the staging table of one attempt: the staged columns and the row's Spark task attempt.
 
-    A table of its own per attempt fences the data plane: a late writer of an older attempt cannot reach it (I5).
+    A separate table per attempt fences the data plane: a late writer of an older attempt cannot reach it (I5).
     Logged, because a crash of any backend empties UNLOGGED tables without an error.
     """
     return Table(

@@ -1,13 +1,13 @@
-"""Turns and claims: which batch may begin or commit now, which commits wait to be merged with others, who processes what.
+"""Turns and claims: which batches may begin or commit, wait to be merged together, or are processed.
 
-Everything here is a hint, read without a lock, that saves work or waiting. The fence and the commit decide again under their
+Everything here is a hint, read without a lock, that saves work or waiting. The fence and the commit check again under their
 locks (I3, I4).
 
     turn     a batch may begin while it is in the pipeline's window; it may commit when every earlier txid has committed
     waiting  a sealed batch waits a little for others that are on their way: merged together, they take less time
-    claim    a task that has finished its own batch claims one of its run that no task has begun. The claim is the name of a
-             database connection of the task's own, so it ends with the task. The batch's own task sees it, and waits instead
-             of taking the batch over. Without it, two tasks process the batch, and the fence says which of them counts.
+    claim    a task that has finished its own batch claims a batch of its run that no task has begun. The claim is the name of
+             the task's own database connection, so it ends with the task. The batch's own task sees it, and waits instead of
+             taking the batch over. Without a claim, both tasks process the batch, and the fence decides which of them counts.
              An advisory lock would do the same, but a connection pooler would keep it for its next client
 """
 
@@ -22,19 +22,19 @@ from sqlalchemy.dialects import postgresql
 from state_store import attempts, tables
 from state_store.batches import in_window
 
-# A batch that is ready waits this many times as long as the last merge took: seconds after a large one, next to nothing after a
-# small one. But never longer than the limit, whatever the machine's clock has done since the last merge or the seal.
+# A ready batch waits for this multiple of the last merge's duration, so long after a large merge and hardly after a small one.
+# It never waits longer than the limit, whatever the machine's clock has done since the last merge or the seal.
 MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
-NAME_BYTES = 63  # Postgres cuts off the rest; two batches with the same beginning would only wait for each other's claimant
+NAME_BYTES = 63  # Postgres truncates longer names; two batches with the same name would only wait for each other's claimant
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether a txid may commit now (`opens`), and whether it may be processed: it is in the window (`begins`).
+    """Whether a txid may commit now (`opens`), and whether it is in the window, so may be processed (`begins`).
 
-    `halted` says why it will not commit in this run. A batch that was given up only waits to be skipped. A batch is done once
-    it has committed, and its source has had its ack or needs none.
+    `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. A batch is done once it
+    has committed, and its source has had its ack or needs none.
     """
 
     opens: bool
@@ -48,11 +48,11 @@ UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
 def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
-    """Return for each (pipeline, txid) whether it may commit now; one statement for all of them.
+    """Return for each (pipeline, txid) whether it may commit now, by a single statement.
 
-    A turn opens when every earlier txid has committed, and this one's processing has ended or it was given up; a little later
+    A turn opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later
     if more batches are on their way that could be merged with it (`MERGE_PATIENCE_FACTOR`). It is halted while the batch
-    itself, or an earlier one, waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
+    itself, or an earlier batch, waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
     """
     if not waiting:
         return {}
@@ -95,7 +95,7 @@ def _turns() -> sa.Select[Any]:
 
 
 def _waits_to_merge_together() -> sa.ColumnElement[bool]:
-    """Return whether the sealed attempt at hand, the one after the cursor at hand, should wait for others to merge with.
+    """Return whether the sealed attempt after the cursor should wait for others to merge with.
 
     Opaque states are merged one by one, so their batches do not wait.
     """
@@ -121,16 +121,16 @@ def _waits_to_merge_together() -> sa.ColumnElement[bool]:
     )
     waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
     patience = sa.func.least(MERGE_PATIENCE_FACTOR * sa.func.coalesce(last_merge, 0), LONGEST_MERGE_WAIT_SECONDS)
-    # A negative time means that the clock was put back: how long the batch has waited is unknown, so it waits no longer.
+    # A negative time means that the clock was set back: the time waited is unknown, so the batch waits no longer.
     return sa.and_(waited >= 0, waited < patience, merges_together, others_are_coming)
 
 
-# Executed several times by each task of Airflow: built once, in the process that they are forked from.
+# Executed several times by each Airflow task: built once, in the process from which the tasks are forked.
 _TURNS = _turns()
 
 
 def only_commits_before(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Return whether this batch, and all before it that have not committed, wait for nothing but their commits."""
+    """Return whether this batch and all earlier uncommitted batches wait only for their commits."""
     b, c = tables.batch.c, tables.cursor.c
     is_ready = sa.and_(b.halted_at.is_(None), sa.or_(b.skip_reason.is_not(None), attempts.newest_is_sealed(tables.batch)))
     uncommitted = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid > c.txid, b.txid <= txid)
@@ -138,38 +138,38 @@ def only_commits_before(connection: Connection, pipeline: str, txid: int) -> boo
 
 
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
-    """Return the next txid of a run after this one that is in the window, has no attempt and is not claimed, if any."""
+    """Return a run's next txid after this one that is in the window, not begun and not claimed, if any."""
     b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
     return connection.scalar(
         sa.select(b.txid)
         .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
         .join(tables.cursor, c.pipeline == r.pipeline)
         .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid))
-        .where(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_lives(b.pipeline, b.txid))
+        .where(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_is_alive(b.pipeline, b.txid))
         .order_by(r.txid)
         .limit(1)
     )
 
 
 def claim(connection: Connection, pipeline: str, txid: int) -> None:
-    """Claim a batch for the owner of this connection, until the connection ends or claims another."""
+    """Claim a batch for this connection, until it ends or claims another."""
     connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
 
 
 def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
-    """Return whether the batch's claimant lives, and its newest attempt has neither ended nor fallen silent.
+    """Return whether the batch's claimant is alive, and its newest attempt neither ended nor silent.
 
-    With `only_begun`, not while there is no attempt yet.
+    With `only_begun`, False while there is no attempt yet.
     """
     b = tables.batch.c
     is_open = sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
     in_work = sa.exists().where(
-        b.pipeline == pipeline, b.txid == txid, _claimant_lives(b.pipeline, b.txid), is_open, b.attempt >= int(only_begun)
+        b.pipeline == pipeline, b.txid == txid, _claimant_is_alive(b.pipeline, b.txid), is_open, b.attempt >= int(only_begun)
     )
     return bool(connection.scalar(sa.select(in_work)))
 
 
-def _claimant_lives(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+def _claimant_is_alive(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     s = _SESSIONS.c
     return sa.exists().where(s.datname == sa.func.current_database(), s.application_name == _claim_name(pipeline, txid))
 

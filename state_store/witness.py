@@ -1,13 +1,13 @@
-"""A witness outside the database: how far each pipeline had committed, for the day on which an older copy is put in its place.
+"""A witness outside the database: the last commit of each pipeline, to detect an older copy in its place.
 
-A database that was restored from an archive, promoted or copied to another place has other identifiers than before, which
+A database that was restored from an archive, promoted or copied elsewhere has other identifiers than before, which
 `commits.current_epoch` compares. A copy of the data folder, or a base backup, that is put back in its own place has the same.
 So after each commit its mark is written to a file outside Postgres, and compared before anything is planned, processed or
-committed: the database has to know that very commit.
+committed: the database has to contain that very commit.
 
-The file may lag behind, because a process may die between COMMIT and the file: that is harmless. It never goes back. There is
-one for each pipeline and history; a history begins when a pipeline is registered, and when a person accepts a loss. So a new
-database, or another project's, does not meet the marks of an old one.
+The file may be out of date, because a process may die between COMMIT and the file: that is harmless. It never goes back. There
+is a file for each pipeline and history; a history begins when a pipeline is registered, and when a person accepts a loss. So a
+new database, or another project's, does not meet the marks of an old one.
 """
 
 import fcntl
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 MAX_BYTES = 10_000
 LOCK_PATIENCE_SECONDS = 2.0
-# Of one pipeline: each database that is made and dropped, as by tests, leaves one.
+# Of one pipeline: each database that is created and dropped, as by tests, leaves one.
 HISTORIES_KEPT = 20
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The last commit of a pipeline that is known of, and in which database it was."""
+    """The last known commit of a pipeline, and the database that it was in."""
 
     pipeline: str
     history: str
@@ -46,37 +46,37 @@ class Mark:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands in its history: a redo is another attempt at the same txid."""
+        """Its place in its history: a redo is another attempt at the same txid."""
         return self.txid, self.attempt
 
 
 class Witness:
-    """The marks in one folder. A folder that cannot be used is said once; nothing else fails by that."""
+    """The marks in one folder. An unusable folder is logged once; nothing else fails because of it."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.witness_folder or settings.stack_folder / "witness"
 
     def file_of(self, pipeline: str, history: str) -> Path:
-        """Return where the mark of a pipeline's history is."""
+        """Return the file for the mark of a pipeline's history."""
         return self.folder / f"{pipeline}.{history}.json"
 
     def mark_of(self, pipeline: str, history: str) -> Mark | None:
-        """Return the mark of a history; None if there is none, or it cannot be read, which is said.
+        """Return the mark of a history; None if it is missing, or unreadable, which is logged.
 
         Raises: HoleDetected if the file is damaged: no default is right then.
         """
         try:
             return _read(self.file_of(pipeline, history))
         except OSError as error:
-            self._say(error)
+            self._report(error)
             return None
 
     def advance(self, mark: Mark) -> None:
-        """Write a mark down, unless a later one of its history is there.
+        """Write a mark, unless its history has a later one.
 
-        The file is written whole or not at all. A crash of the machine may leave the one before, which only lags behind.
+        The file is written completely or not at all. A crash of the machine may leave the previous mark, which is harmless.
 
-        Raises: HoleDetected if the file that is there is damaged.
+        Raises: HoleDetected if the existing file is damaged.
         """
         file = self.file_of(mark.pipeline, mark.history)
         try:
@@ -87,17 +87,17 @@ class Witness:
                 if _is_later(known := _read(file), mark):
                     return
                 if not is_held:
-                    logger.warning("%s: %s is held by a process that stands still, so it lags behind.", file, self.folder)
+                    logger.warning("%s is not updated: %s is locked by a process that is suspended.", file, self.folder)
                     return
                 if known is None:
                     self._forget_oldest(mark.pipeline)
                 _write(file, mark)
         except OSError as error:
-            self._say(error)
+            self._report(error)
 
     @contextmanager
     def _lock(self) -> Iterator[bool]:
-        """Hold the folder's lock, or go on without it after a while: False."""
+        """Hold the folder's lock and yield True, or yield False after a while without it."""
         descriptor = os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             ends_at = time.monotonic() + LOCK_PATIENCE_SECONDS
@@ -108,12 +108,12 @@ class Witness:
             os.close(descriptor)
 
     def _forget_oldest(self, pipeline: str) -> None:
-        """Remove the marks of a pipeline's histories that have not moved for longest."""
+        """Remove the marks of the pipeline's least recently changed histories."""
         others = sorted(self.folder.glob(f"{pipeline}.*.json"), key=lambda file: file.stat().st_mtime_ns)
         for file in others[: -HISTORIES_KEPT + 1]:
             file.unlink(missing_ok=True)
 
-    def _say(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         _warn(
             f"The witness folder {self.folder} cannot be used ({error.strerror}): what commits from here is not marked outside "
             "the database, so an older copy of it in its place would go unnoticed. Make the folder writable, or name another: "
@@ -152,7 +152,7 @@ def _damaged(file: Path, why: str) -> HoleDetected:
 
 
 def _write(file: Path, mark: Mark) -> None:
-    unfinished = file.with_suffix(".unfinished")  # whoever writes has the lock
+    unfinished = file.with_suffix(".unfinished")  # the writer holds the lock
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as opened:
         json.dump({"version": VERSION, **asdict(mark)}, opened)
@@ -163,7 +163,7 @@ def _write(file: Path, mark: Mark) -> None:
 
 def _make_private(folder: Path) -> None:
     if not folder.is_dir():
-        # Root's Postgres, below the stack's folder, runs under another account, which has to get through.
+        # Root's Postgres, below the stack's folder, runs as another account, which must be able to enter.
         for missing in reversed([place for place in folder.parents if not place.exists()]):
             missing.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -179,5 +179,5 @@ def _try_lock(descriptor: int) -> bool:
 
 @lru_cache
 def _warn(message: str) -> None:
-    """Say something once."""
+    """Log a warning once."""
     logger.warning("%s", message)

@@ -1,4 +1,4 @@
-"""Real neighbours for the tests: one embedded Postgres and one Spark Connect server per session, a database per test."""
+"""Real servers for the tests: one embedded Postgres and one Spark Connect server per session, a database per test."""
 
 import json
 import os
@@ -28,11 +28,11 @@ from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
-    del os.environ[_name]  # tests must not reach a database of the person who runs them
-os.environ["TIDEGATE_MIN_FILE_AGE_SECONDS"] = "0"  # a test's files are whole when they are there
+    del os.environ[_name]  # tests must not reach the developer's own database
+os.environ["TIDEGATE_MIN_FILE_AGE_SECONDS"] = "0"  # a test's files are complete when they appear
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So it is in the background of a script, and would be in every process that a test starts and interrupts. To handle it
-    # here by doing nothing comes to the same for this process, but is not inherited.
+    # A script's background job ignores SIGINT, and every process that a test starts and interrupts would inherit that. A
+    # handler that does nothing has the same effect here, but is not inherited.
     signal.signal(signal.SIGINT, lambda *_: None)
 die_with_make()
 
@@ -42,7 +42,7 @@ _numbers = count(1)
 
 
 class Server:
-    """The test session's Postgres server, as its administrator sees it."""
+    """The test session's Postgres server, for its administrator."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,20 +67,20 @@ class Server:
 
     @contextmanager
     def shows_transactions_to(self, *roles: str) -> Iterator[None]:
-        """Let roles see when other sessions' transactions began, as reading a table by time asks for."""
+        """Let roles see the start of other sessions' transactions, which reading a table by time needs."""
         names = sql.SQL(", ").join(map(sql.Identifier, roles))
         self.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(names))
         yield
         self.execute(sql.SQL("REVOKE pg_read_all_stats FROM {}").format(names))
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, whoever is connected."""
+        """Drop a database and end its connections."""
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture(scope="session")
 def free_port() -> Iterator[Callable[[], int]]:
-    """A function that returns a loopback port which nobody else gets before the tests end."""
+    """A function that returns a loopback port and reserves it until the tests end."""
     with ExitStack() as held:
         yield lambda: reserve_port(None, held)
 
@@ -101,7 +101,7 @@ def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 
 def fetch_kafka() -> None:
-    """Make sure that Kafka's libraries are in the user's cache; skip the test if they cannot be fetched."""
+    """Fetch Kafka's libraries into the user's cache; skip the test if that fails."""
     try:
         maven.fetch(kafka.PACKAGES)
         maven.fetch(kafka.SPARK_PACKAGES)
@@ -111,7 +111,7 @@ def fetch_kafka() -> None:
 
 @contextmanager
 def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
-    """Run an embedded stack without Airflow in an empty folder; it is deleted in the end."""
+    """Run an embedded stack without Airflow in an empty folder, and delete it at the end."""
     # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711)
@@ -134,7 +134,7 @@ def server(stack: Settings) -> Server:
 
 @contextmanager
 def migrated_database(server: Server) -> Iterator[str]:
-    """Create a migrated database without pipelines on a server, and drop it in the end."""
+    """Create a migrated database without pipelines on a server, and drop it at the end."""
     name = server.create_database()
     migrations.upgrade(replace(server.settings, pg_database=name), [])
     yield name
@@ -143,7 +143,7 @@ def migrated_database(server: Server) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> Iterator[str]:
-    """A migrated database without pipelines, from which each test gets its own copy."""
+    """A migrated database without pipelines; each test gets a copy."""
     with migrated_database(server) as name:
         yield name
 
@@ -167,7 +167,7 @@ def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
 
 @contextmanager
 def copied(server: Server, settings: Settings) -> Iterator[Settings]:
-    """Copy a database and let its pipelines go on in the copy; it is dropped in the end."""
+    """Copy a database, let its pipelines go on in the copy, and drop it at the end."""
     copy = replace(settings, pg_database=server.create_database(settings.pg_database))
     try:
         migrations.accept_epoch(copy, "a test")
@@ -191,7 +191,7 @@ def store(settings: Settings) -> Iterator[StateStore]:
 
 @pytest.fixture
 def as_owner(settings: Settings) -> Callable[[sa.Executable], sa.CursorResult]:
-    """A function that runs one statement as the owner of the tables, for what an administrator could do by hand."""
+    """A function that runs one statement as the owner of the tables, as an administrator could."""
 
     def execute(statement: sa.Executable) -> sa.CursorResult:
         with migrations.connected(settings) as connection:

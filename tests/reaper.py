@@ -1,8 +1,8 @@
-"""Servers end with the test run that started them, however that ends: by itself, by a signal, by a killed terminal.
+"""Ends the servers of a test run when the run ends: by itself, by a signal, or with a killed terminal.
 
-Each process that runs tests has a reaper, a process of its own that waits for its end. What carries the run's mark in its
-environment is ended then; Postgres' backends, which have no environment, are found by the folder they work in. Should the
-reaper be killed as well, the next test run does its work.
+Each process that runs tests has a reaper, a process of its own that waits for its end. The reaper then ends every process with
+the run's mark in its environment; Postgres' backends, which have no environment, are found by their working folder. If the
+reaper is killed as well, the next test run does its work.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 @dataclass(frozen=True)
 class Run:
-    """A process that runs tests, and the folder below which these write."""
+    """A process that runs tests, and the folder below which they write."""
 
     owner: Identity
     folder: Path
 
     @property
     def mark(self) -> str:
-        """The run as everything that it starts carries it in its environment."""
+        """The run's mark in the environment of every process that it starts."""
         return f"{self.owner.pid} {self.owner.started} {self.folder}"
 
     @classmethod
@@ -49,7 +49,7 @@ class Run:
         return cls(Identity(int(pid), f"{boot} {ticks}"), Path(folder))
 
     def reap(self) -> None:
-        """End what the run has started, and remove what root's clusters left outside the run's folder."""
+        """End the run's processes, and remove root's clusters outside the run's folder."""
         while marked := [process for process, mark in _marked() if mark == self.mark]:  # a supervisor may start more meanwhile
             components.end(marked, PATIENCE_SECONDS)
         components.end(list(self._backends()), seconds=2)
@@ -70,7 +70,7 @@ class Run:
 
 
 def _marked() -> Iterator[tuple[psutil.Process, str]]:
-    """Return the processes that test runs have started; those of other users show no environment."""
+    """Yield the processes of test runs with their marks; the environment of other users' processes is hidden."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (mark := process.environ().get(VARIABLE)) and components.is_alive(process):
@@ -78,7 +78,7 @@ def _marked() -> Iterator[tuple[psutil.Process, str]]:
 
 
 def reap_the_dead() -> None:
-    """Do what reapers of test runs that are over would have done, had they not been killed."""
+    """Do the work of killed reapers for test runs that have ended."""
     for mark in {mark for _, mark in _marked()}:
         run = Run.of(mark)
         if run.owner.process() is None:
@@ -91,7 +91,7 @@ def reap_the_dead() -> None:
 
 
 def die_with_make() -> None:
-    """Let `make`, if it runs these tests, take them along when it is killed: they would go on for minutes, unseen."""
+    """End these tests when the `make` that runs them is killed: they would go on unseen."""
     parent = psutil.Process().parent()
     if sys.platform == "linux" and "MAKELEVEL" in os.environ and parent and parent.name() in {"make", "gmake"}:
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
@@ -101,10 +101,10 @@ def die_with_make() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """End what these tests start when they are over, and first what dead runs left."""
+    """End the processes of dead test runs first, and those of this run at its end."""
     reap_the_dead()
     run = Run(Identity.of(os.getpid()), tmp_path_factory.getbasetemp())
-    # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that somebody reads to its end.
+    # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
     waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
@@ -115,9 +115,9 @@ def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def main(mark: str) -> None:
-    """Wait for the end of a run, then clear up."""
+    """Wait for the end of a run, then reap it."""
     run = Run.of(mark)
-    # The pipe closes with its last holder, and a process that the run has forked may be one: so the owner is looked for too.
+    # The pipe closes with its last holder, which may be a forked process of the run, so the owner is checked too.
     while not select.select([sys.stdin], [], [], 1)[0] and run.owner.process():
         pass
     run.reap()

@@ -1,4 +1,4 @@
-"""The steps of a batch, each by a worker of its own, as separate tasks would take them."""
+"""The steps of a batch, each with a worker of its own, as in separate tasks."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def process(
     commit_ready: bool = False,
     routing: Routing = choose,
 ) -> Processed:
-    """Process a batch; with `commit_ready`, then commit what is ready."""
+    """Process a batch; with `commit_ready`, then commit all ready batches."""
     with Worker.open(settings, pipeline, owner=owner, airflow=airflow, routing=routing) as worker:
         return worker.process_and_commit(txid, mode=mode) if commit_ready else worker.process(txid, mode=mode)
 
@@ -71,7 +71,7 @@ def on_executors(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Rou
 
 
 def shuffled(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-    """Take all shortcuts but those of one task that reads the whole batch."""
+    """Take all shortcuts but those for a single task that reads the whole batch."""
     return replace(choose(pipeline, attempt, facts), one_task=False, is_brief=False, follows_partials=None)
 
 

@@ -2,9 +2,9 @@
 
     from tidegate import Count, Files, Pipeline, State, Sum, batch_dag
 
-This is the one module that pipelines and Dags import. A name is loaded when it is first used, so that a declaration loads no
-Spark and no Airflow. Tidegate is deployed as a checkout or as its image, where ``dags``, ``jobs`` and ``state_store`` are its
-own; if Python finds other packages of these names first, the import says so.
+Pipelines and Dags import this module only. A name is loaded when it is first used, so a declaration loads neither Spark nor
+Airflow. Tidegate is deployed as a checkout or as its image, where ``dags``, ``jobs`` and ``state_store`` are its own packages;
+if Python finds other packages of these names first, the import fails with an explanation.
 """
 
 from importlib import import_module
@@ -59,7 +59,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 def __getattr__(name: str) -> Any:
     """Load a public name from the package that defines it.
 
-    Raises: AttributeError for any other name; ImportError if another package has taken the place of one of Tidegate's.
+    Raises: AttributeError for any other name; ImportError if another package shadows one of Tidegate's.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

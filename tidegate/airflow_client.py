@@ -1,4 +1,4 @@
-"""The little of Airflow's REST API that the command line needs: start a Dag run, and tell how it goes."""
+"""A client for Airflow's REST API: starts Dag runs and reads their state."""
 
 import time
 from typing import Any
@@ -24,7 +24,7 @@ class AirflowClient:
         url = httpx.URL(settings.airflow_url)
         loopback = loopback_address(url.host) if url.scheme == "http" else None
         self._server: Server | None = None
-        if loopback:  # no name is looked up, and no proxy is told the password
+        if loopback:  # no name is looked up, and no proxy sees the password
             url = url.copy_with(host=loopback)
             self._server = Server(loopback, url.port or 80, "Airflow's password", trusted_users(settings))
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=loopback is None)
@@ -64,7 +64,7 @@ class AirflowClient:
         return list(self._call("GET", path, params={"limit": 100, **({"state": state} if state else {})})["task_instances"])
 
     def _dag(self, pipeline: str) -> dict[str, Any]:
-        """Return the Dag, after waiting a while for one whose file Airflow has not read yet."""
+        """Return the Dag, after waiting a while if Airflow has not read its file yet."""
         deadline = time.monotonic() + DAG_APPEARS_SECONDS
         while True:
             try:
@@ -81,7 +81,7 @@ class AirflowClient:
             time.sleep(1)
 
     def _check_listener(self, event: str, _details: dict[str, Any]) -> None:
-        """Refuse to send anything over a connection that is made, if its other end is a stranger's."""
+        """Refuse to send anything over a new connection if another account owns its other end."""
         if event == "http11.send_request_headers.started" and self._server:
             self._server.check()
 

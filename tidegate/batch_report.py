@@ -1,4 +1,4 @@
-"""One batch as people look at it: what it reads, its attempts with times and rows, its commit, what was done by hand."""
+"""A report on one batch for people: its input, attempts with times and rows, its commit, operators' actions."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def show(history: "BatchHistory") -> None:
-    """Print everything that the ledger knows of a batch, as tables."""
+    """Print everything that the ledger knows about a batch, as tables."""
     status = history.status
     output.print_table(f"{status.pipeline} {status.txid}", ["fact", "value"], list(_facts(history)))
     _show_source(history.source_metadata)
@@ -35,7 +35,7 @@ def show(history: "BatchHistory") -> None:
 
 
 def _facts(history: "BatchHistory") -> Iterator[list[Any]]:
-    """Yield name and value of what is known of the batch as a whole."""
+    """Yield the name and value of each known fact about the batch as a whole."""
     status, commit = history.status, history.commit or {}
     facts = {
         "phase": status.phase,
@@ -90,7 +90,7 @@ def _show_attempts(history: "BatchHistory") -> None:
 
 
 def _durations(attempt: Row, commit: Row | None) -> list[str | None]:
-    """Return how long an attempt was processed, sealed, waited for its turn and was merged; None for what it never did."""
+    """Return the durations of an attempt's processing, sealing, waiting and merging; None for each that never ended."""
     staged_at, sealed_at = attempt["staged_at"] or attempt["failed_at"], attempt["sealed_at"]
     moments = [attempt["started_at"], staged_at, sealed_at, None, None]
     # The commit of a batch that was redone is older than the attempt that counts now.
@@ -120,7 +120,7 @@ def _outcome(attempt: Row, commit: Row | None) -> str:
 
 
 def _show_source(metadata: "SourceMetadata") -> None:
-    """Print what the batch reads: known shapes as a table, any other as JSON."""
+    """Print the batch's input: metadata of known shapes as a table, any other as JSON."""
     from state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
 
     if QUARANTINED in metadata:
@@ -136,13 +136,13 @@ def _show_source(metadata: "SourceMetadata") -> None:
     elif {"after", "to", "splits", "rows"} <= metadata.keys():
         columns = ["after", "to", "splits", "rows when planned"]
         row = [_position(metadata["after"]), _position(metadata["to"]), len(metadata["splits"]), metadata["rows"]]
-        _print("Source: rows behind `after`, up to `to`", columns, [row])
+        _print("Source: rows beyond `after`, up to `to`", columns, [row])
     else:
         _show_json(metadata)
 
 
 def _show_partitions(metadata: "SourceMetadata") -> None:
-    """Print a row per slice; what is no offset is shown as it is, and idle partitions say where they stand."""
+    """Print a row per slice. Positions that are not offsets are shown as JSON; idle partitions show their position."""
     title = f"Source: topic {metadata['topic']}" if "topic" in metadata else "Source: partitions"
     if not all(isinstance(s.get("end"), int) for s in [*metadata["partitions"].values(), *metadata["idle"].values()]):
         reads = [[name, "reads", json.dumps(known)] for name, known in _sorted(metadata["partitions"])]
@@ -161,7 +161,7 @@ def _show_partitions(metadata: "SourceMetadata") -> None:
 
 
 def _sorted(slices: dict[str, Row]) -> list[tuple[str, Row]]:
-    """Return slices in the order of their partitions: numbers as numbers, before names."""
+    """Return slices ordered by partition: numbers numerically, before names."""
     return sorted(slices.items(), key=lambda known: (not known[0].isdecimal(), known[0].zfill(20)))
 
 
@@ -175,7 +175,7 @@ def _show_json(metadata: "SourceMetadata") -> None:
 
 
 def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Print a table below others, without the columns that are empty."""
+    """Print a table after a blank line, without its empty columns."""
     shown = [position for position in range(len(columns)) if any(row[position] is not None for row in rows)]
     output.out().print()
     output.print_table(
@@ -184,5 +184,5 @@ def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return text in lines of this width; paths stay whole, so that they can be copied."""
+    """Return the text in lines of this width; paths stay whole, so they can be copied."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)

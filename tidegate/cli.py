@@ -1,6 +1,6 @@
-"""The command line: one verb per thing a person does.
+"""The command line: one verb per user action.
 
-Exit codes are the error families: 0 done or already done, 1 a person has to look, 2 the request is wrong, 75 try again.
+Exit codes are the error families: 0 done or already done, 1 needs a person, 2 the request is wrong, 75 try again.
 """
 
 import gc
@@ -14,9 +14,9 @@ from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
 
 PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
-MAKE_BEFORE_LOOKING = 200_000  # objects that are made before garbage is looked for; `status` makes 80,000
+GC_THRESHOLD = 200_000  # objects allocated before a garbage collection; `status` allocates 80,000
 
-# In the order in which people come to need them, each with the module of `tidegate.commands` that it is in.
+# In the order in which users come to need them, each with its module in `tidegate.commands`.
 VERBS = {
     "up": "stack",
     "down": "stack",
@@ -42,10 +42,10 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """The verbs, each loaded when somebody asks for it: what all of them import takes as long as a short one's work."""
+    """The verbs, each loaded on demand: importing all of them takes as long as running a short one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as click asks
-        """Return the names in their order."""
+        """Return the verbs' names in their order."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -60,15 +60,15 @@ def app() -> None:
 
 
 def main() -> None:
-    """Run the command line; every error of ours is one line and an exit code."""
-    # What a command makes while it starts, it keeps: to look through it for garbage would take a third of a short one's time.
-    gc.set_threshold(MAKE_BEFORE_LOOKING)
+    """Run the command line; a TidegateError becomes one line and an exit code."""
+    # Objects created during start-up stay alive: collecting garbage among them would take a third of a short verb's time.
+    gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
     try:
         sys.exit(app(standalone_mode=False))
     except click.ClickException as wrong:
-        wrong.show(said := StringIO())
-        sys.stderr.write(output.visible(said.getvalue(), keep="\n"))
+        wrong.show(message := StringIO())
+        sys.stderr.write(output.visible(message.getvalue(), keep="\n"))
         sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")
@@ -77,7 +77,7 @@ def main() -> None:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")
         sys.exit(INTERRUPTED)
     finally:
-        gc.freeze()  # the interpreter, as it ends, would look through all of it as well
+        gc.freeze()  # or the interpreter would collect garbage once more at exit
 
 
 def exit_code(error: TidegateError) -> int:

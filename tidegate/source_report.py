@@ -1,4 +1,4 @@
-"""What lies at a pipeline's source and is not read, for people and programs."""
+"""Reports on what pipelines' sources leave unread, for people and programs."""
 
 import threading
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from state_store.history import Lag
 
 SHOWN_NAMES = 20
-# A mount that is gone may never answer, and that is just when people ask for the status.
+# A mount that is gone may never answer, and a status is needed just then.
 ANSWER_SECONDS = 10
 
 
@@ -41,38 +41,41 @@ def show(pipeline: Pipeline, settings: Settings, limit: int | None, as_json: boo
 
 
 def sentence(name: str, settings: Settings, *, is_new: bool = False) -> str | None:
-    """Return in a line what a pipeline's source leaves alone, or why that cannot be told; None if there is nothing to tell.
+    """Return a line on what a pipeline's source leaves alone, or why that is unknown; None if there is nothing to report.
 
-    Of a pipeline that `is_new` a source that is empty, or not there yet, is no news.
+    If the pipeline `is_new`, a source that is empty or missing is not reported.
     """
     try:
         found = find_pipeline(name).source.left_alone(settings)
     except UnknownPipeline:
-        return None  # its code is elsewhere
+        return None  # its code is not in this checkout
     except (SourceUnavailable, SourceUnreadable) as error:
         return None if is_new else f"{name}: {error}"
     if found and found.count:
         return f"{name}: {found.sentence()} All of them: tidegate inspect {name} --source"
-    told = found.sentence() if found and not is_new else None
-    return told and f"{name}: {told}"
+    message = found.sentence() if found and not is_new else None
+    return message and f"{name}: {message}"
 
 
 def of_all(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
-    """Return what `sentence` says of each pipeline, by its name; what has not answered after a while is left out, and said."""
-    told: dict[str, str] = {}
-    asking = threading.Thread(target=_ask_all, args=(lags, settings, told), daemon=True)
-    asking.start()
-    asking.join(ANSWER_SECONDS)
-    if asking.is_alive():
-        return {**told, "": f"Not all sources have told within {ANSWER_SECONDS} s what they leave alone."}
-    return told
+    """Return the `sentence` of each pipeline that has one, by name.
+
+    Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
+    """
+    messages: dict[str, str] = {}
+    thread = threading.Thread(target=_ask_all, args=(lags, settings, messages), daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if thread.is_alive():
+        return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s what they leave alone."}
+    return messages
 
 
-def _ask_all(lags: "list[Lag]", settings: Settings, told: dict[str, str]) -> None:
+def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:
     for lag in lags:
         try:
-            said = sentence(lag.pipeline, settings, is_new=not lag.opened)
-        except Exception as error:  # noqa: BLE001 - a module is its author's; how the other pipelines are is asked all the same
-            said = f"{lag.pipeline}: its source cannot be looked at: {type(error).__name__}: {error}"
-        if said:
-            told[lag.pipeline] = said
+            message = sentence(lag.pipeline, settings, is_new=not lag.opened)
+        except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still reported
+            message = f"{lag.pipeline}: its source cannot be looked at: {type(error).__name__}: {error}"
+        if message:
+            messages[lag.pipeline] = message

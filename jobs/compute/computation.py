@@ -73,7 +73,7 @@ def stage_batch(
 
 @dataclass(frozen=True)
 class _Computed:
-    """The result of one pass over a batch: the row sums at the source and after the transform, and what was staged."""
+    """The result of one pass over a batch: the row sums at the source and after the transform, and the staged rows."""
 
     emitted: RowSums
     returned: RowSums
@@ -100,7 +100,7 @@ class _Computation:
     def run(self, route: Route) -> _Computed:
         """Compute and stage by this route; on executors if staging in process turns out to be impossible.
 
-        Raises: what `stage_batch` raises.
+        Raises: the errors of `stage_batch`.
         """
         if route.is_brief:
             expect_brief(self._spark)
@@ -136,7 +136,7 @@ class _Computation:
     def _follow_rows(self, records: DataFrame, route: Route, place: str) -> _Computed:
         """Reconcile row by row: the source's rows are counted and hashed, the transform's are followed into staging.
 
-        Raises: NeedsExecutors, and then nothing counts of what was staged; RowsLost.
+        Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
         """
         pipeline, attempt = self._pipeline, self._attempt
         used, untouched = used_columns(pipeline), is_untouched(pipeline, attempt)
@@ -170,7 +170,7 @@ class _Computation:
     def _follow_partials(self, records: DataFrame, route: Route, expected_rows: int, place: str) -> _Computed:
         """Reconcile partial by partial, where the source vouches for the rows and for their number.
 
-        Raises: NeedsExecutors, and then nothing counts of what was staged; RowsLost.
+        Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
         """
         schema = records.schema
         staged: list[StagedRows] = []
@@ -220,7 +220,7 @@ class _Computation:
     def _check_expected(self, rows: int) -> None:
         """Refuse an attempt for which Spark read more or fewer rows than the source itself counts.
 
-        Raises: RowsLost; what `Emitter.verify_batch` raises if the source has changed since it was planned.
+        Raises: RowsLost; the errors of `Emitter.verify_batch` if the source has changed since it was planned.
         """
         if self._is_replay:
             return

@@ -53,9 +53,9 @@ def loopback_address(host: str | None) -> str | None:
 class Server:
     """A server at a loopback address, and whether a token or a password may be sent to it."""
 
-    def __init__(self, address: str, port: int, what: str, trusted: Collection[int] | None) -> None:
+    def __init__(self, address: str, port: int, secret: str, trusted: Collection[int] | None) -> None:
         """Trust the account of this process, root, and the `trusted` ones; None trusts all."""
-        self._address, self._port, self._what, self._trusted = address, port, what, trusted
+        self._address, self._port, self._secret, self._trusted = address, port, secret, trusted
         self._checked: list[Socket] | None = None
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class Server:
         if strangers := owners - {os.geteuid(), 0, *(self._trusted or ())}:
             names = sorted("*" if user == -1 else account_name(user) for user in strangers)
             raise ListenerNotTrusted(
-                f"{self._address}:{self._port} is in the hands of user {' and '.join(names)}, so {self._what} is not sent "
+                f"{self._address}:{self._port} is in the hands of user {' and '.join(names)}, so {self._secret} is not sent "
                 f"there. End that process. If it is the server that you mean: export TIDEGATE_TRUSTED_USERS={','.join(names)}"
             )
 

@@ -28,7 +28,7 @@ from state_store.errors import BadKey, Overflow, TidegateError
 
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
-# All columns of a key together, of which Postgres puts at most 32 into an index, each with up to 7 bytes of its own.
+# For all columns of a key together; Postgres takes at most 32 into an index, each with up to 7 bytes of its own.
 MAX_KEYS_BYTES = 2400
 SHOWN_KEY_CHARACTERS = 40
 # The range that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds.
@@ -57,14 +57,14 @@ class Answer(NamedTuple):
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
 _ANSWER = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in get_type_hints(Answer).items()])
-ANSWER = spark_schema(_ANSWER)  # given as text, the server would be asked what it means
+ANSWER = spark_schema(_ANSWER)  # a schema in text form would cost a question to the server
 
 
 @dataclass(frozen=True)
 class StagingSink:
     """Stages the rows of one Spark task and yields one answer, for `DataFrame.mapInArrow`.
 
-    `digest` is the statement that computes the digest of what a task has staged. The columns `counter`, the number of rows that
+    `digest` is the statement that computes the digest of a task's staged rows. The columns `counter`, the number of rows that
     each partial was made of, and HASH are summed up into the answer, if present; ROWS and HASH themselves are not staged.
 
     It is a class because it is pickled by name: for a function within a function, Spark looks through all imported modules.
@@ -99,7 +99,7 @@ class StagingSink:
 
 
 def _keep_imports() -> None:
-    """Keep what this worker has imported out of its garbage collections: Spark asks for one after each task."""
+    """Keep this worker's imports out of its garbage collections: Spark asks for one after each task."""
     if not gc.get_freeze_count():
         gc.freeze()
 
@@ -158,7 +158,7 @@ class PartialsReader:
     def read(self, size: int = -1, /) -> bytes:
         """Return up to `size` bytes of CSV; nothing at the end.
 
-        Raises: BadKey, Overflow for what Postgres could not store.
+        Raises: BadKey, Overflow for keys and values that Postgres could not store.
         """
         while not (content := self._block.read(size)):
             if self._next is None:

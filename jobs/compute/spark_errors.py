@@ -66,7 +66,7 @@ def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> Tide
         return SettingsInvalid(f"Spark refuses the token: {message}. See: tidegate settings", **identity)
     condition, state = error.getCondition() or "", error.getSqlState() or ""
     if condition.startswith(_MISSING_PATHS):
-        return SourceUnavailable(f"Spark does not find what it is to read: {message}", **identity)
+        return SourceUnavailable(f"Spark does not find its input: {message}", **identity)
     if isinstance(error, AnalysisException) or state.startswith(_CODE_CLASSES):
         return DeclarationInvalid(f"Spark refused the batch: {message}", **identity)
     if condition.startswith(_OVERFLOWS):

@@ -93,7 +93,7 @@ class Tracker:
         found: dict[str, Any] = self._observation.get
         if "rows" not in found:
             raise DeclarationInvalid(
-                "The transform returns other rows than what it made of its own. Batches share a Spark session, so it must not "
+                "The transform returns rows that it has not made from its input. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
             )
         hashes = signed(((found["high"] or 0) << HALF_BITS) + (found["low"] or 0)) if self._is_tracked else None

@@ -1,11 +1,11 @@
 """Committing: which task commits, how many batches at once, and when.
 
-    who       the task that seals the batch after the cursor; if it died, any task that waits for the commit of its own batch
-    how many  all sealed batches after the cursor in one transaction, within the store's bounds
-    one       a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
-    when      at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
-    busy      while another task holds the cursor, a task that processed leaves the commit to it; a batch's own commit waits
-    errors    a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
+    committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
+    together   all sealed batches after the cursor in one transaction, within the store's bounds
+    alone      a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
+    timing     at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
+    busy       while another task holds the cursor, a task that processed leaves the commit to it; a batch's own commit waits
+    errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
 
 Order and exactly-once do not depend on any of this: `state_store.commits` decides under the cursor's lock.
 """
@@ -24,7 +24,7 @@ from state_store.errors import StagingLost, StoreUnavailable, TidegateError
 logger = logging.getLogger(__name__)
 
 RESTAGE_TRIES = 3
-# How long a task waits for the commit of what it has processed, and how often it looks: a merge of many keys takes seconds.
+# How long a task waits for its batch's commit, and how often it looks: a merge of many keys takes seconds.
 LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
 
 
@@ -105,7 +105,7 @@ class Committer:
 
         The store must be connected as the owner of the tables.
 
-        Raises: RangeRefused, StagingLost, and what `commit` raises.
+        Raises: RangeRefused, StagingLost, and the errors of `commit`.
         """
         done = self._store.redo_batch(self._pipeline.spec, txid, self._owner, reason)
         ack(self._store, self._pipeline, done)

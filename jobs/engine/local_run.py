@@ -11,6 +11,7 @@ from jobs.compute.session import check_reachable
 from jobs.engine.recovery import with_retries, with_servers
 from jobs.engine.worker import Worker
 from jobs.pipeline import Pipeline
+from jobs.registry import find_pipeline
 from state_store.commits import Commit
 from state_store.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
 from state_store.settings import Settings
@@ -52,7 +53,7 @@ def run_pipeline(
 
     Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
-    with Worker.open(settings, pipeline, owner=run_id) as worker:
+    with Worker.open(settings, find_pipeline(pipeline), owner=run_id) as worker:
         txids = with_servers(
             settings,
             lambda: worker.plan(run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches),

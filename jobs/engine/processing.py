@@ -68,7 +68,7 @@ class Processor:
             try:
                 self._stage(attempt)
             except AttemptFenced:
-                raise  # the newer attempt's row tells the story
+                raise  # the newer attempt's row in the ledger has the reason
             except Exception as error:
                 if not self._give_up(attempt, error):
                     raise
@@ -87,19 +87,6 @@ class Processor:
         except Exception as error:
             self._store.fail_attempt(attempt, describe(error), is_poison=fault_of(error) is Fault.CONTENT)
             raise
-
-    def report_exhausted(self, txid: int, reason: str) -> None:
-        """Record that no task will retry the batch by itself; a later run clears this again.
-
-        A pipeline that skips poison gives the batch up instead, if its content has failed in all `tries`, and in the newest
-        attempt: the way in which the task ended says nothing about the content.
-        """
-        store, pipeline = self._store, self._pipeline
-        if tries := store.poison_tries(pipeline.name, txid):
-            story = f"it failed in try {tries} of {pipeline.tries}; at last its task ended: {reason}"
-            if pipeline.on_poison == "skip" and store.give_up(pipeline.name, txid, POLICY, story, tries=pipeline.tries):
-                return
-        store.halt_batch(pipeline.name, txid, reason)
 
     def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
         """Begin an attempt, after the source has planned the batch again if that is due."""

@@ -20,7 +20,7 @@ from jobs.compute.route import Routing, choose
 from jobs.engine.acks import give_overdue_acks
 from jobs.engine.committing import Committer
 from jobs.engine.planning import plan_batches
-from jobs.engine.processing import Processed, Processor, describe
+from jobs.engine.processing import POLICY, Processed, Processor, describe
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store import StateStore
@@ -39,11 +39,12 @@ LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # until it begins the batch that it ha
 class Worker:
     """Works on one pipeline, with one store, under one owner's name in the ledger.
 
-    `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker.
+    `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker. A pipeline that is given
+    by its name is loaded by the first step that needs it: a broken module keeps no one from asking, or reporting, by name.
     """
 
     store: StateStore
-    pipeline: Pipeline
+    given: Pipeline | str
     owner: str
     airflow: AirflowTry | None = None
     routing: Routing = choose
@@ -61,11 +62,20 @@ class Worker:
     ) -> Iterator[Self]:
         """Connect to the store; close the connections at the end.
 
-        Raises: UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
+        Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate. Steps that need the pipeline raise UnknownPipeline.
         """
-        declared = find_pipeline(pipeline)
         with StateStore.connect(settings) as store:
-            yield cls(store, declared, owner, airflow, routing)
+            yield cls(store, pipeline, owner, airflow, routing)
+
+    @property
+    def name(self) -> str:
+        """Return the pipeline's name."""
+        return self.given if isinstance(self.given, str) else self.given.name
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """Return the declared pipeline."""
+        return find_pipeline(self.given)
 
     @cached_property
     def _processor(self) -> Processor:
@@ -101,13 +111,12 @@ class Worker:
         It ends when there are none, or at the first failure: that batch is left to its own task, which tries again and
         reports. While this task lives and works on a batch, the batch's own task waits (`await_claimant`).
         """
-        with closing(self.store.claims(self.pipeline.name, run_id)) as claims:
+        with closing(self.store.claims(self.name, run_id)) as claims:
             for txid in claims:
                 try:
                     processed = self.process_and_commit(txid, mode="first")
                 except Exception as error:
-                    name = self.pipeline.name
-                    logger.warning("%s %s is left to its own task: %s", name, txid, describe(error), exc_info=True)
+                    logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
                     return
                 logger.info("%s", processed)
 
@@ -116,7 +125,7 @@ class Worker:
 
         A claimant begins at once. Ending the wait too early only costs work: the newer attempt fences the other.
         """
-        store, name = self.store, self.pipeline.name
+        store, name = self.store, self.name
         begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
         ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds)
         while store.is_claimed(name, txid, only_begun=time.monotonic() >= begins_by) and time.monotonic() < ends_at:
@@ -124,7 +133,7 @@ class Worker:
 
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""
-        return self.store.turn(self.pipeline.name, txid).done
+        return self.store.turn(self.name, txid).done
 
     def wait_while_only_commits_remain(self, txid: int) -> bool:
         """Wait for a batch's commit while nothing else is missing. See `Committer.wait_while_only_commits_remain`."""
@@ -147,5 +156,14 @@ class Worker:
             return replace(self, store=owners_store)._committer.redo(txid, reason)
 
     def report_exhausted(self, txid: int, reason: str) -> None:
-        """Record that no task will retry a batch by itself. See `Processor.report_exhausted`."""
-        self._processor.report_exhausted(txid, reason)
+        """Record that no task will retry the batch by itself; a later run clears this again.
+
+        A pipeline that skips poison gives the batch up instead, if its content has failed in all `tries`, and in the newest
+        attempt: the way in which the task ended says nothing about the content.
+        """
+        if tries := self.store.poison_tries(self.name, txid):
+            allowed = self.pipeline.tries
+            story = f"it failed in try {tries} of {allowed}; at last its task ended: {reason}"
+            if self.pipeline.on_poison == "skip" and self.store.give_up(self.name, txid, POLICY, story, tries=allowed):
+                return
+        self.store.halt_batch(self.name, txid, reason)

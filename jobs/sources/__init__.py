@@ -1,15 +1,16 @@
-"""Sources: two questions, after Storm's ITridentSpout: "what is batch txid?" and "read it".
+"""Sources plan batches and read them, as Storm's ITridentSpout does.
 
-The answer to the first is metadata, plain JSON data that the store freezes before anything is read. The second gets
-nothing but this metadata. What a source promises about a second attempt at the same txid is its kind:
+A `Coordinator` answers "what is batch txid?" with metadata: plain JSON data that the store freezes before anything is read.
+An `Emitter` reads the batch and gets nothing but this metadata. A source's kind is its promise about a second attempt at
+the same txid:
 
     transactional      the identical rows; each row in exactly one batch, none left out
     opaque             perhaps other rows, but each row counts in exactly one batch: an attempt may leave out what cannot be
-                       reached now, and a later batch has it
-    non-transactional  nothing: rows may be lost or come twice
+                       reached now, and a later batch reads it
+    non-transactional  nothing: rows may be lost or read twice
 
-A new source is one file: a frozen dataclass that inherits `Source`, its `Coordinator`, its `Emitter`. Sources made of
-partitions start from `jobs.sources.partitioned`. `jobs.testing` tells whether the result keeps the promise of its kind.
+A new source is one file: a frozen dataclass that inherits `Source`, its `Coordinator`, its `Emitter`. Sources with
+partitions start from `jobs.sources.partitioned`. `jobs.testing` checks that a source keeps the promise of its kind.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,55 +29,56 @@ if TYPE_CHECKING:
 
 __all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "InputFacts", "LeftAlone", "Source"]
 
-# What `Emitter.emit_records` adds to each row: where the record stood, why it cannot be read (NULL: it can), its raw text.
+# Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
 
 
 class History(Protocol):
-    """What the ledger knows of a pipeline's earlier batches, for sources whose position is more than one batch's metadata."""
+    """The ledger's record of earlier batches, for sources whose position is more than the previous metadata."""
 
     def committed(self) -> int:
         """Return the last committed txid."""
 
     def taken_files(self, names: Sequence[str], before_txid: int) -> "Iterator[tuple[str, Sequence[TakenFile]]]":
-        """Yield each name with the files of this name that batches before a txid read or have read, each content one."""
+        """Yield each name with the files of that name in batches before a txid, one entry for each content."""
 
     def note_times(self, files: "Sequence[TakenFile]") -> None:
-        """Write down when files that have counted were touched since: their `mtime_ns` is the new one."""
+        """Record new modification times of files that have counted; `mtime_ns` is the new one."""
 
 
 class Coordinator(Protocol):
-    """Answers "what is batch txid?" for one plan; it may remember what it saw of the source meanwhile."""
+    """Answers "what is batch txid?" for one plan, and may cache what it saw of the source."""
 
     def is_ready(self, txid: int) -> bool:
-        """Tell whether a new batch may be opened now. Not asked for a txid that has metadata: replays need no readiness."""
+        """Return whether a new batch may be opened now. Not called for a txid that has metadata: replays need no readiness."""
         del txid
         return True
 
     def look_back(self, history: History) -> None:
-        """Take what the ledger knows of earlier batches; called before the first batch is asked for."""
+        """Receive the history of earlier batches; called before the first batch is requested."""
         del history
 
     def initialize_transaction(
         self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return the metadata of batch txid, given that of txid - 1 (None for the first batch); None: nothing there yet.
+        """Return the metadata of batch txid, or None if there is no new data yet.
 
-        `current_metadata` is what was saved for this txid before. A transactional source returns it unchanged. An opaque
-        one may cut the batch anew, always from where `previous_metadata` ends, and never returns None then: a batch
-        without rows has metadata too, so that the position is not lost.
+        `previous_metadata` belongs to txid - 1 (None for the first batch); `current_metadata` was saved for this txid
+        before. A transactional source returns the latter unchanged. An opaque source may plan the batch again, always from
+        the end of `previous_metadata`, and then never returns None: a batch without rows has metadata too, so that the
+        position is not lost.
 
         Raises: SourceUnavailable, SourceUnreadable, SourceChanged, RangeExpired.
         """
 
     def success(self, txid: int) -> None:
-        """Take note that everything up to txid has committed; called before new batches are planned."""
+        """Take note that all batches up to txid have committed; called before new batches are planned."""
         del txid
 
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """What lies at a source and is not read: names by the reason, in words that go on after "it". `read` counts the others."""
+    """Names at a source that are not read, by reason; a reason continues "it ...". `read` counts the other names."""
 
     place: str
     pattern: str
@@ -89,7 +91,7 @@ class LeftAlone:
         return sum(map(len, self.names.values()))
 
     def sentence(self) -> str | None:
-        """Return the whole in a line, with some of the names; None if there is nothing to tell."""
+        """Return a summary in one line, with some of the names; None if there is nothing to report."""
         if not self.count:
             return f"{self.place} is empty." if not self.read else None
         reasons = [f"{why}: {len(names)}, such as {names[0]}" for why, names in self.names.items()]
@@ -99,10 +101,10 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class InputFacts:
-    """What a source knows of a batch before Spark reads it; None is unknown. It decides about speed, never about results.
+    """Facts about a batch before Spark reads it; they affect speed, never results. None is unknown.
 
-    `bytes` and `rows` are of all `files` together. `is_verified` says that `verify_batch` compares all of the content with
-    digests that were planned.
+    `bytes` and `rows` are totals over all `files`. `is_verified` says that `verify_batch` compares all of the content with
+    the planned digests.
     """
 
     files: int = 0
@@ -112,19 +114,19 @@ class InputFacts:
 
 
 class Emitter(Protocol):
-    """Reads what the metadata of one batch names, and nothing else; one emitter serves one attempt."""
+    """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt."""
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return exactly the rows of the batch; lazily, so failures may also come when the rows are computed.
+        """Return exactly the rows of the batch, lazily: failures may also come when the rows are computed.
 
         Raises: SourceChanged, SourceUnavailable, SourceUnreadable, RangeExpired, MalformedRecord.
         """
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return the rows of `emit_batch` and those that it would refuse, with the columns ORIGIN, REFUSAL and PAYLOAD.
+        """Return good and bad records, with the columns ORIGIN, REFUSAL and PAYLOAD.
 
-        Asked for instead of `emit_batch` when the pipeline quarantines bad records. A source whose records cannot be
-        malformed keeps this; its rows then have no origin.
+        Called instead of `emit_batch` when the pipeline quarantines bad records. A source whose records cannot be
+        malformed keeps this default; its rows then have no origin.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
 
@@ -132,13 +134,13 @@ class Emitter(Protocol):
         return self.emit_batch(attempt, metadata).withColumns({ORIGIN: nothing, REFUSAL: nothing, PAYLOAD: nothing})
 
     def row_schema(self) -> str:
-        """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Asked for by quarantine."""
+        """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Quarantine needs them."""
         raise DeclarationInvalid(f"{type(self).__name__} does not tell its columns, so its records cannot be quarantined.")
 
     def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
-        """Return quarantined raw records, rows of ORIGIN and PAYLOAD, as `emit_records` would return them today.
+        """Parse quarantined raw records (ORIGIN and PAYLOAD) as `emit_records` would return them today.
 
-        A source whose records cannot be malformed keeps this: it has put none into quarantine.
+        A source whose records cannot be malformed keeps this default: it has put none into quarantine.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
@@ -147,7 +149,7 @@ class Emitter(Protocol):
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
-        """Return what is known of the batch without Spark; may be asked for before or after the rows.
+        """Return what is known of the batch without Spark; may be called before or after the rows are read.
 
         Raises: as `emit_batch`.
         """
@@ -155,39 +157,39 @@ class Emitter(Protocol):
         return InputFacts()
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
-        """Return how many rows the batch has by a count that is not Spark's; None if there is none.
+        """Return the batch's number of rows, counted without Spark; None if it is unknown.
 
-        Asked after the rows were computed. An attempt that read another number of rows is not sealed.
+        Called after the rows were computed. An attempt that read another number of rows is not sealed.
         """
         del metadata
         return None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
-        """Check after the rows were read that they were those of the metadata; the batch is sealed only then.
+        """Check, after the read, that the rows were those of the metadata; only then is the batch sealed.
 
         Raises: SourceChanged, RangeExpired.
         """
         del attempt, metadata
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return what a Spark error means in the source's terms (which file, which line), None if it is not about it."""
+        """Return a Spark error in the source's terms (which file, which line), None if it has another cause."""
         del error
         return None
 
 
 class Source(Protocol):
-    """Where a pipeline's rows come from.
+    """The origin of a pipeline's rows.
 
-    Its position is kept in the ledger under the pipeline's name, so that the same source may serve many pipelines.
+    The ledger keeps its position under the pipeline's name, so that one source may serve many pipelines.
     """
 
     @property
     def kind(self) -> SourceKind:
-        """What the source promises about replays."""
+        """The source's promise about replays."""
 
     @property
     def identity(self) -> str:
-        """What is read, in words that change when another set of rows is meant; no secrets: the ledger shows it."""
+        """A text that changes when another set of rows is meant. It holds no secrets: the ledger shows it."""
 
     def coordinator(self, settings: Settings) -> Coordinator:
         """Return the coordinator for one plan.
@@ -199,7 +201,7 @@ class Source(Protocol):
         """Return the emitter for one attempt."""
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
-        """Return what lies at the source and is not read, for people to see that it is not; None if there can be no such thing.
+        """Return what lies at the source unread, for an operator to see; None if there can be no such thing.
 
         Raises: SourceUnavailable, SourceUnreadable.
         """
@@ -208,21 +210,21 @@ class Source(Protocol):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether metadata lists files under `files`, which the ledger keeps, so that the content of each counts once."""
+        """Whether metadata lists files under `files`; the ledger then keeps them, so that each content counts once."""
         return False
 
     @property
     def wants_acks(self) -> bool:
-        """Whether `ack` does anything: if not, nobody is started to call it."""
+        """Whether `ack` does anything; otherwise no task is started to call it."""
         return type(self).ack is not Source.ack
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
-        """Do what is due after the batch has committed, such as telling lag tools. Called at least once, also for old ones.
+        """Do what is due after the commit, such as updating lag tools. Called at least once, also for old batches.
 
-        What it raises is logged, and the batch counts all the same; the source is told again by a later run.
+        An exception is logged, and the batch counts all the same; a later run calls `ack` again.
         """
         del attempt, settings
 
     def fail(self, attempt: "Attempt", error: Exception, settings: Settings) -> None:
-        """Do what is due after an attempt has failed. What it raises is logged and changes nothing."""
+        """Do what is due after an attempt has failed. An exception is logged and changes nothing."""
         del attempt, error, settings

@@ -1,4 +1,4 @@
-"""FixedBatches: lists in memory, one batch each. For tests, examples and the conformance suite."""
+"""A source of lists in memory, one batch each, for tests, examples and the conformance suite."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True)
 class FixedBatches(Source):
-    """Batch n has the rows of the n-th list; there are as many batches as lists, or with `cycle` they start over.
+    """Batch n has the rows of the n-th list. After the last list the source ends, or starts over with `cycle`.
 
-    `schema` maps columns to Spark types. The lists must stay as they are: metadata names a list by its place and its content,
-    so that a changed one is noticed. Plan and processing have to see the same lists, so they belong into the module that
-    declares the pipeline. `kind` is what the lists are taken for; they could keep any promise.
+    `schema` maps columns to Spark types. The lists must not change: metadata names a list by its place and its content, so
+    that a changed list is noticed. Plan and processing have to see the same lists, so they belong in the module that
+    declares the pipeline. `kind` is the promise that the source claims to keep; lists could keep any.
     """
 
     batches: Sequence[Sequence[Row]]
@@ -46,17 +46,17 @@ class FixedBatches(Source):
         return f"fixed batches of {json.dumps(list(self.schema.items()))}"
 
     def coordinator(self, settings: Settings) -> "FixedCoordinator":
-        """Return what goes through the lists."""
+        """Return a coordinator that goes through the lists."""
         del settings
         return FixedCoordinator(self)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "FixedEmitter":
-        """Return what makes rows of a list."""
+        """Return an emitter that makes rows of a list."""
         del settings
         return FixedEmitter(self, spark)
 
     def list_at(self, position: int) -> Sequence[Row] | None:
-        """Return a list by its place, None behind the last one."""
+        """Return a list by its place, None after the last one."""
         place = position % len(self.batches) if self.cycle and self.batches else position
         return self.batches[place] if place < len(self.batches) else None
 
@@ -95,7 +95,7 @@ class FixedEmitter(Emitter):
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the list.
 
-        Raises: SourceChanged if a transactional one is another than it was.
+        Raises: SourceChanged if the list of a transactional source has changed.
         """
         rows = self._source.list_at(metadata["position"]) or []
         if self._source.kind == "transactional" and _digest(rows) != metadata["sha256"]:

@@ -1,46 +1,42 @@
-"""Sources made of partitions: one slice per partition and batch, all slices of a batch frozen in one row.
+"""Partitioned sources: a batch has one slice per partition, and all its slices are frozen in one row.
 
     metadata = {"partitions": {name: slice}, "idle": {name: last slice}}
 
-`partitions` is what the batch reads; `idle` is where the other known partitions stand, so that no position is ever lost.
-A partition that appears joins with the next new txid. One that vanishes or cannot be reached stops a transactional source
-with a named error, because its batch could not be replayed; an opaque source leaves it idle, and its rows come in a later
-batch (docs/semantics.md).
+`partitions` is what the batch reads; `idle` holds the positions of the other known partitions, so that none is ever lost.
+A new partition joins with the next new txid. A partition that vanishes or cannot be reached stops a transactional source
+with a named error, because its batch could not be replayed; an opaque source leaves it idle, and a later batch has its rows
+(docs/semantics.md).
 """
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jobs.sources import Coordinator
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import PartitionUnavailable
 
-if TYPE_CHECKING:
-
-    pass
-
 logger = logging.getLogger(__name__)
 
 
 class Partitions(Protocol):
-    """What the author of a partitioned source answers, as of one plan."""
+    """The questions that the author of a partitioned source answers, for one plan."""
 
     def names(self) -> Collection[str]:
         """Return the partitions that exist now.
 
-        Raises: SourceUnavailable if that cannot be found out.
+        Raises: SourceUnavailable if they cannot be listed.
         """
 
     def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
-        """Return what comes after the previous slice (None: the partition is new), None if there is nothing.
+        """Return the slice after the previous one (None: the partition is new), or None if there is no new data.
 
         Raises: PartitionUnavailable, RangeExpired.
         """
 
 
 class PartitionedCoordinator(Coordinator):
-    """Cuts a batch over all partitions, by the rules of the source's kind."""
+    """Plans batches over all partitions, by the rules of the source's kind."""
 
     def __init__(self, kind: SourceKind, partitions: Partitions) -> None:
         self._kind = kind
@@ -49,9 +45,9 @@ class PartitionedCoordinator(Coordinator):
     def initialize_transaction(
         self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return one slice for every partition that has something new; None if none has.
+        """Return one slice for every partition with new data; None if there is none.
 
-        Raises: PartitionUnavailable if a transactional source misses one; what `next_slice` raises.
+        Raises: PartitionUnavailable if a transactional source misses a partition; what `next_slice` raises.
         """
         if current_metadata is not None and self._kind == "transactional":
             return current_metadata

@@ -1,4 +1,4 @@
-"""A small pipeline over real files, its oracle, and a process that dies wherever a test wants it to."""
+"""A small pipeline over real files, its oracle, and crashes at chosen points."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ SALES = Pipeline(
 
 
 class Crash(BaseException):
-    """The process dies here. No Exception, so that no handler can soften it."""
+    """The process dies here. It is not an Exception, so that no handler catches it."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ def write_sales(home: Path, *names: str) -> None:
 
 
 def clean_state(home: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Compute the state from the raw files, with nothing but Python."""
+    """Compute the state from the raw files, in plain Python."""
     sold: Counter[str] = Counter()
     cents: dict[str, list[int]] = {}
     for file in (home / "sales").glob("*.csv"):
@@ -97,7 +97,7 @@ def stored_state(settings: Settings, pipeline: Pipeline = SALES) -> dict[str, tu
 
 
 def run_once(settings: Settings, run_id: str, pipeline: Pipeline = SALES) -> list[int]:
-    """Plan, process and commit everything there is, one step after another."""
+    """Plan, process and commit all batches, one step after another."""
     txids = steps.plan(settings, pipeline, run_id=run_id)
     for txid in txids:
         steps.process(settings, pipeline, txid, owner=run_id)

@@ -8,7 +8,7 @@ from tests.conftest import Server, copied
 def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: object
 ) -> None:
-    """Die before each statement and around each COMMIT of a batch's life, one run each; the next run makes it right."""
+    """Each run dies at another statement, or around a COMMIT, of a batch's life; the next run repairs it."""
     register(SALES)
     write_sales(settings.home, "01", "02")
     assert run_once(settings, "first") == [1]
@@ -26,7 +26,7 @@ def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
             except Crash as crash:
                 seen.append(str(crash))
                 run_once(copy, "crashing")  # Airflow tries the same run again ...
-                assert run_once(copy, "another") in ([], [2])  # ... or a new run picks up what was left
+                assert run_once(copy, "another") in ([], [2])  # ... or a new run picks up the left-over batches
                 with StateStore.connect(copy) as store:
                     assert store.committed("sales") == 2
                 assert stored_state(copy) == expected, f"crashed at point {at}: {crash}"

@@ -1,6 +1,6 @@
-"""Whatever the source: after crashes, failed attempts, changed replays and racing planners, the state equals a clean run's.
+"""For every source: after crashes, failed attempts, changed replays and racing planners, the state equals a clean run's.
 
-The oracle is what was put into the source. The process dies at some of its points, at all of them if ``SOAK`` is set, as
+The oracle is computed from the source's rows. The process dies at some of its points, at all of them if ``SOAK`` is set, as
 `make soak` does.
 """
 
@@ -34,7 +34,7 @@ def pipeline_over(feed: Any, **pipeline: Any) -> Pipeline:
 
 
 def oracle(rows: list[tuple]) -> dict[str, tuple[int, int]]:
-    """Compute the state from the rows that were put: name and amount are the last two values of each, or the first in Kafka."""
+    """Compute the state from the rows: name and amount are the last two values of each, or the first two for Kafka."""
     rows = [(row[0].decode(), int(row[1])) if isinstance(row[0], bytes) else row for row in rows]
     lines: Counter[str] = Counter()
     amounts: Counter[str] = Counter()
@@ -51,7 +51,7 @@ def stored(settings: Settings, pipeline: Pipeline) -> dict[str, tuple[int, int]]
 
 
 def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Plan, process and commit everything there is, one step after another."""
+    """Plan, process and commit all batches, one step after another."""
     txids = steps.plan(settings, pipeline, run_id=run_id)
     for txid in txids:
         steps.process(settings, pipeline, txid, owner=run_id)
@@ -60,7 +60,7 @@ def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
 
 
 def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed: Any, *, first_point: int) -> None:
-    """Die before statements and around COMMITs, from this point on, one run each; every time the next runs make it right."""
+    """Let runs die before statements and around COMMITs, from this point on; each time the next runs repair it."""
     rows = feed.put(2)
     run_once(settings, pipeline, "before")
     rows += feed.put(4)
@@ -76,7 +76,7 @@ def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed:
             except Crash as crash:
                 died += 1
                 run_once(copy, pipeline, "crashing")  # Airflow tries the same run again ...
-                run_once(copy, pipeline, "another")  # ... or a new run picks up what was left
+                run_once(copy, pipeline, "another")  # ... or a new run picks up the left-over batches
                 assert stored(copy, pipeline) == expected, f"crashed at point {at}: {crash}"
             else:
                 assert stored(copy, pipeline) == expected
@@ -107,7 +107,7 @@ def race(settings: Settings, pipeline: Pipeline) -> None:
 
 @pytest.fixture(autouse=True)
 def _readable_statistics(server: Server) -> Iterator[None]:
-    """Who reads by time has to see when open transactions began."""
+    """Let the stager see when open transactions began, which reading by time needs."""
     with server.shows_transactions_to("tidegate_stager"):
         yield
 
@@ -116,7 +116,7 @@ def _readable_statistics(server: Server) -> Iterator[None]:
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], name: str
 ) -> None:
-    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
+    """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
     feed = FEEDS[name](settings, 0)
     pipeline = pipeline_over(feed)
     register(pipeline)
@@ -124,7 +124,7 @@ def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
 
 
 class Flaky:
-    """Fails wherever it is told to, then works: once; in the commit twice, together with others and by itself."""
+    """Fails in one phase, then works: once, but in the commit twice, in the joint commit and in the batch's own."""
 
     def __init__(self, phase: str) -> None:
         self.phase: str | None = phase
@@ -140,7 +140,7 @@ class Flaky:
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Flaky]:
-    """A fault in one step of the real engine, which passes."""
+    """A temporary fault in one step of the real engine."""
     fault = Flaky(request.param)
     for phase, place, method in (
         ("plan", StateStore, "open_batches"),
@@ -163,7 +163,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
 def test_a_failed_attempt_in_any_phase_changes_nothing(
     settings: Settings, register: Callable[..., None], name: str, flaky: Flaky
 ) -> None:
-    """It is tried again, from the saved metadata or with a new cut, and every row counts once."""
+    """The batch is tried again, from the saved metadata or with a new cut, and every row counts once."""
     feed = FEEDS[name](settings, 0)
 
     def transform(rows: Any) -> Any:
@@ -185,7 +185,7 @@ def test_a_failed_attempt_in_any_phase_changes_nothing(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
-    """Two runs look at the same source; what both process counts once."""
+    """Two runs read the same source; a batch that both process counts once."""
     feed = FEEDS[name](settings, 0)
     pipeline = pipeline_over(feed)
     register(pipeline)
@@ -197,7 +197,7 @@ def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, regi
 def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """The range has as many rows as before; only their hashes tell (I11)."""
+    """The range has the same number of rows; only their hashes differ (I11)."""
     feed = TableFeed(settings, by_time=False)
     pipeline = pipeline_over(feed)
     register(pipeline)

@@ -1,4 +1,4 @@
-"""The same for Kafka, with a real broker: crashes, a failure between read and seal, racing planners."""
+"""Crashes and racing planners for Kafka, with a real broker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def over(feed: KafkaFeed) -> Pipeline:
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], kind: str
 ) -> None:
-    """Die before statements and around COMMITs of plan, process and commit; the next run makes it right."""
+    """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
     feed = KafkaFeed(settings, kind)
     pipeline = over(feed)
     register(pipeline)
@@ -41,7 +41,7 @@ def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
 def test_planners_at_the_same_moment_plan_each_record_once(
     settings: Settings, register: Callable[..., None], kind: str
 ) -> None:
-    """Two runs look at the same topic; what both process counts once."""
+    """Two runs read the same topic; a batch that both process counts once."""
     feed = KafkaFeed(settings, kind)
     pipeline = over(feed)
     register(pipeline)

@@ -1,4 +1,4 @@
-"""One bad record among a great many: each policy has its promised outcome, and every other record counts.
+"""One bad record among many: each policy has its promised outcome, and every other record counts.
 
 20,000 records, or ten million if ``SOAK`` is set, as `make soak` does.
 """
@@ -46,7 +46,7 @@ GOOD_RECORDS = """
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of which the second has one bad record in its middle."""
+    """Files, the second with one bad record in its middle."""
 
     path: Path
     bad_value: str
@@ -58,7 +58,7 @@ class Folder:
 
     @property
     def bad_record(self) -> str:
-        """Return the record as it stands there."""
+        """Return the bad record's raw text."""
         return f"{BAD_SHOP},{self.bad_value}"
 
     def good_records(self, *txids: int) -> Totals:
@@ -88,7 +88,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fold
     yield made
     for folder in made.values():
         for file in folder.path.iterdir():
-            file.unlink()  # half a gigabyte, which pytest would keep
+            file.unlink()  # they may be large, and pytest would keep them
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Shops:
     pipeline: Pipeline
 
     def declare(self, **changes: Any) -> None:
-        """Declare the pipeline, the first time or anew."""
+        """Declare the pipeline, for the first time or again."""
         schema = changes.pop("schema", {"shop": "string", "cents": "int"})
         self.pipeline = Pipeline(
             name="shops",
@@ -115,11 +115,11 @@ class Shops:
         self.register(self.pipeline)
 
     def run(self, run_id: str) -> list[int]:
-        """Plan, process and commit whatever there is; return the txids."""
+        """Plan, process and commit all batches; return the txids."""
         return run_pipeline(self.settings, self.pipeline, run_id=run_id).txids
 
     def counted(self) -> Totals:
-        """Return the state as Postgres has it."""
+        """Return the state in Postgres."""
         with StateStore.connect(self.settings) as store:
             rows = store.state_rows(self.pipeline.spec.states[0])
             return {row["shop"]: (row["sold"], row["cents"]) for row in rows}
@@ -130,12 +130,12 @@ class Shops:
             return [status.phase for status in store.batch_statuses("shops")]
 
     def history(self, txid: int) -> BatchHistory:
-        """Return what the ledger knows of a batch."""
+        """Return a batch's history in the ledger."""
         with StateStore.connect(self.settings) as store:
             return store.batch_history("shops", txid)
 
     def waiting(self) -> list[Mapping[str, Any]]:
-        """Return what waits in quarantine."""
+        """Return the records in quarantine."""
         with StateStore.connect(self.settings) as store:
             return list(store.quarantined("shops"))
 
@@ -147,12 +147,12 @@ def shops(settings: Settings, register: Callable[..., None], folders: dict[str, 
 
 
 def transform_of_text(rows: Any) -> Any:
-    """Read cents that are no number as none."""
+    """Read cents that are not a number as zero."""
     return rows.selectExpr("shop", "coalesce(try_cast(cents AS int), 0) AS cents")
 
 
-# What the author declares when the bad record turns out to be right, and what it then adds.
-MENDED = {
+# The author's new declaration when the bad record turns out to be right, and the cents that it then adds.
+FIXES = {
     "does not parse": ({"schema": {"shop": "string", "cents": "string"}, "transform": transform_of_text}, 0),
     "fails the check": ({"check": {"cents are not far below": "cents >= -10"}}, -5),
 }
@@ -161,7 +161,7 @@ BOTH_KINDS = pytest.mark.parametrize("kind", BAD_VALUES)
 
 
 def blocked(shops: Shops) -> None:
-    """Run into the bad record: its batch halts by name, later ones wait processed, and the one before it counts."""
+    """Run into the bad record: its batch halts with a named error, later ones wait processed, the earlier one counts."""
     kind = next(kind for kind, value in BAD_VALUES.items() if value == shops.folder.bad_value)
     shops.declare(on_poison="block", **STRICTNESS[kind])
 
@@ -182,10 +182,10 @@ def blocked(shops: Shops) -> None:
 
 
 @BOTH_KINDS
-def test_block_and_a_person_who_mends_the_pipeline(shops: Shops, kind: str) -> None:
+def test_block_and_a_fixed_pipeline(shops: Shops, kind: str) -> None:
     """Raise the version with another schema, or another check: all records count, the bad one too."""
     blocked(shops)
-    changes, cents = MENDED[kind]
+    changes, cents = FIXES[kind]
 
     shops.declare(on_poison="block", version=2, **changes)
 
@@ -195,12 +195,12 @@ def test_block_and_a_person_who_mends_the_pipeline(shops: Shops, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["does not parse"])
-def test_block_and_a_person_who_gives_the_batch_up(shops: Shops) -> None:
-    """All but its records count; what waited behind it has kept its work."""
+def test_block_and_a_batch_that_is_given_up(shops: Shops) -> None:
+    """All but its records count; later batches have kept their work."""
     blocked(shops)
 
     with StateStore.connect(shops.settings) as store:
-        store.skip_batch(shops.pipeline.spec, BAD_TXID, "a person", "nobody knows what ten means")
+        store.skip_batch(shops.pipeline.spec, BAD_TXID, "a person", "the meaning of ten is unknown")
 
     assert shops.run("second") == [3, 4]
     assert shops.phases() == ["committed", "skipped", "committed", "committed"]
@@ -210,7 +210,7 @@ def test_block_and_a_person_who_gives_the_batch_up(shops: Shops) -> None:
 
 @BOTH_KINDS
 def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(shops: Shops, kind: str) -> None:
-    """The others count at once; once the pipeline is mended, the replay is a batch of that one record."""
+    """The others count at once; once the pipeline is fixed, the replay is a batch of that one record."""
     shops.declare(on_poison="quarantine", **STRICTNESS[kind])
 
     assert shops.run("first") == [1, 2, 3, 4]
@@ -218,12 +218,12 @@ def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(shops: Shops, k
     assert shops.counted() == shops.folder.good_records(1, 2, 3, 4)
     assert sum(sold for sold, _ in shops.counted().values()) == RECORDS - 1
     payloads = {"does not parse": shops.folder.bad_record, "fails the check": f'{{"shop":"{BAD_SHOP}","cents":-5}}'}
-    told = [(record["txid"], record["origin"], record["payload"]) for record in shops.waiting()]
-    assert told == [(BAD_TXID, f"{BAD_TXID}.csv, line {BAD_LINE}", payloads[kind])]
+    records = [(record["txid"], record["origin"], record["payload"]) for record in shops.waiting()]
+    assert records == [(BAD_TXID, f"{BAD_TXID}.csv, line {BAD_LINE}", payloads[kind])]
     (attempt,) = shops.history(BAD_TXID).attempts
     assert (attempt["source_rows"], attempt["quarantined_rows"]) == (PER_FILE, 1)
 
-    changes, cents = MENDED[kind]
+    changes, cents = FIXES[kind]
     shops.declare(on_poison="quarantine", version=2, **changes)
     with StateStore.connect(shops.settings) as store:
         assert store.replay_quarantined(shops.pipeline.spec, "a person", "it was right") == (5, 1)
@@ -235,7 +235,7 @@ def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(shops: Shops, k
 
 @BOTH_KINDS
 def test_skip_leaves_out_one_batch_and_says_why(shops: Shops, kind: str) -> None:
-    """After its tries a tombstone takes its place, and order goes on by itself."""
+    """After its tries a tombstone takes its place, and later batches go on by themselves."""
     shops.declare(on_poison="skip", **STRICTNESS[kind])
 
     assert shops.run("first") == [1, 2, 3, 4]

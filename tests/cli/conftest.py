@@ -1,4 +1,4 @@
-"""The command line in processes of its own, against the test's database."""
+"""The command line in separate processes, against the test's database."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass
 class CommandLine:
-    """Runs `tidegate` with the given settings, and says how it ended."""
+    """Runs `tidegate` with the given settings, and returns the finished process."""
 
     settings: Settings
     environment: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class CommandLine:
         return {"args": [COMMAND, *arguments], "env": environ, "cwd": self.settings.home, **pipes}
 
     def json(self, *arguments: str) -> Any:
-        """Run a verb with --json and return what it printed."""
+        """Run a verb with --json and return its output."""
         done = self(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -55,7 +55,7 @@ def tidegate(settings: Settings, register: Callable[..., None]) -> CommandLine:
 
 @pytest.fixture
 def shops(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
-    """The command line where another package brings the pipelines of `tests.cli.shop`, which are registered too."""
+    """The command line with another package that provides the pipelines of `tests.cli.shop`, registered too."""
     register(shop.ORDERS, shop.VISITS)
     metadata = tidegate.settings.home / "authors" / "shop-1.dist-info"
     metadata.mkdir(parents=True)

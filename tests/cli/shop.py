@@ -1,4 +1,4 @@
-"""Pipelines whose bad records are set aside, or skipped with their batch; and states that can be redone."""
+"""Pipelines that quarantine bad records or skip their batches, with states that can be redone."""
 
 from jobs import Count, Files, Pipeline, State, Sum
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong: one line that says what and what to do, the family's exit code, and nothing half done."""
+"""Every error gives one line with the problem and its remedy, the family's exit code, and nothing half done."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ VERBS = {
     "pause": ("pause", "{}", "--reason", "a move"),
     "resume": ("resume", "{}"),
     "quarantine list": ("quarantine", "list", "{}"),
-    "quarantine replay": ("quarantine", "replay", "{}", "--reason", "mended"),
+    "quarantine replay": ("quarantine", "replay", "{}", "--reason", "fixed"),
 }
 
 
@@ -41,14 +41,14 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine, verb: str) -> None:
-    """Every verb that takes a pipeline refuses it alike."""
+    """Every verb that takes a pipeline refuses it in the same way."""
     arguments = [argument.format("flight") for argument in VERBS[verb]]
 
     _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("look",), "No such command 'look'"),
         (("trigger",), "Missing argument 'PIPELINE'"),
@@ -60,28 +60,28 @@ def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine
         (("status", "--jason"), "Did you mean '--json'?"),
     ],
 )
-def test_what_is_typed_wrong_is_named_with_the_way_to_the_help(
-    tidegate: CommandLine, arguments: tuple[str, ...], said: str
+def test_a_typing_error_is_named_with_the_way_to_the_help(
+    tidegate: CommandLine, arguments: tuple[str, ...], message: str
 ) -> None:
     """Nothing is done."""
     done = tidegate(*arguments)
 
     assert (done.returncode, done.stdout) == (USAGE, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "--help' for help." in done.stderr
 
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
-    """In one line, with the exit code that shells expect of it."""
+    """In one line, with the exit code that shells expect."""
     keys = tidegate.settings.home / "keys"
     os.mkfifo(keys)
     started = tidegate.start("get", "flights", "daily", "--keys-from", str(keys))
-    with keys.open("w"):  # open as soon as it is read, which it is until this ends
+    with keys.open("w"):  # opens when the command reads it; the command then waits for its end
         started.send_signal(signal.SIGINT)
-        _, said = started.communicate(timeout=60)
+        _, message = started.communicate(timeout=60)
 
     assert started.returncode == INTERRUPTED
-    assert said.strip() == "tidegate: interrupted; what was committed stays, the rest is picked up by the next run."
+    assert message.strip() == "tidegate: interrupted; what was committed stays, the rest is picked up by the next run."
 
 
 @pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])
@@ -101,8 +101,8 @@ def test_a_range_that_leaves_a_gap_is_refused_by_naming_the_gap(tidegate: Comman
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_without_a_database_every_verb_says_where_it_looked(tidegate: CommandLine, verb: str) -> None:
-    """And that trying again may help."""
+def test_without_a_database_every_verb_names_the_address_that_it_tried(tidegate: CommandLine, verb: str) -> None:
+    """The exit code says that trying again may help."""
     arguments = [argument.format("flights") for argument in VERBS[verb]]
 
     _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
@@ -110,7 +110,7 @@ def test_without_a_database_every_verb_says_where_it_looked(tidegate: CommandLin
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Path, verb: str) -> None:
-    """It names the user, the way to the settings, and no password."""
+    """The error names the user, the way to the settings, and no password."""
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:*:not-the-password\n")
     passfile.chmod(0o600)
@@ -172,7 +172,7 @@ def test_a_folder_that_does_not_exist_is_named(tidegate: CommandLine) -> None:
     ],
 )
 def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine, row: str, reason: str) -> None:
-    """Nothing of its batch counts, and the ledger says why it waits."""
+    """No row of its batch counts, and the ledger says why it waits."""
     file = write_flights(tidegate.settings.home, 1, GOOD, row, GOOD)
 
     done = tidegate("run", "flights")
@@ -185,7 +185,7 @@ def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLin
 
 
 def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLine) -> None:
-    """A link to nowhere cannot be read by anybody, not even by root."""
+    """Not even root can read a link to nowhere."""
     write_flights(tidegate.settings.home, 1, GOOD)
     link = tidegate.settings.home / "data" / "flights" / "2013-01-02.csv"
     link.symlink_to("nowhere")
@@ -208,14 +208,14 @@ def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLin
         (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000", "--dry-run"], ["end at 1000"]),
     ],
 )
-def test_a_wrong_request_says_what_would_be_right(tidegate: CommandLine, arguments: list[str], fragments: list[str]) -> None:
+def test_a_wrong_request_names_the_right_one(tidegate: CommandLine, arguments: list[str], fragments: list[str]) -> None:
     """Exit code 2, in one line."""
     _fails(tidegate(*arguments), USAGE, *fragments)
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\xff\xfe", "no text in UTF-8")])
 def test_a_file_of_keys_that_cannot_be_read_is_named(tidegate: CommandLine, content: bytes | None, reason: str) -> None:
-    """With the reason in words."""
+    """The error gives the reason in words."""
     keys = tidegate.settings.home / "keys.csv"
     if content is not None:
         keys.write_bytes(content)
@@ -231,7 +231,7 @@ def test_a_file_of_keys_that_cannot_be_read_is_named(tidegate: CommandLine, cont
         ("TIDEGATE_SPARK_REMOTE", "http://127.0.0.1", "spark_remote must be like sc://"),
     ],
 )
-def test_a_wrong_setting_names_itself_and_its_place(tidegate: CommandLine, variable: str, value: str, fragment: str) -> None:
+def test_a_wrong_setting_is_named_with_its_value(tidegate: CommandLine, variable: str, value: str, fragment: str) -> None:
     """A typo in the environment is found at once."""
     write_flights(tidegate.settings.home, 1, GOOD)
 

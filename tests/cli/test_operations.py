@@ -1,4 +1,4 @@
-"""What operators do by hand: retry, skip, redo, pause, resume, and look after quarantine."""
+"""The verbs of operators: retry, skip, redo, pause, resume, quarantine."""
 
 import json
 
@@ -19,7 +19,7 @@ SPEC = flights.PIPELINE.spec
 
 
 def _plan(store: StateStore, number: int) -> None:
-    """Open batches of flights that read nothing."""
+    """Open batches of flights with no files."""
     after = store.last_opened("flights")
     assert store.open_batches(SPEC, "run", [], after, [encode_metadata({"files": [], "n": n}) for n in range(number)])
 
@@ -39,8 +39,8 @@ def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
 # pause and resume
 
 
-def test_a_paused_pipeline_starts_no_run_and_says_who_paused_it(tidegate: CommandLine) -> None:
-    """Whoever asks for a run is told, with the way out; asking again later is right."""
+def test_a_paused_pipeline_starts_no_run_and_names_the_operator_who_paused_it(tidegate: CommandLine) -> None:
+    """Every verb that starts runs says so, with the way out; its exit code means: try again."""
     done = tidegate("pause", "flights", "--reason", "the warehouse is moved.")
     assert (done.returncode, done.stdout) == (0, "")
     assert "no new run starts" in done.stderr
@@ -88,8 +88,8 @@ def test_pausing_and_resuming_again_change_nothing(tidegate: CommandLine) -> Non
         ("quarantine", "replay", "flights", "--reason", ""),
     ],
 )
-def test_a_reason_that_says_nothing_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
-    """Those who look at the ledger later will ask."""
+def test_an_empty_reason_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
+    """Later readers of the ledger need the reason."""
     done = tidegate(*arguments)
 
     assert done.returncode == USAGE
@@ -99,8 +99,8 @@ def test_a_reason_that_says_nothing_is_refused(tidegate: CommandLine, arguments:
 # retry
 
 
-def test_retrying_where_nothing_waits_for_a_person_says_so(tidegate: CommandLine, store: StateStore) -> None:
-    """It names what waits for a run instead, and what has committed."""
+def test_a_retry_without_waiting_batches_says_so(tidegate: CommandLine, store: StateStore) -> None:
+    """It names the batches that wait for a run instead, and those that have committed."""
     assert "Nothing to retry" in tidegate("retry", "flights").stderr
     _plan(store, 2)
 
@@ -116,7 +116,7 @@ def test_retrying_where_nothing_waits_for_a_person_says_so(tidegate: CommandLine
     assert "flights 1 has committed on" in committed.stderr
 
 
-def test_a_retry_without_airflow_tells_what_was_lifted_and_how_to_go_on(tidegate: CommandLine, store: StateStore) -> None:
+def test_a_retry_without_airflow_names_the_lifted_batches_and_the_next_step(tidegate: CommandLine, store: StateStore) -> None:
     """The lift stays, with its mark in the ledger, so the run alone is missing."""
     _plan(store, 3)
     store.fail_attempt(_begin(store, 2), "BAD_KEY: NULL.", is_poison=True)
@@ -126,7 +126,7 @@ def test_a_retry_without_airflow_tells_what_was_lifted_and_how_to_go_on(tidegate
     done = tidegate("retry", "flights", "--reason", "a.csv is back", **_airflow_away(tidegate))
 
     assert (done.returncode, done.stdout) == (TRY_AGAIN, "")
-    assert done.stderr.startswith("tidegate: flights: txids 1-2 may be tried anew. But no run has started: Airflow does not")
+    assert done.stderr.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
     assert done.stderr.endswith("Then go on: tidegate trigger flights --wait\n")
     first, second, _ = tidegate.json("inspect", "flights")
     assert (first["phase"], second["waits_for"]) == ("planned", "BAD_KEY: NULL.")
@@ -134,7 +134,7 @@ def test_a_retry_without_airflow_tells_what_was_lifted_and_how_to_go_on(tidegate
     assert (action["action"], action["owner"], action["reason"]) == ("retry", f"{ME}, tidegate retry", "a.csv is back")
 
 
-def test_a_retry_here_commits_what_was_left_over_and_nothing_new(tidegate: CommandLine) -> None:
+def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: CommandLine) -> None:
     """A file that was missing is back, and its batch commits; new files are left to the next run."""
     write_flights(tidegate.settings.home, 1, GOOD)
     with StateStore.connect(tidegate.settings) as store:
@@ -153,8 +153,8 @@ def test_a_retry_here_commits_what_was_left_over_and_nothing_new(tidegate: Comma
 # skip
 
 
-def test_only_what_has_failed_is_skipped_and_in_its_turn(tidegate: CommandLine, store: StateStore) -> None:
-    """Any failed txid can be given up; order goes on when it comes to it."""
+def test_only_failed_batches_are_skipped_and_in_their_turn(tidegate: CommandLine, store: StateStore) -> None:
+    """Any failed txid can be given up; it is skipped when its turn comes."""
     _plan(store, 3)
     for yes in ([], ["--yes"]):
         done = tidegate("skip", "flights", "2", "--reason", "no use", *yes)
@@ -162,9 +162,9 @@ def test_only_what_has_failed_is_skipped_and_in_its_turn(tidegate: CommandLine, 
         assert "flights 2 has not failed" in done.stderr
     store.fail_attempt(_begin(store, 2), "OVERFLOW: cents.", is_poison=True)
 
-    asked = tidegate("skip", "flights", "2", "--reason", "no use")
-    assert asked.returncode == USAGE
-    assert "flights 2 is failed (OVERFLOW: cents). Skipping it leaves all its rows out" in asked.stderr
+    unconfirmed = tidegate("skip", "flights", "2", "--reason", "no use")
+    assert unconfirmed.returncode == USAGE
+    assert "flights 2 is failed (OVERFLOW: cents). Skipping it leaves all its rows out" in unconfirmed.stderr
 
     given_up = tidegate.json("skip", "flights", "2", "--reason", "no use", "--yes")
     assert given_up == {"txid": 2, "skipped": False, "given_up": True, "already": False}
@@ -180,7 +180,7 @@ def test_only_what_has_failed_is_skipped_and_in_its_turn(tidegate: CommandLine, 
     assert "flights 2 has been skipped: nothing to retry" in tidegate("retry", "flights", "2").stderr
 
 
-def test_a_run_tells_what_its_pipeline_gave_up(shops: CommandLine) -> None:
+def test_a_run_names_the_batches_that_its_pipeline_gave_up(shops: CommandLine) -> None:
     """A batch that is skipped by policy did not commit, and does not hold up the next one."""
     write_file(shops.settings.home, "visits/1.csv", "page,seconds", "home,many")
     write_file(shops.settings.home, "visits/2.csv", "page,seconds", "home,3")
@@ -206,10 +206,10 @@ def test_a_run_tells_what_its_pipeline_gave_up(shops: CommandLine) -> None:
         ("orders", "1", "orders has no txid 1"),
     ],
 )
-def test_what_cannot_be_redone_is_refused_whether_or_not_it_is_said_twice(
+def test_an_impossible_redo_is_refused_with_or_without_yes(
     shops: CommandLine, store: StateStore, pipeline: str, txid: str, fragment: str
 ) -> None:
-    """Only the last committed txid of a pipeline whose states know what they were before."""
+    """Only the last committed txid of a pipeline whose states keep previous values can be redone."""
     _plan(store, 1)
     store.seal(_begin(store, 1), [], Tracked(0))
     store.commit_batch(SPEC, 1, "test")
@@ -220,17 +220,17 @@ def test_what_cannot_be_redone_is_refused_whether_or_not_it_is_said_twice(
         assert fragment in done.stderr
 
 
-def test_the_last_batch_is_redone_only_by_saying_so_twice_and_counts_once(shops: CommandLine) -> None:
-    """The state is what one clean run leaves behind, and the ledger keeps both attempts, who and why."""
+def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLine) -> None:
+    """The state equals that of one clean run, and the ledger keeps both attempts, operator and reason."""
     write_file(shops.settings.home, "orders/1.csv", *ORDERS)
     assert shops.json("run", "orders")["committed"] == [1]
     before = shops.json("inspect", "orders", "--state", "revenue")
 
-    asked = shops("redo", "orders", "1", "--reason", "the till was wrong")
-    assert (asked.returncode, asked.stdout) == (USAGE, "")
-    assert "orders 1 has committed on" in asked.stderr
-    assert "takes back what it did to revenue" in asked.stderr
-    assert "Add --yes" in asked.stderr
+    unconfirmed = shops("redo", "orders", "1", "--reason", "the till was wrong")
+    assert (unconfirmed.returncode, unconfirmed.stdout) == (USAGE, "")
+    assert "orders 1 has committed on" in unconfirmed.stderr
+    assert "takes back what it did to revenue" in unconfirmed.stderr
+    assert "Add --yes" in unconfirmed.stderr
 
     passwords = [line for line in shops.settings.pg_passfile.read_text().splitlines() if "tidegate_owner" not in line]
     (passfile := shops.settings.home / "pgpass").touch(0o600)
@@ -255,7 +255,7 @@ def test_the_last_batch_is_redone_only_by_saying_so_twice_and_counts_once(shops:
 
 
 def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
-    """What is still bad waits again, under the txid that tried; nothing is lost or counted twice."""
+    """Records that are still bad wait again, under the new txid; none is lost or counted twice."""
     home = shops.settings.home
     write_file(home, "orders/1.csv", *ORDERS)
     assert "No record of orders waits in quarantine." in shops("quarantine", "list", "orders").stderr
@@ -289,7 +289,7 @@ def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
 
 @pytest.mark.parametrize("arguments", [("list",), ("replay", "--reason", "why not")])
 def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
-    """A slip of the finger is not an empty quarantine."""
+    """A mistyped txid does not look like an empty quarantine."""
     verb, *options = arguments
 
     done = tidegate("quarantine", verb, "flights", "--txid", "7", *options)
@@ -298,7 +298,7 @@ def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, argumen
     assert "flights has no txid 7" in done.stderr
 
 
-# what a batch reads
+# inspect
 
 
 @pytest.mark.parametrize(
@@ -323,10 +323,10 @@ def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, argumen
         ({"ticks": 7}, ['"ticks": 7']),
     ],
 )
-def test_a_batch_shows_what_it_reads_in_the_words_of_its_source(
+def test_a_batch_shows_its_input_in_the_terms_of_its_source(
     tidegate: CommandLine, store: StateStore, metadata: dict, lines: list[str]
 ) -> None:
-    """Offsets, ranges and files are tables; whatever a source invents is shown as it is."""
+    """Offsets, ranges and files are tables; other metadata is shown as JSON."""
     assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata)])
 
     shown = [" ".join(line.split()) for line in tidegate("inspect", "flights", "--txid", "1").stdout.splitlines()]
@@ -336,7 +336,7 @@ def test_a_batch_shows_what_it_reads_in_the_words_of_its_source(
 
 
 def test_a_batch_shows_its_attempts_with_times_rows_and_errors(tidegate: CommandLine) -> None:
-    """What somebody needs at night, in tables that fit a terminal."""
+    """All in tables that fit a terminal."""
     file = write_flights(tidegate.settings.home, 1, GOOD)
     content = file.read_bytes()
     with StateStore.connect(tidegate.settings) as store:

@@ -1,4 +1,4 @@
-"""What the verbs print, for people and for programs."""
+"""The output of the verbs, for people and for programs."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ UNITED = {
 
 
 def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every verb as it is typed, with its command."""
+    """Yield every verb with its command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -69,8 +69,8 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
     assert [line.split() for line in table] == [list(UNITED), [str(value) for value in UNITED.values()]]
 
 
-def test_what_a_source_leaves_alone_is_counted_and_listed(tidegate: CommandLine) -> None:
-    """A file that is not read is seen wherever a person looks for its rows: run, status and inspect."""
+def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: CommandLine) -> None:
+    """An unread file is reported wherever a person looks for its rows: run, status and inspect."""
     home = tidegate.settings.home
     write_flights(home, 1, *ROWS)
     for name in ("_old.csv", "2013-01-02.csv.filepart", "notes.txt", "2012/2012-12-31.csv", "\x1b[31m.csv~"):
@@ -105,7 +105,7 @@ def test_what_a_source_leaves_alone_is_counted_and_listed(tidegate: CommandLine)
 
 
 def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: CommandLine) -> None:
-    """From the command line, a file or standard input; in the order in which they were asked for."""
+    """From the command line, a file or standard input; in the requested order."""
     write_flights(tidegate.settings.home, 1, *ROWS)
     tidegate.json("run", "flights")
     keys = tidegate.settings.home / "keys.csv"
@@ -122,8 +122,8 @@ def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: Com
     assert "UA" in done.stdout
 
 
-def test_a_backfill_can_be_tried_dry(tidegate: CommandLine) -> None:
-    """It tells what it would do, and does nothing."""
+def test_a_dry_run_of_a_backfill_changes_nothing(tidegate: CommandLine) -> None:
+    """It shows its plan only."""
     write_flights(tidegate.settings.home, 1, *ROWS)
     tidegate.json("run", "flights")
 
@@ -133,8 +133,8 @@ def test_a_backfill_can_be_tried_dry(tidegate: CommandLine) -> None:
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
-def test_pipelines_lists_what_is_declared_and_what_it_promises(shops: CommandLine) -> None:
-    """With source, keys, values, guarantee and why, checks, what becomes of bad records, and what goes unnoticed."""
+def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None:
+    """With source, keys, values, guarantee and reason, checks, handling of bad records, and undetected losses."""
     found = {row["pipeline"]: row for row in shops.json("pipelines")}
 
     assert found["flights"]["source"] == "transactional Files"
@@ -170,8 +170,8 @@ def test_pipelines_lists_what_is_declared_and_what_it_promises(shops: CommandLin
     assert max(len(line) for line in shown.splitlines()) <= 110
 
 
-def test_pipelines_tells_what_each_pair_of_kinds_gives() -> None:
-    """The whole matrix, as the store decides it; no database is asked."""
+def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds() -> None:
+    """The whole matrix, as the store decides it, without a database."""
     shown = subprocess.run([COMMAND, "pipelines", "--matrix"], capture_output=True, text=True, check=True).stdout
     rows = {words[0]: words[1:] for line in shown.splitlines()[2:5] if (words := line.split())}
 
@@ -179,13 +179,13 @@ def test_pipelines_tells_what_each_pair_of_kinds_gives() -> None:
         promised = ["exactly" if exactly_once(source, state) else "at" for state in get_args(StateKind)]
         assert [word for word in rows[source] if word in ("exactly", "at")] == promised
     assert max(len(line) for line in shown.splitlines()) <= 110
-    told = json.loads(subprocess.run([COMMAND, "pipelines", "--matrix", "--json"], capture_output=True, check=True).stdout)
-    assert [pair for pair in told if (pair["why"] is None) != (pair["guarantee"] == "exactly once")] == []
-    assert len(told) == 9
+    matrix = json.loads(subprocess.run([COMMAND, "pipelines", "--matrix", "--json"], capture_output=True, check=True).stdout)
+    assert [pair for pair in matrix if (pair["why"] is None) != (pair["guarantee"] == "exactly once")] == []
+    assert len(matrix) == 9
 
 
-def test_settings_tell_where_each_came_from_and_hold_no_password(tidegate: CommandLine) -> None:
-    """The table can be shown to anybody."""
+def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) -> None:
+    """The table can be shown to other people."""
     rows = {row["setting"]: row for row in tidegate.json("settings")}
 
     assert rows["pg_port"]["from"] == "environment PGPORT"
@@ -197,13 +197,13 @@ def test_settings_tell_where_each_came_from_and_hold_no_password(tidegate: Comma
 
 
 def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
-    """The second time there is nothing to do."""
+    """The second time changes nothing."""
     assert tidegate.json("migrate")["changed"] == ["word_count"]
     assert tidegate.json("migrate")["changed"] == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_and_option_explains_itself(verb: str) -> None:
+def test_every_verb_and_option_has_help(verb: str) -> None:
     """A sentence for the verb, and help for each option and argument."""
     command = COMMANDS[verb]
 
@@ -212,13 +212,13 @@ def test_every_verb_and_option_explains_itself(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
-def test_every_verb_speaks_json(verb: str) -> None:
+def test_every_verb_has_json_output(verb: str) -> None:
     """Programs need no tables."""
     assert "--json" in [name for p in COMMANDS[verb].params for name in p.opts]
 
 
 def test_help_lists_the_verbs() -> None:
-    """The first thing a newcomer types."""
+    """Newcomers start there."""
     shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=False)
 
     assert shown.returncode == 0
@@ -226,7 +226,7 @@ def test_help_lists_the_verbs() -> None:
 
 
 def test_a_lookup_loads_nothing_slow() -> None:
-    """What makes `get` answer in a third of a second: neither SQLAlchemy nor Spark nor Airflow is imported."""
+    """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
     program = (
         "import sys\nfrom tidegate.commands import inspection\nfrom jobs.registry import find_pipeline\n"
         "from state_store import lookup\nfind_pipeline('flights')\n"
@@ -236,15 +236,15 @@ def test_a_lookup_loads_nothing_slow() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_bad_batch_is_given_up_only_by_saying_so_twice(tidegate: CommandLine) -> None:
-    """Then the next batch commits, and the ledger keeps who and why."""
+def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
+    """Then the next batch commits, and the ledger keeps operator and reason."""
     write_flights(tidegate.settings.home, 1, "2013,1,1,five,2,UA,1545,EWR,IAH,1400")
     assert tidegate("run", "flights").returncode == 1
 
-    asked = tidegate("skip", "flights", "1", "--reason", "a test record")
-    assert (asked.returncode, asked.stdout) == (2, "")
-    assert "is halted (MALFORMED_RECORD" in asked.stderr
-    assert "Add --yes" in asked.stderr
+    unconfirmed = tidegate("skip", "flights", "1", "--reason", "a test record")
+    assert (unconfirmed.returncode, unconfirmed.stdout) == (2, "")
+    assert "is halted (MALFORMED_RECORD" in unconfirmed.stderr
+    assert "Add --yes" in unconfirmed.stderr
 
     assert tidegate.json("skip", "flights", "1", "--reason", "a test record", "--yes")["skipped"] is True
     write_flights(tidegate.settings.home, 2, *ROWS)

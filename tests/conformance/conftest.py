@@ -1,7 +1,7 @@
-"""Both Postgres versions that are promised, every kind of source and state, and a source whose batches a test cuts at will.
+"""Both supported Postgres versions, every kind of source and state, and a source whose batches a test chooses.
 
-The source is a list of numbered records. A batch is a range of it, so that what must have counted can be told without the
-ledger: the ranges of the committed batches lie end to end, and the states are what Python makes of the records in them.
+The source is a list of numbered records. A batch is a range of it, so that the expected result is known without the ledger:
+the ranges of the committed batches lie end to end, and Python computes the states from the records in them.
 """
 
 import io
@@ -34,7 +34,7 @@ from tidegate.stack import component
 from tidegate.stack.component import reserve_port
 from tidegate.stack.postgres import EmbeddedPostgres
 
-DEBIANS_BINARIES = Path("/usr/lib/postgresql/15/bin")
+DEBIAN_BINARIES = Path("/usr/lib/postgresql/15/bin")
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),
     ("transactional", "opaque"),
@@ -51,23 +51,23 @@ Row = Sequence[Any]
 # both versions of Postgres
 
 
-class DebiansPostgres(EmbeddedPostgres):
-    """A cluster of the oldest version that is promised, PostgreSQL 15, with the binaries of Debian's package."""
+class DebianPostgres(EmbeddedPostgres):
+    """A cluster of the oldest supported version, PostgreSQL 15, with the binaries of Debian's package."""
 
     locale_options = ("--locale=C.UTF-8",)
 
     def _places(self, stack_folder: Path) -> tuple[Path, Path]:
-        return DEBIANS_BINARIES, super()._places(stack_folder)[1]
+        return DEBIAN_BINARIES, super()._places(stack_folder)[1]
 
 
 @contextmanager
 def running_postgres_15(home: Path, like: Settings) -> Iterator[Settings]:
-    """Run a cluster of its own with roles, databases and passwords like the embedded one; it is deleted in the end."""
+    """Run a separate cluster with the roles, databases and passwords of the embedded one, and delete it in the end."""
     folder = home / STACK_FOLDER
     secrets = like.home / STACK_FOLDER / "secrets"
     shutil.copytree(secrets, folder / "secrets")  # the same passwords, so that the session's Spark can stage here too
     with ExitStack() as held:
-        cluster = DebiansPostgres(folder, reserve_port(None, held))
+        cluster = DebianPostgres(folder, reserve_port(None, held))
         try:
             cluster.initialize()
             server = component.start(cluster.component(), folder)
@@ -86,25 +86,25 @@ def running_postgres_15(home: Path, like: Settings) -> Iterator[Settings]:
             cluster.delete()
 
 
-# For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest version that is promised.
+# For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest supported version.
 BOTH_POSTGRES = pytest.mark.parametrize("server", ["postgres 18", "postgres 15"], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The Postgres server of the session: the embedded one, unless a module asks for both."""
+    """The Postgres server of the session: the embedded one, unless a module requests both."""
     if getattr(request, "param", "postgres 18") == "postgres 18":
         yield Server(stack)
         return
-    if not (DEBIANS_BINARIES / "postgres").exists():
-        pytest.skip(f"No PostgreSQL 15 in {DEBIANS_BINARIES}. Install it with: apt-get install postgresql-15")
+    if not (DEBIAN_BINARIES / "postgres").exists():
+        pytest.skip(f"No PostgreSQL 15 in {DEBIAN_BINARIES}. Install it with: apt-get install postgresql-15")
     with running_postgres_15(tmp_path_factory.mktemp("postgres_15"), stack) as settings:
         yield Server(settings)
 
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server; this folder's own, because other folders keep to one server."""
+    """A migrated database on that server; overridden here, because other folders use a single server."""
     with migrated_database(server) as name:
         yield name
 
@@ -114,21 +114,21 @@ def template(server: Server) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Stream(Source):
-    """A source of numbered records whose batches are whatever ranges a test cuts; of any kind."""
+    """A source of any kind with numbered records; its batches are the ranges that a test chooses."""
 
     kind: SourceKind = "opaque"
 
     @property
     def identity(self) -> str:
-        """What is read."""
+        """Return the name of the source."""
         return "a test's records"
 
     def coordinator(self, settings: Settings) -> Coordinator:
-        """Not asked: tests cut their batches themselves."""
+        """Not used: tests plan their batches themselves."""
         raise NotImplementedError
 
     def emitter(self, spark: Any, settings: Settings) -> Emitter:
-        """Not asked: tests stage their partials themselves."""
+        """Not used: tests stage their partials themselves."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ AGGREGATES = {
 
 
 def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
-    """Declare a pipeline with a keyed state, whose key may be missing, and a global one, both of this kind."""
+    """Declare a pipeline with a keyed state, whose key may be NULL, and a global one, both of this kind."""
     states = {
         "per_key": State(key={"key": "text"}, aggregates=AGGREGATES, null_keys=True, kind=state),
         "overall": State(aggregates=AGGREGATES, kind=state),
@@ -151,7 +151,7 @@ def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
 
 
 def fold(records: Iterable[Record]) -> dict[str | None, tuple[int, int, int, int | None, int | None]]:
-    """Compute what `AGGREGATES` keeps per key, with nothing but Python."""
+    """Compute the values of `AGGREGATES` per key in plain Python."""
     amounts: dict[str | None, list[int | None]] = {}
     for key, amount in records:
         amounts.setdefault(key, []).append(amount)
@@ -159,7 +159,7 @@ def fold(records: Iterable[Record]) -> dict[str | None, tuple[int, int, int, int
 
 
 def fold_all(records: Iterable[Record]) -> tuple[int, int, int, int | None, int | None]:
-    """Compute what `AGGREGATES` keeps of all records, with nothing but Python."""
+    """Compute the values of `AGGREGATES` over all records in plain Python."""
     return _folded([amount for _, amount in records])
 
 
@@ -169,7 +169,7 @@ def _folded(amounts: list[int | None]) -> tuple[int, int, int, int | None, int |
 
 
 def is_bad(record: Record) -> bool:
-    """Tell whether a record belongs into quarantine."""
+    """Return whether a record belongs into quarantine."""
     return record[1] is not None and record[1] < 0
 
 
@@ -177,7 +177,7 @@ def is_bad(record: Record) -> bool:
 
 
 class Flow:
-    """Moves batches through the real ledger as `jobs.engine.phases` does, with partials that Python computes: no Spark."""
+    """Moves batches through the real ledger as `jobs.engine` does, with partials from Python instead of Spark."""
 
     def __init__(self, settings: Settings, spec: PipelineSpec, records: Sequence[Record] = ()) -> None:
         self.settings = settings
@@ -187,7 +187,7 @@ class Flow:
         self.owner = StateStore.connect(settings, user=settings.pg_owner)
 
     def die(self) -> None:
-        """Lose all connections at once, as a process does that is killed."""
+        """Lose all connections at once, like a process that is killed."""
         connection = psycopg2.connect(**self.settings.conninfo(user="postgres"))
         with closing(connection), connection, connection.cursor() as cursor:
             cursor.execute(
@@ -202,7 +202,7 @@ class Flow:
         self.owner.close()
 
     def plan(self, *sizes: int, run_id: str = "run") -> list[int] | None:
-        """Open a batch of each size behind the newest; None if another planner was first."""
+        """Open a batch of each size after the newest; None if another planner was first."""
         after = self.store.last_opened(self.spec.name)
         start = end_of(after.metadata if after else None)
         metadata = []
@@ -212,22 +212,22 @@ class Flow:
         return self.store.open_batches(self.spec, run_id, [], after, metadata)
 
     def take(self, txid: int, size: int | None = None, **how: Any) -> Attempt | Commit | NotStarted:
-        """Take a batch's fence; if it is to be cut anew, with this size, None: to where it ended before."""
+        """Take a batch's fence; if it has to be planned again, with this size, or up to its former end if None."""
         new_input: NewInput | None = None
         while True:
             begun = self.store.start_attempt(self.spec, txid, "test", new_input=new_input, **how)
             if not isinstance(begun, ReplanNeeded):
                 return begun
-            new_input = NewInput(encode_metadata(cut_anew(begun, size)), begun.continues)
+            new_input = NewInput(encode_metadata(plan_again(begun, size)), begun.continues)
 
     def start(self, txid: int, size: int | None = None, **how: Any) -> Attempt:
-        """Take a batch's fence, which must be free to take."""
+        """Take a batch's fence, and fail if no attempt can start."""
         attempt = self.take(txid, size, **how)
         assert isinstance(attempt, Attempt), attempt
         return attempt
 
     def stage(self, attempt: Attempt, staged: str | Staged, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        """Copy rows into staging as one Spark task would, in the stager's role; nothing counts before it is sealed."""
+        """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal."""
         spec = self.spec.state(staged) if isinstance(staged, str) else staged
         assert spec is not None
         task_attempt = next(_task_attempts)
@@ -243,7 +243,7 @@ class Flow:
         self.store.seal(attempt, staged, tracked or Tracked(0))
 
     def finish(self, attempt: Attempt) -> Attempt:
-        """Stage what the attempt's records amount to, and seal it."""
+        """Stage the aggregates of the attempt's records, and seal it."""
         records = self.read(attempt)
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
@@ -258,7 +258,7 @@ class Flow:
         return attempt
 
     def read(self, attempt: Attempt) -> list[Record]:
-        """Return the records that an attempt's metadata names; of quarantined ones, what a better parser makes of them."""
+        """Return the records that an attempt's metadata names; quarantined ones as a better parser would read them."""
         if QUARANTINED not in attempt.source_metadata:
             return self.records[attempt.source_metadata["start"] : attempt.source_metadata["end"]]
         statement = "SELECT payload FROM tidegate.quarantine WHERE pipeline = %s AND replayed_txid = %s ORDER BY txid, number"
@@ -274,7 +274,7 @@ class Flow:
         return self.finish(attempt) if isinstance(attempt, Attempt) else attempt
 
     def fail(self, txid: int, size: int | None = None, *, is_poison: bool = True) -> int:
-        """Start an attempt that gives up; return how many tries the batch has failed by itself."""
+        """Start an attempt that fails; return how many tries have failed by the batch's content."""
         return self.store.fail_attempt(self.start(txid, size, mode="restage"), "BROKEN: it broke.", is_poison=is_poison)
 
     def commit(self, txid: int) -> Commit:
@@ -282,20 +282,20 @@ class Flow:
         return self.store.commit_batch(self.spec, txid, "test")
 
     def settle(self, txid: int, size: int | None = None) -> Commit:
-        """Commit a batch, processing it again where that is due: a failure in either phase repeats both."""
+        """Commit a batch, processing it again where necessary: a failure in either phase repeats both."""
         try:
             return self.commit(txid)
-        except (StagingLost, AttemptNotSealed):  # the latter: whoever processed it is dead
+        except (StagingLost, AttemptNotSealed):  # the latter: the process that began it is dead
             self.process(txid, size, mode="restage")
             return self.commit(txid)
 
     def redo(self, txid: int, size: int | None = None) -> Commit:
-        """Process the last committed batch again, and put the result in the place of what it did."""
+        """Process the last committed batch again, and replace its effect by the result."""
         self.finish(self.start(txid, size, mode="redo"))
         return self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
-        """Return a state's rows as the table has them."""
+        """Return a state's rows as they are in its table."""
         spec = self.spec.state(state)
         assert spec is not None
         return list(self.store.state_rows(spec))
@@ -305,7 +305,7 @@ class Flow:
         return {row.get("key"): tuple(row[name] for name in AGGREGATES) for row in self.rows(state)}
 
     def ranges(self) -> list[tuple[int, int, bool]]:
-        """Return what each committed batch reads, from where to where, and whether it counts; those of quarantine left out."""
+        """Return start, end and whether it counts for each committed batch, except those of quarantined records."""
         found = []
         for status in self.store.batch_statuses(self.spec.name, limit=10_000):
             if status.committed_at is not None:
@@ -319,7 +319,7 @@ class Flow:
         return [status.phase for status in self.store.batch_statuses(self.spec.name, limit=10_000)]
 
     def metadata(self, txid: int) -> SourceMetadata:
-        """Return what a batch reads as of now."""
+        """Return a batch's current metadata."""
         return self.store.source_metadata(self.spec.name, txid)
 
     def quarantined(self) -> list[str]:
@@ -327,7 +327,7 @@ class Flow:
         return [row["payload"] for row in self.store.quarantined(self.spec.name)]
 
     def check(self) -> None:
-        """Compare the states with what Python makes of the records of the committed batches, each in exactly one of them."""
+        """Compare the states with Python's result; each record must be in exactly one committed batch."""
         ranges = self.ranges()
         assert [start for start, _, _ in ranges] == [0, *(end for _, end, _ in ranges)][: len(ranges)], ranges
         counted = [record for start, end, counts in ranges if counts for record in self.records[start:end]]
@@ -338,17 +338,17 @@ class Flow:
 
 
 def end_of(metadata: SourceMetadata | None) -> int:
-    """Return where the source stands after a batch."""
+    """Return the source's position after a batch."""
     position = position_of(metadata)
     return position["end"] if position else 0
 
 
-def cut_anew(wanted: ReplanNeeded, size: int | None) -> SourceMetadata:
-    """Cut a batch again behind the one before it: with this size, None: to where it ended, or empty if that is not there."""
-    if QUARANTINED in wanted.current:
-        return {**wanted.current, "source": position_of(wanted.previous)}
-    start = end_of(wanted.previous)
-    return {"start": start, "end": max(start, wanted.current["end"]) if size is None else start + size}
+def plan_again(replan: ReplanNeeded, size: int | None) -> SourceMetadata:
+    """Plan a batch again after its predecessor: with this size, or up to its former end, if None."""
+    if QUARANTINED in replan.current:
+        return {**replan.current, "source": position_of(replan.previous)}
+    start = end_of(replan.previous)
+    return {"start": start, "end": max(start, replan.current["end"]) if size is None else start + size}
 
 
 def _csv_line(values: Row) -> str:

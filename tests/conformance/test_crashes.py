@@ -1,4 +1,4 @@
-"""A process that dies at any statement of a redo, a new cut, a quarantine or a skip: nothing is lost or repeated."""
+"""Crashes at any statement of a redo, a new plan, a quarantine or a skip lose and repeat nothing."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Begin = Callable[..., Flow]
 
 
 def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begin) -> None:
-    """Never a mixture; whatever was left, the next redo makes it right."""
+    """Never a mixture; the next redo corrects either."""
     f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("d", 4), ("b", 8)])
     f.plan(2, 3, 1)
     for txid in (1, 2):
@@ -38,8 +38,8 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
         assert any(step in point for point in points), f"no crash was injected at {step}"
 
 
-def test_a_crash_at_any_statement_of_a_run_with_new_cuts_loses_and_repeats_nothing(flow: Begin) -> None:
-    """The batch before was cut anew, this one is sealed behind the old cut: commit, cut anew, process, commit."""
+def test_a_crash_at_any_statement_of_a_run_with_new_plans_loses_and_repeats_nothing(flow: Begin) -> None:
+    """The predecessor was planned again, this batch is sealed after its old plan: commit, plan again, process, commit."""
     points: list[str] = []
     f = flow("opaque", "opaque", [("a", number) for number in range(2000)])
     is_done = False
@@ -64,7 +64,7 @@ def test_a_crash_at_any_statement_of_a_run_with_new_cuts_loses_and_repeats_nothi
 
 
 def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:
-    """Set aside, taken up, processed and committed: each record counts or waits after every crash, and in the end all count."""
+    """Each record counts or waits in quarantine after every crash, and in the end all count."""
     f = flow("transactional", "opaque", [("a", 1), ("b", -2), ("a", -3)] * 400, on_poison="quarantine")
     points: list[str] = []
     is_done = False
@@ -94,7 +94,7 @@ def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_lo
 
 
 def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> None:
-    """Given up ahead of its turn, then skipped by the commit: the batches around it count once."""
+    """Given up before its turn, then skipped by the commit: the batches around it count once."""
     f = flow("opaque", "opaque", [("a", number) for number in range(1000)])
     points: list[str] = []
     is_done = False

@@ -1,4 +1,4 @@
-"""Quarantine, giving up, retry, pause and the acker's memory, in the ledger: on both Postgres versions."""
+"""Quarantine, giving up, retry, pause and the acker's sums in the ledger, on both Postgres versions."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def mixed(flow: Begin) -> Flow:
 
 
 def test_bad_records_are_set_aside_in_the_commit_of_their_batch(mixed: Flow) -> None:
-    """Before the commit nobody sees them; with it each record of the batch either counts or waits."""
+    """Before the commit they are invisible; with it each record of the batch either counts or waits."""
     mixed.process(1)
     assert mixed.quarantined() == []
     mixed.commit(1)
@@ -54,7 +54,7 @@ def test_bad_records_are_set_aside_in_the_commit_of_their_batch(mixed: Flow) -> 
 def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
     """Neither those of a fenced attempt, nor those of one that failed, nor those of a batch that is skipped."""
     mixed.process(1)
-    mixed.process(1, 1, mode="restage")  # without the bad ones
+    mixed.process(1, 1, mode="restage")  # without the bad records
     mixed.commit(1)
     assert mixed.quarantined() == []
     mixed.process(2, 2)
@@ -65,8 +65,8 @@ def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: 
 
 
 @pytest.mark.parametrize("loss", ["its table", "a row", "a byte"])
-def test_lost_staging_of_bad_records_is_found_and_made_again(mixed: Flow, settings: Settings, loss: str) -> None:
-    """Their recount is as strict as that of the partials: not one is lost or altered on the way (I7)."""
+def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, settings: Settings, loss: str) -> None:
+    """Their recount is as strict as that of the partials: none is lost or altered on the way (I7)."""
     attempt = mixed.process(1)
     stage = tables.staging_table_of(QuarantineSpec("flow"), 1, attempt.number)
     b = stage.c.payload == "b:-2"
@@ -82,13 +82,13 @@ def test_lost_staging_of_bad_records_is_found_and_made_again(mixed: Flow, settin
     mixed.check()
 
 
-def test_a_replay_is_a_batch_of_its_own_and_counts_once(mixed: Flow) -> None:
-    """It takes the waiting records, of all batches or of one; where the source stands is carried along."""
+def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
+    """It takes the waiting records, of all batches or of one, and carries the source's position along."""
     for txid in (1, 2):
         mixed.process(txid)
         mixed.commit(txid)
     assert mixed.quarantined() == [*BAD, "c:-6"]
-    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser mended", txid=1) == (4, 2)
+    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser fixed", txid=1) == (4, 2)
     assert mixed.quarantined() == ["c:-6"]
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "again", txid=1) is None
     assert mixed.plan(2, run_id="next") == [5]
@@ -121,7 +121,7 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
 
 
 def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
-    """As bad records of the replay's own txid, which can be replayed in their turn."""
+    """They are bad records of the replay's own txid, which can be replayed too."""
     mixed.process(1)
     mixed.commit(1)
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1)
@@ -140,8 +140,8 @@ def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
     assert mixed.quarantined() == ["c:-6"]
 
 
-def test_a_replay_follows_a_batch_that_is_cut_anew(mixed: Flow) -> None:
-    """Its records stay; only where the source stands moves, so that the batch behind it leaves nothing out."""
+def test_a_replay_follows_a_batch_that_is_planned_again(mixed: Flow) -> None:
+    """Its records stay; only the source's position moves, so that the next batch leaves nothing out."""
     for txid in (1, 2):
         mixed.process(txid)
         mixed.commit(txid)
@@ -168,7 +168,7 @@ def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Fl
     assert mixed.quarantined() == BAD
 
 
-def test_a_redo_brings_bad_records_of_its_own(mixed: Flow) -> None:
+def test_a_redo_replaces_the_bad_records(mixed: Flow) -> None:
     """Those of the replaced attempt go; none is there twice."""
     mixed.process(1)
     mixed.commit(1)
@@ -179,8 +179,8 @@ def test_a_redo_brings_bad_records_of_its_own(mixed: Flow) -> None:
     mixed.check()
 
 
-def test_a_batch_whose_bad_records_are_taken_up_already_is_not_redone(mixed: Flow, settings: Settings) -> None:
-    """They would count in the replay, and wait in quarantine once more to count again."""
+def test_a_batch_whose_bad_records_were_replayed_is_not_redone(mixed: Flow, settings: Settings) -> None:
+    """They would count in the replay, and wait in quarantine to count again."""
     mixed.process(1)
     mixed.commit(1)
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x")
@@ -192,8 +192,8 @@ def test_a_batch_whose_bad_records_are_taken_up_already_is_not_redone(mixed: Flo
     assert attempt.number == 2
 
 
-def test_old_staging_of_bad_records_is_dropped_whatever_the_policy_is_by_then(mixed: Flow, as_owner: Callable) -> None:
-    """A pipeline that quarantined once leaves no table behind."""
+def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flow, as_owner: Callable) -> None:
+    """A pipeline that once quarantined leaves no table."""
     mixed.process(1)
     mixed.commit(1)
     for table, column in ((tables.commit, "committed_at"), (tables.attempt, "started_at")):
@@ -227,7 +227,7 @@ def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
     assert f.ranges() == [(0, 1, True), (1, 2, False), (2, 3, True)]
 
 
-def test_what_has_not_failed_is_not_given_up_by_hand(flow: Begin, settings: Settings) -> None:
+def test_a_batch_that_has_not_failed_is_not_given_up_by_hand(flow: Begin, settings: Settings) -> None:
     """Planned, processing, sealed: each may still count."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1, 1)
@@ -240,14 +240,14 @@ def test_what_has_not_failed_is_not_given_up_by_hand(flow: Begin, settings: Sett
     assert contents(settings) == before
 
 
-def test_retry_takes_a_decision_to_skip_back(flow: Begin) -> None:
-    """The batch is processed as if it had never failed, with all its tries; one that has committed is let be."""
+def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
+    """The batch has all its tries again, as if it had never failed; a committed batch is left alone."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1, 1)
     assert [f.fail(2) for _ in range(3)] == [1, 2, 3]
     f.store.give_up("flow", 2, "the pipeline's policy", "3 tries failed")
     f.store.halt_batch("flow", 3, "BROKEN")
-    assert f.store.retry("flow", None, "an operator", "mended") == [2, 3]
+    assert f.store.retry("flow", None, "an operator", "fixed") == [2, 3]
     assert f.store.poison_tries("flow", 2) == 0
     assert f.fail(2) == 1
     for txid in (1, 2, 3):
@@ -257,8 +257,8 @@ def test_retry_takes_a_decision_to_skip_back(flow: Begin) -> None:
     f.check()
 
 
-def test_only_failures_of_the_batch_itself_are_tries(flow: Begin) -> None:
-    """A server that was away is no reason to give anything up, nor is an attempt that was fenced."""
+def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
+    """A server that was away is no reason to give a batch up, nor is a fenced attempt."""
     f = flow("transactional", "transactional", [("a", 1)])
     f.plan(1)
     assert f.fail(1, is_poison=False) == 0
@@ -275,8 +275,8 @@ def test_only_failures_of_the_batch_itself_are_tries(flow: Begin) -> None:
 # pause
 
 
-def test_a_paused_pipeline_plans_nothing_new_and_ends_what_it_has_planned(flow: Begin) -> None:
-    """Who, and why; a run that planned before goes on, and gets the same answer again."""
+def test_a_paused_pipeline_plans_nothing_new_and_finishes_its_planned_batches(flow: Begin) -> None:
+    """The refusal names operator and reason; a run that planned before goes on, with the same plan."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1)
     assert f.store.pause("flow", "an operator", "maintenance")
@@ -292,7 +292,7 @@ def test_a_paused_pipeline_plans_nothing_new_and_ends_what_it_has_planned(flow: 
     assert f.plan(1, run_id="next") == [3]
 
 
-# the acker's memory
+# the acker's sums
 
 
 def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> None:
@@ -319,9 +319,7 @@ def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings
     assert f.commit(1).attempt == 3
 
 
-def test_sums_are_not_compared_where_nothing_was_promised(
-    flow: Begin, register: Callable[..., None], as_owner: Callable
-) -> None:
+def test_sums_are_not_compared_without_a_promise(flow: Begin, register: Callable[..., None], as_owner: Callable) -> None:
     """Not for an opaque source, not after the version was raised, not without tracking, and not with a failed attempt's."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1)

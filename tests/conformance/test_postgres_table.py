@@ -1,4 +1,4 @@
-"""PostgresTable keeps the promises of both its kinds on every version of Postgres that is promised."""
+"""PostgresTable keeps the promises of both its kinds on every supported version of Postgres."""
 
 from collections.abc import Iterator
 
@@ -19,14 +19,14 @@ CASES = [(kind, promise) for kind in FEED_OF for promise in PROMISES[kind].items
 
 @pytest.fixture
 def spark(settings: Settings, server: Server) -> Iterator[SparkSession]:
-    """A session; who reads by time has to see when open transactions began."""
+    """A session; a reader by time has to see when open transactions began."""
     with server.shows_transactions_to("tidegate_stager"), spark_session(settings, "conformance") as session:
         yield session
 
 
 @pytest.mark.parametrize(("kind", "promise"), CASES, ids=[f"{kind}-{promise[0]}" for kind, promise in CASES])
 def test_a_table_keeps_its_promises(settings: Settings, spark: SparkSession, kind: str, promise: tuple) -> None:
-    """Each promise of each kind; nothing of a table can be left to a later batch."""
+    """Each promise of each kind; no row of a table can be hidden until a later batch."""
     name, holds = promise
     try:
         holds(Bench(FEEDS[FEED_OF[kind]](settings, 0), spark, settings))

@@ -22,7 +22,7 @@ from tests.integration.conftest import contents
 pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
-# What a row of each kind keeps besides its values.
+# The columns of each kind besides the values.
 KEPT = {
     "transactional": {"txid"},
     "opaque": {"txid", "previous_txid", "previous_count"},
@@ -31,10 +31,10 @@ KEPT = {
 
 
 class Counts(Flow):
-    """A state of words and their counts; partials are what a test says they are."""
+    """A state of words and their counts, with partials that the test provides."""
 
     def merge(self, txid: int, partials: dict[str, int], *, redo: bool = False) -> None:
-        """Process a batch with these partials, and commit it or put it in the place of what committed."""
+        """Process a batch with these partials, and commit it or redo the committed one."""
         attempt = self.start(txid, mode="redo" if redo else "resume")
         self.seal(attempt, self.stage(attempt, "counts", partials.items()))
         if redo:
@@ -43,14 +43,14 @@ class Counts(Flow):
             self.commit(txid)
 
     def put(self, word: str, **row: int | None) -> None:
-        """Write a row by hand, as the seeds' examples begin."""
+        """Write a row by hand, as the start of an example."""
         table = tables.state_table_of(self.spec.states[0])
         with self.owner.engine.begin() as connection:
             connection.execute(sa.select(sa.func.set_config("tidegate.writer", self.spec.name, True)))
             connection.execute(sa.insert(table).values(word=word, **row))
 
     def of(self, word: str) -> tuple | None:
-        """Return a word's row: count, what it was before, txid; what its kind does not keep is left out."""
+        """Return a word's count, previous count and txid, as far as its kind keeps them."""
         for row in self.rows("counts"):
             if row["word"] == word:
                 return tuple(row[name] for name in ("count", "previous_count", "txid") if name in row)
@@ -79,7 +79,7 @@ def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., C
 
 
 def test_man_dog_apple(counts: Callable[..., Counts]) -> None:
-    """The theory's transactional example: a row with an older txid counts, a row that the batch does not touch stays."""
+    """The theory's transactional example: rows with older txids are updated, rows that the batch lacks stay."""
     flow = counts("transactional", committed=2)
     flow.put("man", count=3, txid=1)
     flow.put("dog", count=4, txid=2)
@@ -88,8 +88,8 @@ def test_man_dog_apple(counts: Callable[..., Counts]) -> None:
     assert [flow.of(word) for word in ("man", "dog", "apple")] == [(5, 3), (5, 3), (6, 2)]
 
 
-def test_a_dog_that_has_counted_already_is_an_alarm(counts: Callable[..., Counts], settings: Settings) -> None:
-    """In the theory dog, at txid 3 already, is passed over. Here the cursor tells replays: such a row is another's work."""
+def test_a_row_that_has_counted_already_is_an_alarm(counts: Callable[..., Counts], settings: Settings) -> None:
+    """In theory dog, at txid 3 already, is passed over. Here the cursor detects replays: another writer made the row."""
     flow = counts("transactional", committed=2)
     flow.put("man", count=3, txid=1)
     flow.put("dog", count=4, txid=3)
@@ -102,7 +102,7 @@ def test_a_dog_that_has_counted_already_is_an_alarm(counts: Callable[..., Counts
 
 
 def test_a_replay_of_man_and_dog_counts_nothing_twice(counts: Callable[..., Counts]) -> None:
-    """What the theory's example is about: batch 3 comes again, in whatever step, and the counts stay."""
+    """The point of the theory's example: batch 3 is repeated in any step, and the counts stay."""
     flow = counts("transactional", committed=2)
     flow.put("man", count=3, txid=1)
     flow.merge(3, {"man": 2, "dog": 1})
@@ -123,11 +123,11 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
     """The theory's opaque retry: {value 4, previous 1, txid 2}, a partial of 2 in txid 2 again, makes {3, 1, 2}."""
     flow = counts("opaque", committed=2)
     flow.put("word", count=4, previous_count=1, previous_txid=1, txid=2)
-    flow.merge(2, {"word": 2}, mode="redo")
+    flow.merge(2, {"word": 2}, redo=True)
     assert flow.of("word") == (3, 1, 2)
 
 
-# one rule after another, for every kind
+# the rules, for every kind
 
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
@@ -140,8 +140,8 @@ def test_a_state_keeps_what_its_kind_needs_and_no_more(counts: Callable[..., Cou
 
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
-def test_the_first_sight_of_a_key_stores_the_batches_value(counts: Callable[..., Counts], kind: StateKind) -> None:
-    """Not 1, as in one of the theory's listings; and a key that no batch has seen is not there, rather than 0."""
+def test_a_new_key_gets_the_batchs_value(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """Not 1, as in one of the theory's listings; a key that no batch had is missing, rather than 0."""
     flow = counts(kind)
     flow.merge(1, {"a": 7})
     assert flow.of("a")[0] == 7
@@ -150,7 +150,7 @@ def test_the_first_sight_of_a_key_stores_the_batches_value(counts: Callable[...,
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_greater_txids_add_up_and_leave_other_keys_alone(counts: Callable[..., Counts], kind: StateKind) -> None:
-    """Each batch joins what is there; a key that it lacks keeps its row as it is."""
+    """Each batch is merged into the existing rows; keys that it lacks keep theirs."""
     flow = counts(kind)
     for txid, partials in enumerate([{"a": 1, "b": 10}, {"a": 2}, {"a": 3, "c": 5}], start=1):
         flow.merge(txid, partials)
@@ -163,8 +163,8 @@ def test_greater_txids_add_up_and_leave_other_keys_alone(counts: Callable[..., C
 
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
-def test_an_equal_txid_is_done_already_whatever_it_brings(counts: Callable[..., Counts], kind: StateKind) -> None:
-    """A txid that has committed is final: no step of it changes anything, nor does staging that comes late."""
+def test_an_equal_txid_is_done_already(counts: Callable[..., Counts], kind: StateKind) -> None:
+    """A committed txid is final: none of its steps changes anything, nor does late staging."""
     flow = counts(kind)
     late = flow.start(1)
     flow.seal(late, flow.stage(late, "counts", [("a", 1)]))
@@ -181,22 +181,22 @@ def test_an_equal_txid_is_done_already_whatever_it_brings(counts: Callable[..., 
 def test_a_row_at_or_ahead_of_the_batchs_txid_is_an_error(
     counts: Callable[..., Counts], settings: Settings, kind: StateKind, txid: int
 ) -> None:
-    """A stale txid: the theory throws for the smaller one, and here nobody but another writer can have written an equal one."""
+    """A stale txid: the theory throws for a smaller one, and here only another writer can have written an equal one."""
     flow = counts(kind, committed=1)
     flow.put("ahead", count=1, txid=txid)
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "counts", [("ahead", 1), ("fine", 1)]))
     before = contents(settings)
-    with pytest.raises(GuardMismatch, match=r"1 of 2 rows .* at least 2 already: somebody else wrote them"):
+    with pytest.raises(GuardMismatch, match=r"1 of 2 rows .* at least 2 already: another writer changed them"):
         flow.commit(2)
     assert contents(settings) == before
 
 
 @pytest.mark.parametrize("kind", ["transactional", "opaque"])
-def test_txids_that_start_again_over_an_old_table_are_an_error(
+def test_txids_that_start_again_on_an_old_table_are_an_error(
     counts: Callable[..., Counts], settings: Settings, as_owner: AsOwner, kind: StateKind
 ) -> None:
-    """A ledger that was emptied under a state that was kept does not drop the new batches' rows in silence."""
+    """If the ledger was emptied but the state was kept, the rows of new batches are not dropped silently."""
     flow = counts(kind)
     flow.merge(1, {"a": 1})
     flow.merge(2, {"a": 1})
@@ -208,7 +208,7 @@ def test_txids_that_start_again_over_an_old_table_are_an_error(
             connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData(schema="staging"))))
     with pytest.raises(HoleDetected):
         flow.plan(1, run_id="again")
-    shutil.rmtree(flow.store.witness.folder)  # as on a machine that has committed nothing
+    shutil.rmtree(flow.store.witness.folder)  # as on a machine that has never committed
     flow.plan(1, run_id="again")
     attempt = flow.start(1)
     flow.seal(attempt, flow.stage(attempt, "counts", [("a", 1)]))
@@ -220,10 +220,10 @@ def test_txids_that_start_again_over_an_old_table_are_an_error(
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
 @pytest.mark.parametrize(("state", "is_known"), [("per_key", True), ("per_key", False), ("overall", True)])
-def test_one_key_in_two_staged_partitions_is_refused_whole(
+def test_a_key_in_two_staged_partitions_is_refused(
     flow: Begin, settings: Settings, kind: StateKind, is_known: bool, state: str
 ) -> None:
-    """Spark brings every key together before it stages; where it did not, nothing is dropped in silence or merged twice."""
+    """Spark groups each key before staging; if it did not, no row is dropped silently or merged twice."""
     f = flow("transactional", kind, [("a", 1), ("a", 2), ("a", 3)])
     f.plan(1, 2)
     if is_known:
@@ -242,7 +242,7 @@ def test_one_key_in_two_staged_partitions_is_refused_whole(
 
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: StateKind) -> None:
-    """Many records of one key in one batch, missing keys and missing amounts among them, and the same again in the next."""
+    """Two batches with several records per key, some without key or amount."""
     records: list[Record] = [("a", 5), ("a", None), (None, 7), ("a", 1), ("", 2), (None, None), ("b", None)]
     f = flow("transactional", kind, [*records, *records])
     f.plan(len(records), len(records))
@@ -268,11 +268,11 @@ def test_empty_batches_commit_and_a_global_state_gets_its_zero_once(flow: Begin,
         assert len(f.rows("overall")) == 1
         f.check()
     if kind != "non-transactional":
-        assert f.rows("per_key")[0]["txid"] == 3  # what a row's txid says is who wrote it, not how far the ledger is
+        assert f.rows("per_key")[0]["txid"] == 3  # a row's txid is its last writer, not the progress of the ledger
 
 
-def test_a_global_state_can_have_but_one_row(flow: Begin) -> None:
-    """The database itself refuses a second one, whatever is written by hand."""
+def test_a_global_state_has_only_one_row(flow: Begin) -> None:
+    """The database itself refuses a second row, even by hand."""
     f = flow("transactional", "transactional", [("a", 3)])
     f.plan(1)
     f.process(1)
@@ -296,13 +296,13 @@ LARGE = {
 
 @pytest.mark.parametrize(("kind", "txid"), LARGE.values(), ids=LARGE.keys())
 def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: StateKind) -> None:
-    """The theory's listing compares boxed numbers, which differ above 127: its retries fell through and were lost."""
+    """The theory's listing compares boxed numbers, which differ above 127: its retries were lost."""
     records: list[Record] = [("a", number) for number in range(6)]
     f = flow("opaque" if kind == "opaque" else "transactional", kind, records)
     f.plan(2)
     f.process(1)
     f.commit(1)
-    # Everything of batch 1 becomes that of a batch far ahead.
+    # Give batch 1's rows to a batch far ahead.
     with f.owner.engine.begin() as connection:
         for name, column in (("batch", "txid"), ("attempt", "txid"), ("commit", "txid"), ("run_batch", "txid")):
             rows = connection.execute(sa.select(getattr(tables, name)).where(getattr(tables, name).c[column] == 1)).mappings()
@@ -333,13 +333,13 @@ def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: State
 
 
 def opaque_rows(f: Flow) -> dict[str | None, tuple]:
-    """Return per key: total and least, what they were before, and the txids of both."""
+    """Return per key total and least with their txid, and the previous ones with theirs."""
     names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
     return {row["key"]: tuple(row[name] for name in names) for row in f.rows()}
 
 
-def test_an_opaque_row_says_what_it_was_before_its_txid(flow: Begin) -> None:
-    """Row by row after each commit; a key that a batch does not touch keeps its own txid and what was before that."""
+def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> None:
+    """Checked after each commit; a key that a batch lacks keeps its txid and previous values."""
     f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
     f.plan(2, 2, 2)
     for txid in (1, 2, 3):
@@ -370,10 +370,8 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 
 
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
-def test_a_redo_leaves_what_the_new_attempt_alone_would_have_made(
-    flow: Begin, records: list[Record], size: int, redone: int
-) -> None:
-    """Keys that it lacks go back to what they were, and disappear if the txid had made them; the next batch goes on (I13)."""
+def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
+    """Keys that it lacks go back to their old values, or disappear if the txid had created them (I13)."""
     f = flow("opaque", "opaque", records)
     f.plan(1, size, 1)
     for txid in (1, 2):
@@ -397,8 +395,8 @@ def test_a_redo_leaves_what_the_new_attempt_alone_would_have_made(
     assert f.store.committed("flow") == 3
 
 
-def test_a_redo_is_written_down_and_is_what_the_ledger_shows(flow: Begin) -> None:
-    """Who and why; the commit names the new attempt, and the next batch continues what that has read."""
+def test_a_redo_is_recorded_in_the_ledger(flow: Begin) -> None:
+    """With owner and reason; the commit names the new attempt, and the next batch continues its input."""
     f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("a", 3)])
     f.plan(2)
     f.process(1)
@@ -418,8 +416,8 @@ def test_a_redo_is_written_down_and_is_what_the_ledger_shows(flow: Begin) -> Non
     f.check()
 
 
-def test_a_restored_row_does_not_claim_to_know_what_it_was_earlier(flow: Begin) -> None:
-    """It was that before its last txid, and what it was before that one was not kept."""
+def test_a_restored_row_has_no_previous_values(flow: Begin) -> None:
+    """It has its value from before the last txid; older values were not kept."""
     f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("b", 3)])
     f.plan(1, 1, 1)
     for txid in (1, 2):
@@ -431,7 +429,7 @@ def test_a_restored_row_does_not_claim_to_know_what_it_was_earlier(flow: Begin) 
 
 @pytest.mark.parametrize("txid", [1, 3, 4])
 def test_only_the_last_committed_txid_is_redone(flow: Begin, settings: Settings, txid: int) -> None:
-    """Its predecessors are what it built on; its successors have not been done."""
+    """Later batches build on its predecessors; its successors have not committed."""
     f = flow("opaque", "opaque", [("a", 1)] * 4)
     f.plan(1, 1, 1, 1)
     for number in (1, 2, 3):
@@ -447,8 +445,8 @@ def test_only_the_last_committed_txid_is_redone(flow: Begin, settings: Settings,
 
 
 @pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
-def test_a_state_that_does_not_know_what_it_was_is_not_redone(flow: Begin, settings: Settings, kind: StateKind) -> None:
-    """Refused before an attempt is made, and again when it would count."""
+def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Settings, kind: StateKind) -> None:
+    """It is refused before an attempt starts, and again when it would count."""
     f = flow("transactional", kind, [("a", 1)])
     f.plan(1)
     f.process(1)
@@ -461,7 +459,7 @@ def test_a_state_that_does_not_know_what_it_was_is_not_redone(flow: Begin, setti
 
 
 def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settings: Settings) -> None:
-    """The committed attempt is not its own replacement, and one that failed or still runs is none."""
+    """The committed attempt cannot replace itself, nor can a failed or running attempt."""
     f = flow("opaque", "opaque", [("a", 1), ("b", 2)])
     f.plan(1)
     f.process(1)
@@ -488,7 +486,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE, ids=[f"{source} into {state}" for source, state in EXACTLY_ONCE])
 def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any, seed: int) -> None:
-    """A random walk of plans, attempts, failures, new cuts, crashes, commits, skips, retries and redos against plain Python."""
+    """A random walk of plans, attempts, failures, crashes, commits, skips, retries and redos, compared with plain Python."""
     chance = random.Random(f"{source} {state} {seed}")
     records: list[Record] = [
         (chance.choice(["a", "b", "c", "", None]), chance.choice([None, 0, chance.randint(1, 100)])) for _ in range(4000)
@@ -500,10 +498,10 @@ def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, s
         opened = f.store.uncommitted("flow", 100)
         txid = chance.choice(opened[:4]) if opened else None
         size = chance.choice([None, 0, chance.randint(1, 9)]) if source == "opaque" else None
-        does = "plan" if not opened else chance.choice(WALK)
-        story.append(f"{step}: {does} {txid} {size} behind {committed}")
+        action = "plan" if not opened else chance.choice(WALK)
+        story.append(f"{step}: {action} {txid} {size} after {committed}")
         try:
-            walk(f, does, txid, size, committed, chance, f"run {step}")
+            walk(f, action, txid, size, committed, chance, f"run {step}")
             f.check()
         except BaseException as error:
             error.add_note("\n".join([f"seed {seed} of {source} into {state}:", *story]))
@@ -528,39 +526,39 @@ WALK = [
 ]
 
 
-def walk(  # noqa: PLR0912 - a list of what can happen
-    f: Flow, does: str, txid: int | None, size: int | None, committed: int, chance: random.Random, run_id: str
+def walk(  # noqa: PLR0912 - a list of possible steps
+    f: Flow, action: str, txid: int | None, size: int | None, committed: int, chance: random.Random, run_id: str
 ) -> None:
-    """Take one step; what is refused, and rightly so, changes nothing."""
-    if does == "plan":
+    """Take one step; a step that is rightly refused changes nothing."""
+    if action == "plan":
         f.plan(*[chance.randint(0, 9) for _ in range(chance.randint(1, 3))], run_id=run_id)
-    elif does == "process":
+    elif action == "process":
         f.process(txid, size)
-    elif does == "restage":
+    elif action == "restage":
         f.process(txid, size, mode="restage")
-    elif does == "commit":
+    elif action == "commit":
         with suppress(CommitOutOfOrder, StagingLost):
             f.commit(txid)
-    elif does == "settle":
+    elif action == "settle":
         f.settle(committed + 1, size)
-    elif does == "fail":
+    elif action == "fail":
         if not isinstance(attempt := f.take(txid, size, mode="restage"), NotStarted):
             f.store.fail_attempt(attempt, "BROKEN: it broke.", is_poison=chance.random() < 0.5)
-    elif does == "crash":
+    elif action == "crash":
         faults = FaultPlan(chance.randint(1, 40))
         try:
             with faults.armed():
                 f.settle(committed + 1, size)
         except Crash:
             f.die()
-    elif does == "skip":
+    elif action == "skip":
         with suppress(RangeRefused, StagingLost):
             f.store.skip_batch(f.spec, txid, "an operator", "it is poison")
-    elif does == "retry":
-        f.store.retry("flow", chance.choice([None, txid]), "an operator", "mended")
-    elif does == "zombie":
+    elif action == "retry":
+        f.store.retry("flow", chance.choice([None, txid]), "an operator", "fixed")
+    elif action == "zombie":
         if not isinstance(older := f.take(txid, size, mode="restage"), NotStarted):
             f.process(txid, None, mode="restage")
             f.stage(older, "overall", [(1000, 1000, 1000, 1000, 1000)])
-    elif does == "redo" and committed and f.spec.states[0].kind == "opaque":
+    elif action == "redo" and committed and f.spec.states[0].kind == "opaque":
         f.redo(committed, size)

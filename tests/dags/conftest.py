@@ -1,4 +1,4 @@
-"""Airflow in the test process, with a home of its own; and batches in a real ledger, without Spark."""
+"""Airflow in the test process, with a home of its own, and batches in a real ledger, without Spark."""
 
 import tempfile
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 with pytest.MonkeyPatch.context() as _environment:
-    # Airflow reads its settings on import, and would write them into the home folder of whoever runs the tests.
+    # Airflow reads its settings on import, and would write them into the home folder of the user.
     _environment.setenv("AIRFLOW_HOME", tempfile.mkdtemp(prefix="tidegate-airflow-"))
     _environment.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
     import airflow.settings  # noqa: F401
@@ -50,7 +50,7 @@ class Batches:
         self.store.seal(self.begin(txid), [], Tracked(0))
 
     def give_up(self, txid: int) -> None:
-        """Fail at a batch for good: its pipeline's policy is to skip it."""
+        """Fail a batch permanently: its pipeline's policy gives it up."""
         self.store.fail_attempt(self.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
         self.store.give_up(CLICKS.name, txid, "the pipeline's policy", "6 tries failed")
 

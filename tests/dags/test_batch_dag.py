@@ -55,12 +55,12 @@ def test_each_dag_file_holds_exactly_one_dag(dag_bag: DagBag) -> None:
 
 
 def test_each_pipeline_has_a_dag_of_its_name(dag_bag: DagBag) -> None:
-    """Whoever knows a pipeline's name knows its Dag's."""
+    """A pipeline and its Dag have the same name."""
     assert sorted(dag_bag.dags) == pipeline_names()
 
 
 def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> None:
-    """A Dag file is parsed again and again, and by every task; it must cost next to nothing."""
+    """A Dag file is parsed again and again, and by every task; parsing must be cheap."""
     program = (
         "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
         "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'jobs.pipelines.')))]))"
@@ -81,21 +81,21 @@ def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str)
         batch_dag.batch_dag(name)
 
 
-def test_a_batch_is_one_task_behind_the_plan(flights: DAG) -> None:
-    """Airflow's time goes by the number of tasks: 400 empty ones take more than twice as long as 200."""
+def test_a_batch_is_one_task_after_the_plan(flights: DAG) -> None:
+    """Airflow's time grows with the number of tasks, so a batch has only one."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
 
     assert {task.task_id: task.downstream_task_ids for task in serialized.tasks} == {"plan": {"batch"}, "batch": set()}
     assert serialized.get_task("batch").is_mapped
 
 
-def test_a_wait_that_took_too_long_fails_for_good_and_says_what_to_do() -> None:
-    """Airflow itself would only say: Trigger timeout; and wait again, as often as a batch is tried."""
+def test_a_wait_that_took_too_long_fails_permanently_with_advice() -> None:
+    """Airflow itself would only say: Trigger timeout; and wait again in each try."""
     with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect clicks"):
         _operator(3).resume_execution("__fail__", {"error": "Trigger timeout"}, {})
 
 
-def test_a_turn_that_will_not_come_fails_its_task_for_good() -> None:
+def test_a_turn_that_will_not_come_fails_its_task_permanently() -> None:
     """Airflow would retry a task that fails in the triggerer; this one would wait for the same thing."""
     with pytest.raises(AirflowFailException, match="txid 3 is halted"):
         _operator(4).resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
@@ -110,7 +110,7 @@ def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
 
 
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
-    """The factory adds to what is given and takes nothing away."""
+    """The factory adds to the given arguments and removes none."""
     dag = batch_dag.batch_dag(
         "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args={"retries": 1, "owner": "ops"}
     )
@@ -124,7 +124,7 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
 @pytest.mark.parametrize("name", ["from_txid", "to_txid", "max_batches"])
 def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, name: str) -> None:
-    """Airflow refuses the rest before a run exists; the form explains each."""
+    """Airflow refuses other values before a run exists; the form explains each parameter."""
     parameter = flights.params.get_param(name)
 
     assert parameter.resolve() is None
@@ -152,7 +152,7 @@ def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, 
 
 
 def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) -> None:
-    """A broken connection that nobody foresaw deserves another try."""
+    """An unforeseen broken connection deserves another try."""
     for task in (flights.get_task("plan"), _unmapped(flights)):
         assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.DEFAULT
         assert (task.retries, task.retry_delay, task.retry_exponential_backoff, task.max_retry_delay) == (
@@ -165,7 +165,7 @@ def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) 
 
 @pytest.fixture
 def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
-    """Pipeline clicks where it is found by its name, as in a task of its Dag: it skips poison."""
+    """Pipeline clicks, found by its name as in a task of its Dag; it skips poison."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
     (tmp_path / "clicks.py").write_text(
         "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
@@ -201,7 +201,7 @@ def _phases(batches: Batches) -> list[tuple[int, str]]:
 def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     clicks: Batches, *, committed_before: bool
 ) -> None:
-    """A task that has failed is over: the commit before it skips the batch, or, if that is over too, the failure does."""
+    """A failed task is over: the predecessor's commit skips the batch, or, if that is over too, the failure callback does."""
     clicks.plan("run", 3)
     clicks.seal(3)
     if committed_before:
@@ -237,7 +237,7 @@ ENDS: dict[str, tuple[BaseException | None, str]] = {
 def test_the_end_of_a_task_never_gives_a_batch_up(
     clicks: Batches, error: BaseException | None, reason: str, content_failures: int
 ) -> None:
-    """Its content has to have failed as often as the pipeline says, and in the newest attempt: not what ended the task."""
+    """A batch is given up if its content has failed in all `tries` and in the newest attempt, however its task ended."""
     clicks.plan("run", 2)
     for _ in range(content_failures):
         clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
@@ -250,7 +250,7 @@ def test_the_end_of_a_task_never_gives_a_batch_up(
 
 
 def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> None:
-    """However often its content had failed before: the attempt may seal good work in a moment."""
+    """However often its content had failed before, the running attempt may still seal good work."""
     clicks.plan("run", 2)
     for _ in range(3):
         clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
@@ -265,8 +265,8 @@ def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> N
     assert clicks.commit(2).skipped_reason is None
 
 
-def test_a_paused_pipeline_skips_its_runs_with_who_and_why(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
-    """A schedule goes on ticking in the meantime; nothing is planned, nothing is red."""
+def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
+    """A schedule goes on meanwhile; nothing is planned, and no task fails."""
     dag = batch_dag.batch_dag("clicks")
     clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
 
@@ -287,7 +287,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_spark")
 def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) -> None:
-    """Whoever looks at a batch finds its log in Airflow."""
+    """So the log of an attempt can be found in Airflow."""
     clicks.plan("run", 2)
     clicks.seal(1)
 
@@ -303,7 +303,7 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
 def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
     clicks: Batches, monkeypatch: pytest.MonkeyPatch, *, fenced: bool
 ) -> None:
-    """So does one that another attempt has taken over: it may need the commit of this task all the same."""
+    """So does a batch that another attempt has taken over: it may still need this task's commit."""
     clicks.plan("run", 2)
     clicks.begin(1)
     if fenced:
@@ -327,7 +327,7 @@ def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
 def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     clicks: Batches, limit: timedelta | None
 ) -> None:
-    """Nothing of it is staged meanwhile; when there is room, the task does what it would have done."""
+    """None of it is staged meanwhile; when there is room, the task goes on as usual."""
     clicks.plan("run", WINDOW + 1)
     clicks.begin(1)
     for txid in range(2, WINDOW + 1):
@@ -350,8 +350,8 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_a_task_goes_on_with_what_nobody_has_begun(clicks: Batches) -> None:
-    """In order, commits included, instead of a task of Airflow for each; the ledger tells whose log has them."""
+def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> None:
+    """In order, including their commits, instead of one task of Airflow for each; the ledger names the task that ran them."""
     clicks.plan("run", 5)
     clicks.store.fail_attempt(clicks.begin(4), "STORE_UNAVAILABLE: gone")
 
@@ -365,7 +365,7 @@ def test_a_task_goes_on_with_what_nobody_has_begun(clicks: Batches) -> None:
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_with_a_time_limit_keeps_to_its_own_batch(clicks: Batches) -> None:
-    """The author meant it for one."""
+    """The author meant the limit for one batch."""
     clicks.plan("run", 2)
 
     _operator(1, execution_timeout=timedelta(minutes=5)).execute({"ti": _task()})
@@ -373,10 +373,10 @@ def test_a_task_with_a_time_limit_keeps_to_its_own_batch(clicks: Batches) -> Non
     assert _phases(clicks) == [(1, "committed"), (2, "planned")]
 
 
-def test_what_fails_in_another_task_is_left_to_its_own(
+def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
     clicks: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which tries again and reports; the task that was only helping stops helping, and is green."""
+    """Its own task tries again and reports; the task that was only helping stops helping, and succeeds."""
 
     def stage(processor: Processor, attempt: Attempt) -> None:
         if attempt.txid == 2:
@@ -398,7 +398,7 @@ def test_what_fails_in_another_task_is_left_to_its_own(
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *, dies: bool) -> None:
-    """As long as it lives: then the batch's own task does the work again."""
+    """It waits while the claimant lives; if that dies, the batch's own task does the work again."""
     clicks.plan("run", 1)
     with ThreadPoolExecutor(1) as worker, closing(clicks.store.claims(CLICKS.name, "run")) as claims:
         claimed = clicks.begin(next(claims))
@@ -416,14 +416,14 @@ def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_nobody_waits_for_a_thief_for_longer_than_an_attempt_may_take(
+def test_a_task_stops_waiting_for_a_claimant_after_the_attempt_timeout(
     clicks: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may stand still, with its connection open."""
+    """The claimant may hang, with its connection open."""
     monkeypatch.setattr(Settings, "load", lambda: replace(settings, attempt_timeout_seconds=1))
     clicks.plan("run", 1)
-    with closing(clicks.store.claims(CLICKS.name, "run")) as claim_unbegun:
-        clicks.begin(next(claim_unbegun))
+    with closing(clicks.store.claims(CLICKS.name, "run")) as claims:
+        clicks.begin(next(claims))
 
         _operator(1).execute({"ti": _task(0)})
 
@@ -444,10 +444,10 @@ def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:
         (None, "its task was killed in try 6."),
     ],
 )
-def test_a_task_that_gives_up_tells_the_ledger(
+def test_a_task_that_gives_up_reports_to_the_ledger(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
 ) -> None:
-    """Later txids, in this run and others, are told why they wait in vain."""
+    """Later txids, in this run and others, get the reason why they wait in vain."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
     batches.plan("run", 3)
 
@@ -456,10 +456,10 @@ def test_a_task_that_gives_up_tells_the_ledger(
     assert batches.store.turn("clicks", 3).halted == f"txid 2 is halted: {reason}"
 
 
-def test_a_batch_that_waited_in_vain_is_not_what_failed(
+def test_a_batch_that_waited_in_vain_is_not_halted_itself(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger knows of the batch before it already; halted itself, it would not go on when that one is mended."""
+    """The ledger already has the reason for the earlier batch; a halt of its own would keep it from going on later."""
     monkeypatch.setattr(Settings, "load", lambda: settings)
     batches.plan("run", 3)
     batches.seal(2)

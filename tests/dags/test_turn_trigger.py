@@ -1,4 +1,4 @@
-"""Waiting triggers learn from a real ledger when their turn has come, through one poller, whatever happens meanwhile."""
+"""Waiting triggers learn of their turns from a real ledger, through one poller, under all kinds of failures."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ def _run(body: Callable[[], Any]) -> Any:
 
 
 def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
-    """A batch that was processed early waits until every earlier one has committed."""
+    """A batch that was processed early waits until all earlier ones have committed."""
     batches.plan("run", 3)
 
     async def body() -> None:
@@ -75,7 +75,7 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
 
 
 def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller: TurnPoller) -> None:
-    """Which is long before the batch's turn to commit."""
+    """That is long before the batch's turn to commit."""
     batches.plan("run", WINDOW + 2)
 
     async def body() -> None:
@@ -96,7 +96,7 @@ def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller:
 
 
 def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
-    """Nobody waits for a batch that waits for a person; those before it are not disturbed."""
+    """No wait goes on for a batch that needs a person; waits of earlier batches are not disturbed."""
     batches.plan("run", 3)
     batches.seal(1)
     batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
@@ -125,10 +125,10 @@ def test_a_hundred_waiting_triggers_share_one_connection(
     assert len(connects) == 1
 
 
-def test_the_poller_rests_while_nobody_waits_and_starts_again(
+def test_the_poller_stops_without_waits_and_starts_again(
     batches: Batches, poller: TurnPoller, connects: list[StateStore]
 ) -> None:
-    """An idle triggerer asks Postgres nothing."""
+    """An idle triggerer sends no query to Postgres."""
     batches.plan("run", 1)
     batches.seal(1)
 
@@ -143,7 +143,7 @@ def test_the_poller_rests_while_nobody_waits_and_starts_again(
 
 
 def test_a_trigger_that_airflow_drops_does_not_disturb_the_others(batches: Batches, poller: TurnPoller) -> None:
-    """Nor does one that runs twice."""
+    """A trigger that runs twice does not either."""
     batches.plan("run", 2)
 
     async def body() -> list[Any]:
@@ -159,7 +159,7 @@ def test_a_trigger_that_airflow_drops_does_not_disturb_the_others(batches: Batch
 def test_waits_outlive_an_unreachable_postgres(
     batches: Batches, settings: Settings, connects: list[StateStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged and asked again; a wait never fails because of it."""
+    """The error is logged and the query repeated; a wait never fails because of it."""
     batches.plan("run", 1)
     batches.seal(1)
     refused = iter([replace(settings, pg_port=1), replace(settings, pg_port=1)])
@@ -197,7 +197,7 @@ def test_a_connection_that_breaks_is_replaced(
     assert _run(body).opens
 
 
-def test_a_task_that_failed_without_a_word_ends_the_later_waits(
+def test_a_task_that_failed_silently_ends_the_later_waits(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
@@ -211,7 +211,7 @@ def test_a_task_that_failed_without_a_word_ends_the_later_waits(
         assert not before.done()
         return turn
 
-    assert _run(body).halted == "the task of txid 2 has failed for good in this run"
+    assert _run(body).halted == "the task of txid 2 has failed permanently in this run"
 
 
 def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
@@ -222,12 +222,12 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
     batches.plan("run", 2)
     batches.seal(1)
     batches.commit(1)
-    looked: list[str] = []
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [0])
+    looks: list[str] = []
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [0])
 
     async def body() -> Any:
         wait = asyncio.create_task(poller.wait(*_places([2])))
-        while len(looked) < 2:
+        while len(looks) < 2:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(batches.seal, 2)
         return await wait
@@ -236,7 +236,7 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
 
 
 def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, poller: TurnPoller) -> None:
-    """A ledger that was rebuilt must not leave anybody waiting for hours."""
+    """A ledger that was rebuilt must not leave tasks waiting for hours."""
     batches.plan("another run", 1)
 
     async def body() -> Any:
@@ -246,7 +246,7 @@ def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, po
 
 
 def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
-    """A bug in the poller is loud."""
+    """A bug in the poller must not stay hidden."""
 
     def connect() -> StateStore:
         raise ZeroDivisionError
@@ -260,17 +260,17 @@ def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: S
 
 HALTED = (
     "clicks 1 will not commit in this run: txid 1 is halted: GUARD_MISMATCH: txid 9 is ahead. "
-    "Mend that and trigger the Dag again: it starts with what is left over."
+    "Fix that and trigger the Dag again: it starts with what is left over."
 )
 
 
 @pytest.mark.parametrize(
-    ("happened", "event", "told"),
+    ("situation", "event", "message"),
     [
         ("processed", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
         ("committed", TaskSuccessEvent(), "clicks 1 has committed"),
-        ("not told", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
-        ("told", TaskSuccessEvent(), "clicks 1 has committed"),
+        ("not acked", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
+        ("acked", TaskSuccessEvent(), "clicks 1 has committed"),
         ("halted", TriggerEvent(HALTED), ""),
     ],
 )
@@ -279,22 +279,22 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
     poller: TurnPoller,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    happened: str,
+    situation: str,
     event: TriggerEvent,
-    told: str,
+    message: str,
 ) -> None:
-    """A commit needs a worker if it has not happened, or if its source was not told yet.
+    """A batch needs a worker if it has not committed, or if its source has had no ack yet.
 
-    Airflow re-creates the trigger from what it serialized.
+    Airflow creates the trigger again from its serialized form.
     """
     monkeypatch.setattr(turn_trigger, "_poller", poller)
-    batches.plan("run", 1, awaits_ack="told" in happened)
+    batches.plan("run", 1, awaits_ack="acked" in situation)
     batches.seal(1)
-    if happened == "halted":
+    if situation == "halted":
         batches.store.halt_batch(CLICKS.name, 1, "GUARD_MISMATCH: txid 9 is ahead.")
-    elif happened != "processed":
+    elif situation != "processed":
         batches.commit(1)
-    if happened == "told":
+    if situation == "acked":
         batches.store.note_ack(CLICKS.name, 1)
     path, arguments = TurnTrigger(CLICKS.name, "run", 1).serialize()
     trigger = import_string(path)(**arguments)
@@ -303,11 +303,11 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
         return [found async for found in trigger.run()]
 
     assert _run(body) == [event]
-    assert told in capfd.readouterr().out  # Airflow's own logger writes there
+    assert message in capfd.readouterr().out  # Airflow's own logger writes there
 
 
-def test_a_batch_that_was_given_up_gets_its_turn_and_stops_nobody(batches: Batches, poller: TurnPoller) -> None:
-    """Its task writes the commit without rows; those behind it wait for that, not for a person."""
+def test_a_batch_that_was_given_up_gets_its_turn_and_halts_no_other(batches: Batches, poller: TurnPoller) -> None:
+    """Its task writes the commit without rows; later batches wait for that, not for a person."""
     batches.plan("run", 3)
     batches.give_up(2)
     batches.seal(3)
@@ -344,19 +344,19 @@ def test_a_turn_opens_for_a_batch_that_was_given_up_while_its_attempt_never_ende
 def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, is_next: bool
 ) -> None:
-    """The commit before it skips it; but if that is over, and it is still there, nobody will."""
+    """The predecessor's commit skips it; but if that is over, and the batch is not skipped, the later waits end."""
     monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     batches.give_up(2)
     if is_next:
         batches.seal(1)
         batches.commit(1)
-    looked: list[str] = []
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looked.append(run_id) or [1])
+    looks: list[str] = []
+    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [1])
 
     async def body() -> Any:
         wait = asyncio.create_task(poller.wait(*_places([3])))
-        while len(looked) < 4 and not wait.done():
+        while len(looks) < 4 and not wait.done():
             await asyncio.sleep(0.01)
         if not is_next:
             assert not wait.done()
@@ -368,14 +368,14 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
 
     turn = _run(body)
     assert (turn.opens, turn.halted) == (
-        (False, "the task of txid 2 has failed for good in this run") if is_next else (True, None)
+        (False, "the task of txid 2 has failed permanently in this run") if is_next else (True, None)
     )
 
 
-def test_a_task_that_has_just_failed_may_still_be_telling_the_ledger(
+def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow knows of a failure before our callback has run: here, the batch is given up between two looks."""
+    """Airflow knows of a failure before our callback has run: here, the batch is given up between two queries."""
     monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     looks = 0

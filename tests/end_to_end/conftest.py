@@ -1,4 +1,4 @@
-"""A whole stack of the tests' own: real Airflow, Spark and Postgres, driven by the command line as a person would."""
+"""A complete stack for the tests: real Airflow, Spark and Postgres, driven by the command line."""
 
 import json
 import os
@@ -34,11 +34,11 @@ FLIGHTS_FROM_RAW_FILES = """
 """
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
+def wait_for(condition: Callable[[], Any], name: str, seconds: int = PATIENCE_SECONDS, every: float = 0.1) -> Any:
     """Return the condition's first true value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        assert time.monotonic() < deadline, f"{name} did not happen within {seconds} s"
         time.sleep(every)
     return found
 
@@ -58,7 +58,7 @@ class Project:
         return done
 
     def json(self, *arguments: str, exit_code: int = 0) -> Any:
-        """Run a verb with --json and return what it printed."""
+        """Run a verb with --json and return its output."""
         return json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -68,7 +68,7 @@ class Project:
         )
 
     def next_flights(self, batches: int) -> list[int]:
-        """Let so many batches of flights arrive; return the txids that they will get."""
+        """Let this number of batches of flights arrive; return the txids that they will get."""
         self.add_files("flights", batches * FILES_PER_BATCH)
         last = self.committed("flights")
         return list(range(last + 1, last + batches + 1))
@@ -102,7 +102,7 @@ class Project:
 
     @contextmanager
     def held(self, table: str) -> Iterator["Held"]:
-        """Hold a lock on a table of the ledger, so that whoever writes it next stands still until the block ends."""
+        """Hold a lock on a table of the ledger, so that the next process that writes it waits until the block ends."""
         connection = self.as_administrator()
         try:
             with connection.cursor() as cursor:
@@ -112,11 +112,11 @@ class Project:
             connection.close()
 
     def component(self, name: str) -> dict[str, Any]:
-        """Return what `tidegate status` tells of one of the stack's components."""
+        """Return the status of one of the stack's components, from `tidegate status`."""
         return next(c for c in self.json("status")["components"] if c["name"] == name)
 
     def kill_in_mid_run(self, component: str) -> None:
-        """Kill all of a component's processes at once, when a batch of flights has been processed and none can commit yet."""
+        """Kill all of a component's processes at once, when a batch of flights is processed and none can commit yet."""
         with self.held("commit"):
             wait_for(lambda: any(b["phase"] == "processed" for b in self.json("inspect", "flights")), "processing of a batch")
             leader = psutil.Process(self.component(component)["pid"])
@@ -130,11 +130,11 @@ class Project:
 
 @dataclass
 class Held:
-    """Who waits for the held lock."""
+    """Processes that wait for the held lock."""
 
     project: Project
 
-    def kill_who_waits(self, statement: str) -> int:
+    def kill_waiting_process(self, statement: str) -> int:
         """Kill the process whose statement starts like this and waits for the lock; return its process id."""
 
         def ends_of_its_connection() -> tuple[int, int] | None:
@@ -148,7 +148,7 @@ class Held:
             connection.close()
             return row
 
-        # One local port may belong to connections to several servers at once: both ends tell whose it is.
+        # One local port may belong to connections to several servers at once: both ends identify the process.
         ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
         clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
         (pid,) = {c.pid for c in clients}
@@ -161,7 +161,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, with 60 daily files of flights and two texts."""
     home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
     sample_data.prepare(reservoir)
-    for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough: the next one is like it
+    for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough; the next one is a copy
         (file.parent / file.name.replace("2013", "2014")).write_bytes(file.read_bytes())
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     with pytest.MonkeyPatch.context() as environment:

@@ -1,4 +1,4 @@
-"""Files in, exactly-once state out, through a real Airflow, whatever is killed on the way."""
+"""Exactly-once from files to states through a real Airflow, even if processes are killed on the way."""
 
 import json
 from contextlib import closing
@@ -22,7 +22,7 @@ def test_a_run_commits_every_batch_and_equals_an_independent_computation(project
 
 
 def test_airflow_shows_txids_and_not_positions(project: Project) -> None:
-    """Whoever looks at the run finds the batch by its txid."""
+    """So a batch of the run can be found by its txid."""
     run_id = project.json("trigger", "word_count", "--wait")["run_id"]
 
     tasks = project.airflow().task_instances("word_count", run_id)
@@ -73,8 +73,8 @@ def test_only_added_files_are_read(project: Project) -> None:
     assert project.flights() == project.flights_from_raw_files()
 
 
-def test_backfill_takes_a_range_reports_what_was_done_and_refuses_a_gap(project: Project) -> None:
-    """Three batches wait at the source, behind those that have committed."""
+def test_backfill_takes_a_range_reports_its_work_and_refuses_a_gap(project: Project) -> None:
+    """Three batches wait at the source, after the committed ones."""
     first, second, third = project.next_flights(3)
 
     refused = project.tidegate("backfill", "flights", "--from-txid", str(second), "--to-txid", str(third), exit_code=2)
@@ -91,7 +91,7 @@ def test_backfill_takes_a_range_reports_what_was_done_and_refuses_a_gap(project:
 
 
 def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> None:
-    """Both are active at once over the same files; one plans them, and what both process counts once."""
+    """Both are active at once over the same files; one plans them, and a batch that both process counts once."""
     *_, last = project.next_flights(2)
 
     both = [project.start("trigger", "flights", "--wait") for _ in range(2)]
@@ -112,7 +112,7 @@ def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project)
     run = project.start("trigger", "flights", "--wait")
 
     with project.held("seal") as held:
-        held.kill_who_waits("INSERT INTO tidegate.seal")
+        held.kill_waiting_process("INSERT INTO tidegate.seal")
 
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
@@ -123,7 +123,7 @@ def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project)
 
 
 def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(project: Project) -> None:
-    """One batch is left behind those that run at once; the task that takes it from its own dies, and that one does it again."""
+    """One batch has no worker yet; another task claims it and dies, and the batch's own task does the work again."""
     *others, last = project.next_flights(CONCURRENCY + 1)
     run = project.start("trigger", "flights", "--wait")
     with closing(project.as_administrator()) as connection, connection.cursor() as cursor:
@@ -136,7 +136,7 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
         (helper,) = wait_for(began, "the attempt of a task that helps", every=0.01)
     assert helper in {f"batch of txid {txid}" for txid in others}
     with project.held("seal") as held:
-        held.kill_who_waits(f"INSERT INTO tidegate.seal%'flights', {last},")
+        held.kill_waiting_process(f"INSERT INTO tidegate.seal%'flights', {last},")
 
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
@@ -147,12 +147,12 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
 
 
 def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project) -> None:
-    """It dies in the middle of its transaction, the state already merged: Postgres takes all of it back."""
+    """It dies in the middle of its transaction, with the state already merged: Postgres rolls all of it back."""
     txids = project.next_flights(2)
     run = project.start("trigger", "flights", "--wait")
 
     with project.held("commit") as held:
-        held.kill_who_waits("INSERT INTO tidegate.commit")
+        held.kill_waiting_process("INSERT INTO tidegate.commit")
         assert project.committed("flights") == txids[0] - 1
 
     out, err = run.communicate(timeout=300)
@@ -161,8 +161,8 @@ def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project)
     assert project.flights() == project.flights_from_raw_files()
 
 
-def test_a_killed_scheduler_takes_its_tasks_along_and_the_run_goes_on(project: Project) -> None:
-    """All of the scheduler's processes die at once, in mid-run; the supervisor starts it again and the run ends well."""
+def test_a_run_goes_on_after_the_scheduler_and_its_tasks_were_killed(project: Project) -> None:
+    """All of the scheduler's processes die at once, in mid-run; the supervisor starts it again and the run succeeds."""
     txids = project.next_flights(4)
     run = project.start("trigger", "flights", "--wait")
     project.kill_in_mid_run("airflow-scheduler")
@@ -174,7 +174,7 @@ def test_a_killed_scheduler_takes_its_tasks_along_and_the_run_goes_on(project: P
     assert project.component("airflow-scheduler")["restarts"] == 1
 
 
-def test_who_follows_a_run_waits_for_a_server_that_is_away(project: Project) -> None:
+def test_following_a_run_waits_for_a_server_that_is_away(project: Project) -> None:
     """The api-server dies in mid-run; the command asks again until it is back, and reports the run's end."""
     txids = project.next_flights(2)
     run = project.start("trigger", "flights", "--wait")
@@ -188,13 +188,13 @@ def test_who_follows_a_run_waits_for_a_server_that_is_away(project: Project) -> 
 
 
 def test_a_changed_file_halts_its_pipeline_and_no_other(project: Project) -> None:
-    """One byte of a planned file changes before the retry: SourceChanged names the file; putting it back heals."""
+    """One byte of a planned file changes before the retry: SourceChanged names the file; restoring it is enough."""
     (txid,) = project.next_flights(1)
     file = max((project.home / "data" / "flights").iterdir())
     planned = file.read_bytes()
     run = project.start("trigger", "flights", "--wait")
     with project.held("seal") as held:
-        held.kill_who_waits("INSERT INTO tidegate.seal")
+        held.kill_waiting_process("INSERT INTO tidegate.seal")
         file.write_bytes(planned[:-2] + (b"1" if planned[-2:-1] == b"0" else b"0") + b"\n")
 
     _, err = run.communicate(timeout=300)
@@ -212,7 +212,7 @@ def test_a_changed_file_halts_its_pipeline_and_no_other(project: Project) -> Non
 
 
 def test_one_key_is_looked_up_in_a_moment(project: Project) -> None:
-    """The same row as in the whole state."""
+    """The row is the same as in the whole state."""
     (found,) = project.json("get", "flights", "daily", "UA", "2013-01-01")
 
     expected = next(r for r in project.flights_from_raw_files() if (r["carrier"], r["date"]) == ("UA", "2013-01-01"))

@@ -1,4 +1,4 @@
-"""A topic in, exactly-once state out, through a real Airflow and a real broker that dies and grows on the way.
+"""Exactly-once from a topic to a state, through a real Airflow and a broker that dies and gets a partition on the way.
 
 40,000 messages, or a million if ``SOAK`` is set, as `make soak` does.
 """
@@ -63,7 +63,7 @@ PIPELINE = Pipeline(
 )
 '''
 DAG = '''
-"""When somebody triggers it."""
+"""Runs when triggered."""
 
 from dags.batch_dag import batch_dag
 
@@ -73,7 +73,7 @@ dag = batch_dag("readings")
 
 @dataclass
 class Readings:
-    """The test's own topic: what its brokers have confirmed, which is what has to be counted."""
+    """The test's own topic, and the messages that its brokers have confirmed, which have to be counted."""
 
     settings: Settings
     per_sensor: dict[tuple[int, str], list[int]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Readings:
         self.admin.create_topics([NewTopic(TOPIC, PARTITIONS, replication_factor=1)])[TOPIC].result(SECONDS)
 
     def add_a_partition(self) -> None:
-        """Let the topic have one more."""
+        """Add one partition to the topic."""
         self.admin.create_partitions([NewPartitions(TOPIC, PARTITIONS + 1)])[TOPIC].result(SECONDS)
 
         def has_a_leader() -> bool:
@@ -100,9 +100,9 @@ class Readings:
         wait_for(has_a_leader, "a ninth partition")
 
     def produce(self, count: int, partitions: int = PARTITIONS) -> None:
-        """Write so many messages, in turn to each partition, and wait until all are confirmed, however long brokers are away.
+        """Write messages to each partition in turn, and wait until all are confirmed, however long brokers are away.
 
-        The producer is idempotent: what it sends again after a broker's death is not there twice.
+        The producer is idempotent: a message that it sends again after a broker's death is stored once.
         """
         producer = Producer({**self.login, "enable.idempotence": True, "delivery.timeout.ms": RUN_SECONDS * 1000})
         for number in range(self.sent, self.sent + count):
@@ -130,7 +130,7 @@ class Readings:
         found[:] = [found[0] + 1, found[1] + reading, min(found[2], offset), max(found[3], offset)]
 
     def ends(self) -> dict[int, int]:
-        """Return where each partition ends; all of it is confirmed messages, each of them once."""
+        """Return where each partition ends, after checking that it holds each confirmed message once."""
         consumer = Consumer({**self.login, "group.id": "a test that only looks"})
         try:
             ends = {p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), SECONDS)[1] for p in self.offsets}
@@ -140,11 +140,11 @@ class Readings:
         return ends
 
     def committed_by_the_group(self) -> dict[int, int]:
-        """Return what lag tools see of the pipeline's consumer group."""
+        """Return the offsets of the pipeline's consumer group, as lag tools see them."""
         consumer = Consumer({**self.login, "group.id": "tidegate-readings"})
         try:
-            asked = [TopicPartition(TOPIC, partition) for partition in self.offsets]
-            return {found.partition: found.offset for found in consumer.committed(asked, SECONDS)}
+            requested = [TopicPartition(TOPIC, partition) for partition in self.offsets]
+            return {found.partition: found.offset for found in consumer.committed(requested, SECONDS)}
         finally:
             consumer.close()
 
@@ -154,17 +154,17 @@ class KafkaProject(Project):
     """A clone of this repository with a pipeline of its own over a topic, and its stack."""
 
     def run(self) -> dict[str, Any]:
-        """Run the Dag; return how it ended."""
+        """Run the Dag; return its outcome."""
         return self.ended(self.start("trigger", "readings", "--wait"))
 
     def ended(self, run: subprocess.Popen[str]) -> dict[str, Any]:
-        """Wait for the end of a run, which has to be a good one; return what it says of itself."""
+        """Wait for the end of a run, which has to succeed; return its outcome."""
         out, err = run.communicate(timeout=RUN_SECONDS)
         assert run.returncode == 0, err
         return dict(json.loads(out))
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        """Ask the ledger itself; its revision is the clone's, which this process's own code does not know."""
+        """Query the ledger directly; its revision is the clone's, which this process's own code does not know."""
         with closing(self.as_administrator()) as connection, connection.cursor() as cursor:
             cursor.execute(query)
             return cursor.fetchall()
@@ -179,7 +179,7 @@ class KafkaProject(Project):
         return int(self.ask("SELECT count(DISTINCT txid) FROM tidegate.seal WHERE pipeline = 'readings'")[0][0])
 
     def kafka(self) -> dict[str, Any]:
-        """Return how the broker is."""
+        """Return the broker's status."""
         return next(component for component in self.json("status")["components"] if component["name"] == "kafka")
 
 
@@ -208,7 +208,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProject]:
 
 @pytest.mark.timeout(RUN_SECONDS * 2)
 def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_added(clone: KafkaProject) -> None:
-    """Half of them are there before the first run; the broker is killed in the middle of it, while others arrive."""
+    """Half of them exist before the first run; the broker is killed in the middle of it, while others arrive."""
     topic = Readings(clone.settings)
     topic.create()
     topic.produce(MESSAGES // 2)
@@ -230,7 +230,7 @@ def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_add
     assert clone.kafka()["restarts"] == 1
 
     clone.run()
-    # The acks of two commits may overtake each other; that of the last batch, alone in its run, has nothing to overtake.
+    # The acks of two commits may overtake each other; that of the last batch, alone in its run, cannot be overtaken.
     topic.produce(LAST_MESSAGES, PARTITIONS + 1)
     assert len(clone.run()["committed"]) == 1
 
@@ -248,7 +248,7 @@ def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_add
 
 
 def positions(batches: list[dict[str, Any]]) -> dict[int, int]:
-    """Return where the last batch ends, after checking that each begins where those before it ended."""
+    """Return where the last batch ends, after checking that each begins where earlier ones ended."""
     reached: dict[int, int] = {}
     for metadata in batches:
         for name, found in metadata["partitions"].items():

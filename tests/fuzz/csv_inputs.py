@@ -1,4 +1,4 @@
-"""CSV: records are rendered at random, and read by a slow reader, one character after another, and by Python's csv module."""
+"""CSV: records are rendered at random, and read by a slow reader, character by character, and by Python's csv module."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is written and read."""
+    """The dialect of a file."""
 
     separator: str = ","
     header: bool = True
@@ -29,9 +29,9 @@ class Dialect:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return what differs from the defaults, by Spark's names."""
+        """Return the options that differ from the defaults, by Spark's names."""
         usual = Dialect()
-        wanted = {
+        pairs = {
             "sep": (self.separator, usual.separator),
             "quote": (self.quote, usual.quote),
             "escape": (self.escape, usual.escape),
@@ -40,7 +40,7 @@ class Dialect:
             "nullValue": (self.null, ""),
             "timeZone": (self.zone, "UTC"),
         }
-        return {name: value for name, (value, default) in wanted.items() if value is not None and value != default}
+        return {name: value for name, (value, default) in pairs.items() if value is not None and value != default}
 
 
 class Broken(Exception):
@@ -49,7 +49,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class CsvDeclared(Declared):
-    """What one round reads."""
+    """The declarations of one round."""
 
     dialect: Dialect = field(default=Dialect())
     encoding: str = "utf-8"
@@ -177,7 +177,7 @@ def _record(
     verdict, row = Verdict.COUNTS, []
     for column in columns:
         text, is_quoted = parts[names.index(column.name)]
-        # Unquoted nothing is NULL, and so is what the author calls NULL; quoted nothing is an empty text.
+        # An unquoted empty value is NULL, and so is the declared NULL text; a quoted empty value is an empty text.
         if (not text and not is_quoted) or (dialect.null and text == dialect.null):
             if is_quoted:
                 verdict = max(verdict, Verdict.EITHER, key=_STRICTNESS.index)  # whether "NULL" is NULL is the reader's choice
@@ -245,7 +245,7 @@ def _value(text: str, place: int, dialect: Dialect) -> tuple[str, bool, int]:
 
 
 def _end_at(text: str, place: int, dialect: Dialect) -> int:
-    """Return how long the line end is that stands here; 0 if there is none."""
+    """Return the length of the line end at this place; 0 if there is none."""
     if dialect.line_end is not None:
         return len(dialect.line_end) if text.startswith(dialect.line_end, place) else 0
     return 2 if text.startswith("\r\n", place) else int(text[place : place + 1] in ("\n", "\r"))
@@ -258,7 +258,7 @@ def _lines_in(raw: str, dialect: Dialect) -> int:
 
 
 def _compare_with_python(text: str, dialect: Dialect, found: list[tuple[int, str, list[tuple[str, bool]]]]) -> None:
-    """Make sure that the slow reader reads what Python's does, where Python's knows the dialect."""
+    """Check that the slow reader agrees with Python's, where Python's supports the dialect."""
     if dialect.escape != '"' or dialect.comment or dialect.line_end is not None or len(dialect.quote) != 1:
         return
     reader = csv.reader(

@@ -1,4 +1,4 @@
-"""What all formats of text files share: encodings, compression, damages."""
+"""Shared parts of the text formats: encodings, compression, damage."""
 
 import bz2
 import codecs
@@ -41,7 +41,7 @@ class File:
         return {} if self.encoding == "utf-8" else {"encoding": self.encoding}
 
     def packed(self, draw: random.Random, text: str) -> bytes:
-        """Return a text as the bytes of a file, of which some are damaged."""
+        """Return a text as the bytes of a file, which are sometimes damaged."""
         content = text.encode(self.encoding, "replace")
         if self.encoding == "utf-8" and draw.random() < 0.1:
             content = b"\xef\xbb\xbf" + content
@@ -64,7 +64,7 @@ class File:
 
 
 def tuning(draw: random.Random) -> dict[str, int]:
-    """Draw in which portions the reader reads, and whether here or in Spark's tasks."""
+    """Draw the reader's block sizes, and whether it reads in the driver or in Spark's tasks."""
     return {
         "block_bytes": draw.choice([1, 2, 3, 7, 64, 1 << 20]),
         "piece_bytes": draw.choice([50, 1000, 1 << 24, 1 << 24, 1 << 24]),
@@ -73,26 +73,26 @@ def tuning(draw: random.Random) -> dict[str, int]:
 
 
 def text_ends(draw: random.Random) -> list[str]:
-    """Draw what ends the lines of a file."""
+    """Draw the line ends of a file."""
     return draw.choice([["\n"], ["\n"], ["\r\n"], ["\r"]])
 
 
 def damaged(draw: random.Random, content: bytes) -> bytes:
-    """Return bytes of which a few were changed, lost, repeated or added."""
+    """Return the bytes with a few of them changed, lost, repeated or added."""
     found = bytearray(content)
     for _ in range(draw.choice([1, 1, 2, 4])):
         place = draw.randint(0, len(found))
         end = min(len(found), place + draw.choice([1, 1, 2, 10]))
-        what = draw.randint(0, 4)
-        if what == 0:
+        damage = draw.randint(0, 4)
+        if damage == 0:
             found[place:place] = draw.choice(
                 [b'"', b"\n", b"\r", b",", b"\\", b"\xff", b"\x00", b"\xc3", b" ", b"{", b"}", b"]"]
             )
-        elif what == 1:
+        elif damage == 1:
             del found[place:end]
-        elif what == 2:
+        elif damage == 2:
             found[place:place] = found[place:end]
-        elif what == 3:
+        elif damage == 3:
             del found[place:]
         elif place < len(found):
             found[place] ^= 1 << draw.randint(0, 7)

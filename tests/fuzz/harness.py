@@ -1,14 +1,14 @@
-"""Random inputs through the whole path, beside a reader that is not ours: what it reads has to come out, or be refused.
+"""Runs random inputs through the whole path, and compares with an independent reader, the oracle.
 
 An input is read in one of two ways, and has only these outcomes:
 
-    together   Many inputs make a batch, on_poison="quarantine". The state of all of them must be the rows that the oracle read;
-               in quarantine waits, with file, line, reason and its raw text, what the oracle calls bad.
+    together   Many inputs make a batch, on_poison="quarantine". Their state must be the rows that the oracle read; records that
+               the oracle calls bad must be in quarantine, with file, line, reason and raw text.
     alone      One input makes a batch, on_poison="skip". Its rows count as the oracle read them, or it is refused as a whole
-               with a reason that names it. So are read the inputs of which the oracle says that they are no such file at all,
-               and those of a batch that came out wrong, to find out which of them it was.
+               with a reason that names it. Inputs that the oracle does not accept as a file of the format are read like this,
+               and so are those of a batch with a wrong result, to find the wrong one.
 
-Anything else, an exception of Python's or Spark's too, is a failure. It shows the input, and how to have it again.
+Any other outcome, such as an exception of Python's or Spark's, is a failure. It shows the input, and how to reproduce it.
 
 To add a format, write a class with the three methods of `Format`, and put it into `FORMATS` of ``test_fuzz``:
 
@@ -16,9 +16,9 @@ To add a format, write a class with the three methods of `Format`, and put it in
     make     draw one input for it, and let the oracle read it: `Input` with a `Record` per record of the input
     put      write inputs to where the source reads them; the default writes files into the folder ``inbox``
 
-The oracle must not share code with the product. Its verdict on a record is COUNTS if the record is right beyond doubt, so that
-to refuse it is an error too; REFUSED if it has no exact meaning; EITHER if a strict reader may refuse it, and a reader that
-takes it must take it so. Everything is drawn from one `random.Random` per round, whose seed is printed.
+The oracle must not share code with the product. Its verdict on a record is COUNTS if the record is undoubtedly right, so that
+a refusal is an error too; REFUSED if it has no exact meaning; EITHER if a strict reader may refuse it, but a reader that
+accepts it must read the same values. Everything is drawn from one `random.Random` per round, whose seed is printed.
 """
 
 import json
@@ -48,7 +48,7 @@ SHOWN = 2000
 
 
 class Verdict(Enum):
-    """What the oracle says of a record."""
+    """The oracle's verdict on a record."""
 
     COUNTS = "counts"
     EITHER = "counts or is refused"
@@ -57,7 +57,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the source: its type there, how it is kept in the state's key, and how it is read back out of it."""
+    """A column of the source: its type, how the state's key keeps it, and how the key is read back."""
 
     name: str
     type: str
@@ -68,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Record:
-    """What the oracle read of one record: where it is, its values in the order of the columns, and its text as it stands."""
+    """A record as the oracle read it: its place, its values in the order of the columns, and its raw text."""
 
     origin: str | None
     verdict: Verdict
@@ -78,9 +78,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Input:
-    """One input, such as a file, and what the oracle read; `is_whole` is False if it has to be refused as a whole.
+    """One input, such as a file, and its records by the oracle; `is_whole` is False if it has to be refused as a whole.
 
-    `may_refuse` tells that also an input whose records are right may be refused as a whole.
+    With `may_refuse` it may be refused as a whole even if its records are right.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Input:
 
     @property
     def verdict(self) -> Verdict:
-        """What becomes of it when it is read alone: one record decides for all."""
+        """The input's outcome when it is read alone: one record decides for all."""
         verdicts = {record.verdict for record in self.records}
         if not self.is_whole or Verdict.REFUSED in verdicts:
             return Verdict.REFUSED
@@ -99,13 +99,13 @@ class Input:
 
     @property
     def has_nul(self) -> bool:
-        """Tell whether a text holds a NUL character: no key may, and behind a transform the whole batch is refused for it."""
+        """Whether a text has a NUL character: no key may, and after a transform the whole batch is refused for it."""
         return any(isinstance(value, str) and "\0" in value for record in self.records for value in record.row)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What one round reads: `source` takes how many inputs make a batch."""
+    """The declarations of one round; `source` takes the number of inputs per batch."""
 
     source: Callable[[int], Source]
     columns: Sequence[Column]
@@ -115,7 +115,7 @@ class Declared:
     here_bytes: int = text_reader.HERE_BYTES
 
     def pipeline(self, inputs_per_batch: int, on_poison: str) -> Pipeline:
-        """Return a pipeline that counts how often each row came."""
+        """Return a pipeline that counts how often each row occurs."""
         key = {f"k{number}": column.kept_as for number, column in enumerate(self.columns)}
         named = [f"{column.expression or _quoted(column.name)} AS k{n}" for n, column in enumerate(self.columns)]
         return Pipeline(
@@ -135,7 +135,7 @@ class Format(Protocol):
     name: str
 
     def declare(self, draw: random.Random) -> Declared:
-        """Draw what a round reads."""
+        """Draw the declarations of a round."""
 
     def make(self, draw: random.Random, declared: Declared, name: str) -> Input:
         """Draw an input of this name, and read it with the oracle."""
@@ -150,7 +150,7 @@ class Format(Protocol):
 
 @dataclass
 class Fuzz:
-    """Runs rounds of inputs of one format, each in a database and a folder of its own, and gathers what came out wrong."""
+    """Runs rounds of inputs of one format, each in a database and a folder of its own, and collects failures."""
 
     server: Server
     template: str
@@ -187,7 +187,7 @@ class Fuzz:
         self.records += sum(len(each.records) for each in drawn)
 
     def _read_together(self, declared: Declared, inputs: list[Input], per_batch: int) -> str | None:
-        """Read inputs in batches; return what is wrong, None if nothing is."""
+        """Read inputs in batches; return the difference from the oracle, None if there is none."""
         if not inputs:
             return None
         pipeline = declared.pipeline(per_batch, "quarantine")
@@ -212,7 +212,7 @@ class Fuzz:
             return wrong
 
     def _read_alone(self, declared: Declared, inputs: list[Input]) -> None:
-        """Read each input as a batch of its own, and note what is wrong."""
+        """Read each input as a batch of its own, and note the failures."""
         if not inputs:
             return
         pipeline = declared.pipeline(1, "skip")
@@ -263,7 +263,7 @@ class _Place:
         self._fuzz.server.drop_database(self._database)
 
     def run_all(self) -> dict[int, str]:
-        """Run until nothing is left, giving up what is refused; return the refusals by their txids."""
+        """Run until no batch is left, skipping refused ones; return the refusals by txid."""
         refusals: dict[int, str] = {}
         for number in count():
             try:
@@ -286,19 +286,19 @@ class _Place:
         return refusals
 
     def replay(self) -> None:
-        """Take everything out of quarantine into a batch, and run it."""
+        """Replay all quarantined records in a batch."""
         with StateStore.connect(self.settings) as store:
             store.replay_quarantined(self.pipeline.spec, "fuzz", "again")
         run_pipeline(self.settings, self.pipeline, run_id="replay")
 
     @property
     def waiting(self) -> list[dict[str, Any]]:
-        """What waits in quarantine."""
+        """The records in quarantine."""
         with StateStore.connect(self.settings) as store:
             return list(store.quarantined(PIPELINE))
 
     def state(self, declared: Declared) -> "Counter[tuple]":
-        """How often each row counts."""
+        """The number of times that each row counts."""
         spec = self.pipeline.spec.states[0]
         found: Counter[tuple] = Counter()
         with StateStore.connect(self.settings) as store:
@@ -310,7 +310,7 @@ class _Place:
 
 
 def _difference(declared: Declared, inputs: list[Input], place: _Place) -> str | None:
-    """Return how state and quarantine differ from what the oracle read, None if they do not."""
+    """Return how state and quarantine differ from the oracle, None if they do not."""
     waiting = place.waiting
     by_origin = Counter(record["origin"] for record in waiting)
     expected: Counter[tuple] = Counter()

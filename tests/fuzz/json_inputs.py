@@ -1,4 +1,4 @@
-"""Lines of JSON: objects are written at random, and read by Python's json module with its numbers as they stand."""
+"""JSON lines: objects are written at random, and read by Python's json module with numbers as written."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ STRICTNESS = [COUNTS, EITHER, REFUSED]
 
 @dataclass(frozen=True)
 class JsonDeclared(Declared):
-    """What one round reads."""
+    """The declarations of one round."""
 
     encoding: str = "utf-8"
     suffix: str = ".json"
@@ -28,7 +28,7 @@ class JsonDeclared(Declared):
 
 
 class Number(str):
-    """A number as it stands."""
+    """A number as written."""
 
     __slots__ = ()
 
@@ -132,8 +132,8 @@ def _good(draw: random.Random, kind: str) -> str:
 
 
 def _odd(draw: random.Random, kind: str) -> str:
-    what = draw.random()
-    if what < 0.3:
+    chance = draw.random()
+    if chance < 0.3:
         return draw.choice(
             [
                 "null",
@@ -159,7 +159,7 @@ def _odd(draw: random.Random, kind: str) -> str:
             ]
         )
     text = values.odd_text(draw, kind)
-    return text if what < 0.5 and text else _text(draw, text)
+    return text if chance < 0.5 and text else _text(draw, text)
 
 
 def read(name: str, content: bytes, declared: JsonDeclared) -> Input:
@@ -202,7 +202,7 @@ def _record(origin: str, line: str, declared: JsonDeclared) -> tuple[Record, dic
 
 
 def _has_huge_number(found: Any) -> bool:
-    """Tell whether a number has thousands of digits: Python's json does not read it as an int."""
+    """Return whether a number has thousands of digits, which Python's json does not read as an int."""
     if isinstance(found, dict):
         return any(map(_has_huge_number, found.values()))
     return any(map(_has_huge_number, found)) if isinstance(found, list) else isinstance(found, Number) and len(found) > 4000

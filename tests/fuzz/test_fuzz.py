@@ -1,7 +1,7 @@
-"""Random inputs of every format: what an independent reader reads comes out, or the input is refused with place and reason.
+"""Random inputs of every format are read as by an independent reader, or refused with place and reason.
 
 A few hundred inputs; with ``SOAK`` set, FUZZ_INPUTS of each format. A failure prints FUZZ_SEED and FUZZ_ROUND: set both to
-have it again.
+reproduce it.
 """
 
 import os
@@ -24,10 +24,8 @@ SHOWN_FAILURES = 10
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
-def test_what_comes_out_is_what_an_independent_reader_reads(
-    server: Server, template: str, tmp_path: Path, format: Format
-) -> None:
-    """Nothing is lost, doubled or changed in silence, whatever is in the input."""
+def test_inputs_are_read_as_by_an_independent_reader(server: Server, template: str, tmp_path: Path, format: Format) -> None:
+    """No record is silently lost, doubled or changed, for any input."""
     fuzz = Fuzz(server, template, tmp_path, format, SEED)
     started = time.monotonic()
     only = os.environ.get("FUZZ_ROUND")

@@ -1,7 +1,7 @@
-"""Random producers and topics: the states are what the producers were told is there, folded in Python.
+"""Random producers and topics: states equal the confirmed records, aggregated in Python.
 
-Transactions that commit or abort, tombstones, empty values, bytes that are no text, headers, records set aside and taken up
-again, batches processed in any order. ``SOAK`` runs many more rounds, and ``FUZZ_SEED`` one of them.
+Transactions that commit or abort, tombstones, empty values, bytes that are no text, headers, records quarantined and
+replayed, batches processed in any order. ``SOAK`` runs many more rounds, and ``FUZZ_SEED`` one of them.
 """
 
 import os
@@ -27,20 +27,22 @@ SEEDS = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else range(60 if os
 KEYS = [None, b"", b"\x00", b"a", b"A", b"\xff\xfe", b"\\x00", b"\xed\xa0\x80", b"'\"\n,", "\U0001f30a".encode(), b"k" * 2000]
 VALUES = [None, b"", b"\x00" * 3, b"null", b"\\N", b"\xc3\x28", bytes(range(256)), b"v" * 20_000, b'{"a": 1}']
 HEADERS: list[list[tuple[str, bytes | None]]] = [[], [("", None)], [("a", b""), ("a", b"\xff")], [("ü\n", b"\x00;=")]]
-TOLD = "concat_ws(';', transform(headers, h -> concat(hex(encode(h.key, 'UTF-8')), '=', coalesce(hex(h.value), 'NULL'))))"
-COLUMNS = ["key", "value", "partition AS part", "offset AS place", "timestamp AS moment", f"{TOLD} AS told"]
+HEADERS_TEXT = (
+    "concat_ws(';', transform(headers, h -> concat(hex(encode(h.key, 'UTF-8')), '=', coalesce(hex(h.value), 'NULL'))))"
+)
+COLUMNS = ["key", "value", "partition AS part", "offset AS place", "timestamp AS moment", f"{HEADERS_TEXT} AS headers_text"]
 
 Place = tuple[int, int]
 Record = tuple[bytes | None, bytes | None, str, datetime]
 
 
-def told(headers: list[tuple[str, bytes | None]]) -> str:
-    """Write headers as the transform does."""
+def headers_text(headers: list[tuple[str, bytes | None]]) -> str:
+    """Return headers as text, in the transform's form."""
     return ";".join(f"{key.encode().hex().upper()}={'NULL' if v is None else v.hex().upper()}" for key, v in headers)
 
 
 class Round:
-    """A topic, and who produces into it."""
+    """A topic and its producers."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -50,7 +52,7 @@ class Round:
         self.committed: dict[Place, Record] = {}
 
     def produce(self) -> None:
-        """Produce for a while; open transactions end, one way or the other."""
+        """Produce for a while; transactions commit or abort."""
         for _ in range(self.draw.choice([1, 2, 4])):
             if self.has_transactions and self.draw.random() < 0.7:
                 self._in_transaction()
@@ -64,7 +66,7 @@ class Round:
         producer.begin_transaction()
         sent = self._send(producer)
         if self.draw.random() < 0.3:
-            self.committed |= self._send(self.topic.producer)  # in between, by another
+            self.committed |= self._send(self.topic.producer)  # in between, by another producer
         if self.draw.random() < 0.4:
             producer.abort_transaction(SECONDS)
         else:
@@ -78,7 +80,7 @@ class Round:
             def remember(error: object, message: Any) -> None:
                 assert error is None
                 moment = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-                sent[message.partition(), message.offset()] = (message.key(), message.value(), told(headers), moment)
+                sent[message.partition(), message.offset()] = (message.key(), message.value(), headers_text(headers), moment)
 
             return remember
 
@@ -96,9 +98,9 @@ class Round:
         return sent
 
     def declare(self, register: Callable[..., None], version: int, check: dict[str, str]) -> Pipeline:
-        """Declare the pipeline: each record by its place, and what its keys come to."""
+        """Declare the pipeline: one state by place, and one by key."""
         source = Kafka(self.topic.name, kind=self.kind, gaps=self.has_transactions, headers=True, max_records=self.most)
-        every = {"key": Min("key", "bytea"), "value": Min("value", "bytea"), "told": Min("told", "text")}
+        every = {"key": Min("key", "bytea"), "value": Min("value", "bytea"), "headers_text": Min("headers_text", "text")}
         pipeline = Pipeline(
             name="orders",
             source=source,
@@ -125,12 +127,12 @@ class Round:
 
     @property
     def kind(self) -> Any:
-        """What the source is declared as."""
+        """The source's declared kind."""
         return ["transactional", "opaque"][self.partitions % 2]
 
     @property
     def most(self) -> int:
-        """How many offsets a batch has at most."""
+        """The largest number of offsets in a batch."""
         return 300 if self.partitions > 1 else 1_000_000
 
 
@@ -138,7 +140,7 @@ class Round:
 def test_the_states_are_what_was_produced(
     kafka_stack: Settings, settings: Settings, register: Callable[..., None], seed: int
 ) -> None:
-    """Each committed record once, at its place, with every byte; what was set aside counts after the replay."""
+    """Each committed record counts once, at its place, with every byte; quarantined ones count after the replay."""
     current = Round(settings, seed)
     strict = {"not long": "coalesce(length(value), 0) < 10000", "no zeros": "NOT coalesce(value = X'000000', false)"}
     pipeline = current.declare(register, 1, strict)
@@ -147,16 +149,16 @@ def test_the_states_are_what_was_produced(
         process_and_commit(current, pipeline, f"run {number}")
     pipeline = current.declare(register, 2, {})
     with StateStore.connect(settings) as store:
-        taken = store.replay_quarantined(pipeline.spec, "test", "mended")
+        replayed = store.replay_quarantined(pipeline.spec, "test", "fixed")
     is_bad = {place for place, (_, value, *_) in current.committed.items() if value in (b"v" * 20_000, b"\x00" * 3)}
-    assert (taken[1] if taken else 0) == len(is_bad), f"seed {seed}"
+    assert (replayed[1] if replayed else 0) == len(is_bad), f"seed {seed}"
     current.produce()
     process_and_commit(current, pipeline, "last")
 
     found = {(row["part"], row["place"]): row for row in state_rows(settings, pipeline, "per_place")}
     later = {place for place, row in found.items() if row["times"] != 1}
     assert not later, f"seed {seed}: counted more than once: {later}"
-    read = {p: (_bytes(r["key"]), _bytes(r["value"]), r["told"], r["moment"]) for p, r in found.items()}
+    read = {p: (_bytes(r["key"]), _bytes(r["value"]), r["headers_text"], r["moment"]) for p, r in found.items()}
     missing = sorted(set(current.committed) - set(read))
     assert not missing, f"seed {seed}: missing {missing[:5]}"
     assert read == current.committed, f"seed {seed}"
@@ -164,13 +166,13 @@ def test_the_states_are_what_was_produced(
     groups: dict[bytes | None, list[bytes]] = {}
     for key, value, *_ in current.committed.values():
         groups.setdefault(key, []).extend([] if value is None else [value])
-    folded = {k: (min(known, default=None), max(known, default=None), len(known)) for k, known in groups.items()}
+    folded = {k: (min(values, default=None), max(values, default=None), len(values)) for k, values in groups.items()}
     rows = state_rows(settings, pipeline, "per_key")
     assert {_bytes(r["key"]): (_bytes(r["least"]), _bytes(r["most"]), r["known"]) for r in rows} == folded, f"seed {seed}"
 
 
 def process_and_commit(current: Round, pipeline: Pipeline, run_id: str) -> None:
-    """Plan what is there, process it in any order, some of it twice, and commit."""
+    """Plan all batches, process them in any order, some twice, and commit."""
     settings = current.topic.settings
     while txids := steps.plan(settings, pipeline, run_id=run_id):
         order = list(txids)

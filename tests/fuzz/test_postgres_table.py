@@ -1,6 +1,6 @@
 """Random tables, writers and mishaps: each committed row is read exactly once, or a plan refuses and says why.
 
-The oracle is what the writers know: a row counts if its transaction was committed. ``SOAK`` runs many more rounds, and
+The oracle is the writers' knowledge: a row counts if its transaction was committed. ``SOAK`` runs many more rounds, and
 ``FUZZ_SEED`` one of them.
 """
 
@@ -27,7 +27,7 @@ from tests.sources.test_postgres_table import Shop
 IS_LONG = bool(os.environ.get("SOAK"))
 ONE = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else None
 REFUSALS = (SourceChanged, SourceUnreadable, AccessRefused, MalformedRecord)
-# How each type is filled; what Postgres makes of it is asked of Postgres.
+# The expression that fills each type; the expected values are read back from Postgres.
 VALUES: dict[str, tuple[str, list[str]]] = {
     "text": ("string", ["''", "' '", "E'\\n\"'", "'\\.'", "'\\N'", "'a,b'", "U&'\\+01F30A'", "repeat('x', 5000)", "'\ufeff'"]),
     "numeric": ("decimal(38,10)", ["0", "-1.10", "1e-10", "9999999999999999999999999999.9999999999", "1.000"]),
@@ -48,19 +48,19 @@ LAYOUTS = ["plain", "plain", "partitioned", "inherited", "view", "query"]
 
 @dataclass
 class Written:
-    """What committed: ids, in the order in which their writers learnt it."""
+    """The ids of committed rows, in the order in which their writers learnt of the commit."""
 
     ids: list[int] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, ids: list[int]) -> None:
-        """Take note of a transaction that was committed."""
+        """Add the ids of a committed transaction."""
         with self.lock:
             self.ids += ids
 
 
 class Round:
-    """A table, its source, and who writes to it."""
+    """A table, its source, and its writers."""
 
     def __init__(self, shop: Shop, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -121,7 +121,7 @@ class Round:
         return f"INSERT INTO {table} (part, {', '.join(self.columns)}) VALUES {', '.join(values)} RETURNING id"
 
     def write(self, seed: int, transactions: int) -> None:
-        """Be one writer: transactions of some statements, committed or not, in part taken back, with pauses."""
+        """Run one writer: transactions of some statements, committed or not, partly rolled back, with pauses."""
         draw = random.Random(seed)
         with ExitStack() as stack:
             connection = psycopg2.connect(**self.shop.settings.conninfo(user=self.shop.settings.pg_owner))
@@ -151,7 +151,7 @@ class Round:
 
 @pytest.fixture(scope="module", autouse=True)
 def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time asks for."""
+    """The stager sees the other sessions' transactions, as reading by time requires."""
     with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
         yield
 
@@ -166,7 +166,7 @@ def shop(settings: Settings) -> Iterator[Shop]:
 
 
 def planned(current: Round, previous: dict | None) -> list[dict]:
-    """Return the batches of one plan, each frozen as the ledger would."""
+    """Return the batches of one plan, each frozen as by the ledger."""
     coordinator, batches = current.source.coordinator(current.shop.settings), []
     while metadata := coordinator.initialize_transaction(1, previous, None):
         previous = dict(json.loads(json.dumps(metadata)))
@@ -184,8 +184,8 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("seed", ONE or range(400 if IS_LONG else 6))
-def test_each_committed_row_is_read_once_whoever_writes(shop: Shop, seed: int) -> None:
-    """Plans race with writers; in between are deletes of what was read, rewrites and new columns."""
+def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
+    """Plans race with writers; meanwhile rows that were read are deleted, and the table is rewritten and altered."""
     current = Round(shop, seed)
     writers = [
         threading.Thread(target=current.write, args=(seed * 10 + number, current.draw.choice([3, 8, 15])))
@@ -223,11 +223,11 @@ def test_each_committed_row_is_read_once_whoever_writes(shop: Shop, seed: int) -
              for name, cast in zip(names, casts, strict=True)]  # fmt: skip
     shop.execute("SET timezone = 'UTC'")
     for row in shop.execute(f"SELECT {', '.join(casts)} FROM orders"):
-        told = tuple(bytes(value) if isinstance(value, memoryview) else value for value in row)
-        assert read[int(told[names.index("id")])] == told, f"seed {seed}"
+        expected = tuple(bytes(value) if isinstance(value, memoryview) else value for value in row)
+        assert read[int(expected[names.index("id")])] == expected, f"seed {seed}"
 
 
-# What nobody should do to such a table, statement by statement; SEQUENCE is the one that draws the key.
+# Statements that should never be run on such a table; SEQUENCE is the sequence that draws the key.
 MISHAPS: dict[str, list[str]] = {
     "set back": ["SELECT setval('SEQUENCE', 1, false)"],
     "restarted": ["ALTER SEQUENCE SEQUENCE RESTART"],
@@ -260,7 +260,7 @@ MISHAPS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("seed", ONE or range(50 * len(MISHAPS) if IS_LONG else len(MISHAPS)))
 def test_a_mishap_is_refused_or_costs_nothing(shop: Shop, seed: int) -> None:
-    """Between two plans: afterwards either each row is read once, by what SQL says of the table, or the plan refuses."""
+    """After a mishap between two plans, each row is read once, compared by SQL, or the plan refuses."""
     current = Round(shop, seed)
     current.by_time = False
     current.source = replace(current._source(), key="id", wait_seconds=0, kind=None)
@@ -285,7 +285,7 @@ def test_a_mishap_is_refused_or_costs_nothing(shop: Shop, seed: int) -> None:
             shop.execute(current.insert(current.draw, 1))
         if current.draw.random() < 0.5:
             shop.execute("DELETE FROM orders WHERE id = (SELECT min(id) FROM orders)")
-    except psycopg2.Error as error:  # Postgres itself does not let it happen
+    except psycopg2.Error as error:  # Postgres itself refuses it
         assert error.pgcode, name
         return
     last = batches[-1] if batches else None

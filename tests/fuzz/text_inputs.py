@@ -1,4 +1,4 @@
-"""Text: each line is a record, or the whole file is."""
+"""Text: each line is a record, or the whole file is one."""
 
 import random
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
 
 @dataclass(frozen=True)
 class TextDeclared(Declared):
-    """What one round reads."""
+    """The declarations of one round."""
 
     encoding: str = "utf-8"
     suffix: str = ".txt"
@@ -51,7 +51,7 @@ class Text(Format):
 
 
 def read(name: str, content: bytes, declared: TextDeclared) -> Input:
-    """Read a file as the oracle does: what is behind the last line end is a line, unless it is nothing."""
+    """Read a file as the oracle does: text after the last line end is a line, unless it is empty."""
     try:
         text = text_in(content, declared.suffix, declared.encoding)
     except (Damaged, UnicodeError):

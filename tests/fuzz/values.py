@@ -1,4 +1,4 @@
-"""What a text means in a type, by Python's own readers; and texts that mean something, nearly mean something, or nothing."""
+"""Reads texts as typed values with Python's own readers, and draws valid, nearly valid and invalid texts."""
 
 import random
 import re
@@ -42,7 +42,7 @@ def column(draw: random.Random, name: str, types: "dict[str, Callable[[random.Ra
 
 
 def number_key(number: float, kind: str) -> str:
-    """Return a number as a text that tells all of them apart, NaN too; of the zeros there is one, as in a group of Spark's."""
+    """Return a text that is unique to a number, NaN included; both zeros are one, as in Spark's groups."""
     number = number + 0.0 if number else 0.0
     return repr(struct.unpack("f", struct.pack("f", number))[0] if kind == "float" else number)
 
@@ -71,7 +71,7 @@ def text_of(draw: random.Random, letters: str = LETTERS) -> str:
 
 
 def good_text(draw: random.Random, kind: str, letters: str = LETTERS) -> str:
-    """Draw a text that means something in this type beyond doubt."""
+    """Draw a text that is undoubtedly valid in this type."""
     if kind in ("string", "binary"):
         return text_of(draw, letters)
     if kind in BITS:
@@ -253,7 +253,7 @@ ODD: dict[str, list[str]] = {
 
 
 def odd_text(draw: random.Random, kind: str) -> str:
-    """Draw a text that nearly means something, or a good one with a slip."""
+    """Draw a nearly valid text, or a valid one with an error."""
     group = "integer" if kind in BITS else kind.split("(", maxsplit=1)[0]
     group = {"double": "float", "timestamp": "time", "timestamp_ntz": "time"}.get(group, group)
     if draw.random() < 0.6:
@@ -272,7 +272,7 @@ def digits_of(kind: str) -> tuple[int, int]:
 
 
 def meaning(kind: str, text: str, zone: str = "UTC") -> Meaning:
-    """Return what a text means in a type, and how surely."""
+    """Return a text's value in a type, and the verdict."""
     if kind == "string":
         return (REFUSED if "\0" in text else COUNTS), text
     if kind == "binary":

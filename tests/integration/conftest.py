@@ -1,4 +1,4 @@
-"""A pipeline with two states, whose batches move through the real ledger with rows that a test stages itself: no Spark."""
+"""A pipeline with two states, whose batches go through the real ledger without Spark: tests stage the rows."""
 
 import io
 import time
@@ -50,7 +50,7 @@ class Tally:
         self.spec = spec
 
     def plan(self, number: int = 1, *, run_id: str = "run") -> list[int]:
-        """Open `number` batches and give them to a run."""
+        """Open `number` batches and assign them to a run."""
         after = self.store.last_opened(self.spec.name)
         last = after.txid if after else 0
         txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
@@ -64,7 +64,7 @@ class Tally:
         return attempt
 
     def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        """Copy rows into staging as one Spark task would, in the stager's role; nothing counts before it is sealed."""
+        """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal."""
         spec = self.spec.state(state)
         assert spec is not None
         task_attempt = next(_task_attempts)
@@ -99,7 +99,7 @@ def frozen(*numbers: int) -> list[bytes]:
 
 
 def contents(settings: Settings) -> dict[str, list[str]]:
-    """Return every row of the ledger and of the state tables, so that two looks can be compared."""
+    """Return every row of the ledger and of the state tables, for comparison."""
     with migrations.connected(settings) as connection:
         found = sa.inspect(connection)
         rows = sa.select(sa.column("t").cast(sa.Text))
@@ -110,10 +110,10 @@ def contents(settings: Settings) -> dict[str, list[str]]:
         }
 
 
-def until(fact: Callable[[], Any]) -> Any:
-    """Wait until a fact holds, and return what it says; fail loudly when it does not come true."""
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition holds and return its value; fail if it does not hold in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := fact()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"not true within {PATIENCE_SECONDS} s"
         time.sleep(0.01)
     return found
@@ -126,14 +126,14 @@ def _csv_line(values: Row) -> str:
 
 @pytest.fixture
 def tally(store: StateStore, register: Callable[..., None]) -> Tally:
-    """Register pipeline tally, without a batch yet."""
+    """Register pipeline tally, which has no batch yet."""
     register(TALLY)
     return Tally(store)
 
 
 @pytest.fixture
 def as_role(settings: Settings) -> Execute:
-    """A function that runs one statement on a connection of a role's own, and commits it."""
+    """A function that runs one statement as a role, on a separate connection, and commits it."""
 
     def execute(role: str, statement: str, parameters: object = None) -> list[tuple]:
         with (
@@ -149,7 +149,7 @@ def as_role(settings: Settings) -> Execute:
 
 @pytest.fixture
 def waiting(as_role: Execute) -> Callable[[], int]:
-    """A function that tells how many sessions of this database wait for a lock."""
+    """A function that returns how many sessions of this database wait for a lock."""
     statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     return lambda: as_role("postgres", statement)[0][0]
 
@@ -157,9 +157,9 @@ def waiting(as_role: Execute) -> Callable[[], int]:
 def merge_steps(
     tally: Tally, commit: Callable[[], object], statement_with: str = "INTO state.per_shop"
 ) -> list[dict[str, Any]]:
-    """Commit, and return the steps of Postgres' plan for the one statement with this text, from the last to the first.
+    """Commit, and return the steps of Postgres' plan for the statement with this text, last step first.
 
-    The plan is asked for right before the statement; its first step tells which settings are not the server's own then.
+    The plan is requested right before the statement; its first step lists the settings that differ from the server's.
     """
     plans: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Batches are opened once, and the newest attempt owns a batch: whatever older ones still do, it never counts."""
+"""Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
 
 import hashlib
 import io
@@ -32,11 +32,11 @@ from tests.integration.conftest import Execute, Tally, contents, frozen, until
 
 
 def test_a_plan_that_is_repeated_gets_its_first_answer(tally: Tally, settings: Settings) -> None:
-    """The same run gets the same txids whatever the source says by now, and no txid is spent."""
+    """The same run gets the same txids whatever the source holds by now, and no txid is used up."""
     assert tally.plan(2, run_id="monday") == [1, 2]
     before = contents(settings)
 
-    assert tally.store.open_batches(tally.spec, "monday", [], behind(2), frozen(3, 4)) == [1, 2]
+    assert tally.store.open_batches(tally.spec, "monday", [], seen_batch(2), frozen(3, 4)) == [1, 2]
     assert tally.store.open_batches(tally.spec, "monday", [], None, []) == [1, 2]
     assert tally.store.run_txids("tally", "monday") == [1, 2]
     assert contents(settings) == before
@@ -47,18 +47,18 @@ def test_a_run_covers_left_over_batches_before_new_ones(tally: Tally) -> None:
     """Nothing that was opened is forgotten, and the order is that of the txids."""
     tally.plan(2)
     assert tally.store.uncommitted("tally", 10) == [1, 2]
-    assert tally.store.open_batches(tally.spec, "next", [1, 2], behind(2), frozen(3)) == [1, 2, 3]
+    assert tally.store.open_batches(tally.spec, "next", [1, 2], seen_batch(2), frozen(3)) == [1, 2, 3]
 
 
 def test_a_plan_without_anything_to_do_writes_nothing(tally: Tally, settings: Settings) -> None:
-    """A run may look in vain as often as it likes."""
+    """A run may find nothing to do any number of times."""
     before = contents(settings)
     assert tally.store.open_batches(tally.spec, "run", [], None, []) == []
     assert contents(settings) == before
 
 
-def test_a_planner_whose_look_is_stale_writes_nothing(tally: Tally, settings: Settings) -> None:
-    """Two planners saw the same previous batch: the second is told to look again, and then plans what follows."""
+def test_a_planner_whose_view_is_stale_writes_nothing(tally: Tally, settings: Settings) -> None:
+    """Two planners saw the same previous batch: the second has to look again, and then plans what follows."""
     tally.plan(1, run_id="first")
     before = contents(settings)
 
@@ -67,8 +67,8 @@ def test_a_planner_whose_look_is_stale_writes_nothing(tally: Tally, settings: Se
     assert tally.store.open_batches(tally.spec, "second", [], *_look(tally)) == [2]
 
 
-def test_planners_at_the_same_moment_share_no_batch(tally: Tally, settings: Settings) -> None:
-    """Whoever loses re-plans after the winner; each txid is opened by one run, with one metadata (I6)."""
+def test_concurrent_planners_share_no_batch(tally: Tally, settings: Settings) -> None:
+    """The losers plan again after the winner; each txid is opened by one run, with one metadata (I6)."""
     start = threading.Barrier(4)
 
     def plan(run_id: str) -> list[int]:
@@ -83,22 +83,20 @@ def test_planners_at_the_same_moment_share_no_batch(tally: Tally, settings: Sett
         assert sorted(threads.map(plan, "abcd")) == [[1], [2], [3], [4]]
 
 
-def test_one_plan_that_is_delivered_twice_at_once_is_one_plan(
-    tally: Tally, settings: Settings, waiting: Callable[[], int]
-) -> None:
-    """The slower twin looks again and finds the answer of the faster; neither fails (row 13)."""
+def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
+    """The slower execution finds the plan of the faster; neither fails (row 13)."""
     tally.plan(1, run_id="before")
     with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
-        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], behind(1), [])
+        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], seen_batch(1), [])
         until(waiting)
         twin.commit()
         assert slower.result() in (None, [1])
-    assert tally.store.open_batches(tally.spec, "run", [1], behind(1), []) == [1]
+    assert tally.store.open_batches(tally.spec, "run", [1], seen_batch(1), []) == [1]
 
 
 def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The one that waited for it goes on in its place."""
+    """The planner that waited for it takes its place."""
     with closing(psycopg2.connect(**settings.conninfo())) as dying, dying.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         digest = hashlib.sha256(b"{}").digest()
         cursor.execute(
@@ -114,15 +112,15 @@ def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, w
 
 
 def test_txids_end_before_they_would_overflow(tally: Tally, settings: Settings) -> None:
-    """The last possible txid is refused in words, long before Postgres would."""
+    """A clear message refuses txids beyond the last possible one, before Postgres would."""
     before = contents(settings)
     with pytest.raises(RangeRefused, match="tally has used up its txids"):
-        tally.store.open_batches(tally.spec, "run", [], behind(MAX_TXID), frozen(1))
+        tally.store.open_batches(tally.spec, "run", [], seen_batch(MAX_TXID), frozen(1))
     assert contents(settings) == before
 
 
 def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: Tally, settings: Settings) -> None:
-    """One batch too large takes the whole plan back, and the message says by how much."""
+    """A batch that is too large rolls back the whole plan, and the message says by how much."""
     before = contents(settings)
     with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
         tally.store.open_batches(tally.spec, "run", [], None, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
@@ -133,7 +131,7 @@ def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: T
 
 
 def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
-    """A retry processes the very slice of its first attempt, byte for byte (I6)."""
+    """A retry processes exactly the slice of the first attempt, byte for byte (I6)."""
     content = {"files": [{"path": 'a "b".csv', "size": 2**53 + 1, "note": "S\u00e3o \U0001f6a2 \u0000"}]}
     tally.store.open_batches(tally.spec, "run", [], None, [encode_metadata(content)])
     assert [tally.start(1).source_metadata, tally.start(1).source_metadata] == [content, content]
@@ -163,7 +161,7 @@ CORRUPTIONS = {
 def test_altered_metadata_halts_every_step_of_its_batch(
     tally: Tally, settings: Settings, as_role: Execute, content: bytes, digest_of: bytes | None
 ) -> None:
-    """What does not match its digest, or is not of a known version, is never guessed at: no plan, attempt or commit (I19)."""
+    """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
     digest = hashlib.sha256(content if digest_of is None else digest_of).digest()
@@ -188,7 +186,7 @@ def test_altered_metadata_halts_every_step_of_its_batch(
 
 
 def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
-    """The older one may stage to its end; its seal is refused with who owns the batch, and changes nothing (I4, I5)."""
+    """The older attempt may finish staging; its seal names the owner of the batch, and changes nothing (I4, I5)."""
     tally.plan(1)
     older = tally.start(1)
     newer = tally.start(1)
@@ -205,7 +203,7 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
 
 @pytest.mark.parametrize("zombie_stages", ["before the newer seal", "after the newer seal", "after the commit"])
 def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) -> None:
-    """Whenever a paused writer wakes up, it writes into a table that nobody merges."""
+    """Whenever a paused writer wakes up, it writes into a table that is never merged."""
     tally.plan(1)
     older, newer = tally.start(1), tally.start(1)
 
@@ -227,7 +225,7 @@ def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) 
 
 
 def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally) -> None:
-    """Its row says that it was fenced, it learns so itself, and the batch goes on."""
+    """Its row records that it was fenced, it gets the error, and the batch goes on."""
     tally.plan(1)
     older, newer = tally.start(1), tally.start(1)
     tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
@@ -241,17 +239,17 @@ def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally
     assert tally.commit(1).attempt == 2
 
 
-def test_attempts_at_the_same_moment_get_fences_of_their_own(tally: Tally, settings: Settings) -> None:
-    """Two executions of one task both work, apart; exactly the newest can seal (rows 13, 14)."""
+def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settings) -> None:
+    """Several executions of one task work separately; only the newest can seal (rows 13, 14)."""
     tally.plan(1)
     start = threading.Barrier(4)
 
     def work(number: int) -> tuple[int, bool]:
         with StateStore.connect(settings) as store:
-            mine = Tally(store)
+            worker = Tally(store)
             start.wait()
-            attempt = mine.start(1, mode="restage")
-            staged = [mine.stage(attempt, "per_shop", [("a", number, number, number, number)])]
+            attempt = worker.start(1, mode="restage")
+            staged = [worker.stage(attempt, "per_shop", [("a", number, number, number, number)])]
             start.wait()
             try:
                 store.seal(attempt, staged, Tracked(1))
@@ -274,13 +272,13 @@ def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> 
     before = contents(settings)
 
     assert tally.store.start_attempt(tally.spec, 1, "again") is NotStarted.SEALED
-    tally.store.seal(sealed, [], Tracked(99))  # its answer had been lost
+    tally.store.seal(sealed, [], Tracked(99))  # its first answer was lost
     assert contents(settings) == before
     assert tally.commit(1).key_count == 1
 
 
-def test_an_attempt_that_ended_otherwise_is_followed_by_another(tally: Tally) -> None:
-    """Crashed, failed or restaged: the next attempt has the next number, staging of its own, and lifts the halt."""
+def test_an_attempt_that_did_not_seal_is_followed_by_another(tally: Tally) -> None:
+    """Crashed, failed or restaged: the next attempt has the next number and its own staging, and lifts the halt."""
     tally.plan(1)
     tally.start(1)
     tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 7")
@@ -305,7 +303,7 @@ def test_an_attempt_of_an_unregistered_pipeline_names_the_command(store: StateSt
 
 
 def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: Tally, settings: Settings) -> None:
-    """COPY is one transaction: rows of a broken stream are gone, and the next attempt starts from an empty table."""
+    """COPY is one transaction: rows of a broken stream are gone, and the next attempt starts with an empty table."""
     tally.plan(1)
     dying = tally.start(1)
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
@@ -320,7 +318,7 @@ def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: T
 
 
 def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, settings: Settings) -> None:
-    """A deploy between processing and commit: the batch is processed again by the code that commits it (I16, row 33)."""
+    """After a deploy between processing and commit, the code that commits the batch processes it again (I16, row 33)."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
     newer = replace(tally.spec, version=2)
@@ -336,7 +334,7 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
 
 
 def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, settings: Settings) -> None:
-    """A worker that was not restarted is told to be, and changes nothing."""
+    """A worker that was not restarted gets an error that says so, and changes nothing."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     _register(settings, replace(tally.spec, version=2))
@@ -353,7 +351,7 @@ def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, se
 
 @pytest.fixture
 def dated(tally: Tally, as_role: Execute) -> Tally:
-    """Two batches that committed two days ago, with two attempts at the first; one that committed now; one that did not."""
+    """Two batches that committed two days ago, the first with two attempts; one that committed now; one uncommitted."""
     tally.plan(4)
     tally.start(1)
     for txid in (1, 2, 3, 4):
@@ -374,7 +372,7 @@ STAGING_TABLES = (
 def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     dated: Tally, settings: Settings, as_role: Execute
 ) -> None:
-    """Every attempt of an old batch is dropped, once; nothing younger, and nothing uncommitted, however old (I18)."""
+    """The staging of an old batch is dropped once; younger staging is kept, and uncommitted staging of any age (I18)."""
     state = dated.state()
     with StateStore.connect(replace(settings, staging_retention_hours=50)) as patient:
         assert patient.drop_old_staging(dated.spec) == 0
@@ -387,10 +385,8 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     dated.commit(4)
 
 
-def test_staging_that_somebody_still_reads_is_left_for_the_next_time(
-    dated: Tally, settings: Settings, as_role: Execute
-) -> None:
-    """A zombie that holds an old table stops neither the plan nor the dropping of the others (I20)."""
+def test_staging_with_a_reader_is_left_for_the_next_time(dated: Tally, settings: Settings, as_role: Execute) -> None:
+    """A zombie that locks an old table stops neither the plan nor the dropping of other tables (I20)."""
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as zombie, zombie.cursor() as cursor:
         cursor.execute("SELECT FROM staging.per_shop_1_1")
         assert dated.store.drop_old_staging(dated.spec) == 2
@@ -398,8 +394,8 @@ def test_staging_that_somebody_still_reads_is_left_for_the_next_time(
     assert dated.store.drop_old_staging(dated.spec) == 1
 
 
-def test_who_stages_late_is_told_that_staging_is_gone(tally: Tally, as_role: Execute) -> None:
-    """Its table was dropped with old staging: no migration is missing, and what it brings would not count."""
+def test_a_late_attempt_learns_that_its_staging_is_gone(tally: Tally, as_role: Execute) -> None:
+    """Its table was dropped with old staging: no migration is missing, and its rows would not count."""
     tally.plan(1)
     attempt = tally.start(1)
     as_role("tidegate", "DROP TABLE staging.per_shop_1_1")
@@ -407,12 +403,12 @@ def test_who_stages_late_is_told_that_staging_is_gone(tally: Tally, as_role: Exe
         tally.store.stage(attempt, tally.spec.states[0], io.BytesIO(b""))
 
 
-def test_batches_are_opened_only_behind_one_that_there_is(tally: Tally, settings: Settings) -> None:
-    """Txids have no gaps, whatever a caller says to have seen (I3)."""
+def test_batches_are_opened_only_after_an_existing_one(tally: Tally, settings: Settings) -> None:
+    """Txids have no gaps, whatever batch a caller claims to have seen (I3)."""
     tally.plan(2)
     before = contents(settings)
     with pytest.raises(RangeRefused, match="tally has no txid 7 for others to follow: that would leave a gap"):
-        tally.store.open_batches(tally.spec, "next", [], behind(7), frozen(8))
+        tally.store.open_batches(tally.spec, "next", [], seen_batch(7), frozen(8))
     assert contents(settings) == before
 
 
@@ -446,13 +442,13 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
 
 
 def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:
-    """Look at the newest batch and answer with the one that follows, as a planner does."""
+    """Return the newest batch and the metadata of the next, as a planner does."""
     after = tally.store.last_opened("tally")
     return after, frozen(after.txid + 1 if after else 1)
 
 
-def behind(txid: int) -> BatchInput:
-    """Return what a planner would have seen of a batch."""
+def seen_batch(txid: int) -> BatchInput:
+    """Return a batch as a planner would have seen it."""
     return BatchInput(txid, {}, b"digest", None, 0)
 
 
@@ -461,15 +457,15 @@ def _register(settings: Settings, spec: object) -> None:
         assert schema.register(connection, spec)
 
 
-def test_a_message_that_quotes_what_postgres_cannot_keep_is_kept_visibly(tally: Tally) -> None:
-    """A NUL out of a record, a file name that is not UTF-8: the batch is halted, or given up, all the same."""
-    message, kept = "a\udcff.csv, line 1: the header is 'na\0me'.", "a\\udcff.csv, line 1: the header is 'na\\0me'."
+def test_a_message_that_postgres_cannot_store_is_escaped(tally: Tally) -> None:
+    """A NUL from a record, a file name that is not UTF-8: the batch is halted or given up all the same."""
+    message, stored = "a\udcff.csv, line 1: the header is 'na\0me'.", "a\\udcff.csv, line 1: the header is 'na\\0me'."
     tally.plan(2)
     for txid in (1, 2):
         tally.store.fail_attempt(tally.start(txid), message, is_poison=True)
     tally.store.halt_batch("tally", 1, message)
     assert tally.store.give_up("tally", 2, "the pipeline's policy", message)
 
-    assert tally.store.batch_history("tally", 1).attempts[0]["error"] == kept
-    assert tally.store.turn("tally", 1).halted == f"txid 1 is halted: {kept}"
-    assert kept in str(tally.store.batch_statuses("tally")[1].waits_for)
+    assert tally.store.batch_history("tally", 1).attempts[0]["error"] == stored
+    assert tally.store.turn("tally", 1).halted == f"txid 1 is halted: {stored}"
+    assert stored in str(tally.store.batch_statuses("tally")[1].waits_for)

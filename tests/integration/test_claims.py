@@ -1,4 +1,4 @@
-"""Batches that nobody has begun are there for whoever has time; that they live is told, and decides nothing."""
+"""Idle tasks claim batches that no task has begun; a claim is visible to other tasks, and only a hint."""
 
 import time
 from contextlib import closing
@@ -13,11 +13,11 @@ from state_store.errors import StoreUnavailable
 from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, until
 
-THIEVES = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"
+CLAIMANTS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"
 
 
-def test_what_nobody_has_begun_is_found_in_order(tally: Tally) -> None:
-    """Not what has an attempt, in whichever state, what was given up, and what another run covers."""
+def test_batches_that_no_task_has_begun_are_claimed_in_order(tally: Tally) -> None:
+    """Not those that have an attempt, in whichever state, those given up, and those of another run."""
     tally.plan(6)
     tally.plan(1, run_id="another")
     tally.process(1)
@@ -31,8 +31,8 @@ def test_what_nobody_has_begun_is_found_in_order(tally: Tally) -> None:
     assert list(tally.store.claims("tally", "no such run")) == []
 
 
-def test_no_batch_is_found_by_two_at_once(tally: Tally) -> None:
-    """Each is one's until that one asks for the next, and so its own task knows that somebody is at it."""
+def test_no_batch_is_claimed_by_two_tasks_at_once(tally: Tally) -> None:
+    """A claim lasts until its task requests the next; meanwhile the batch's own task sees it."""
     tally.plan(4)
     with closing(tally.store.claims("tally", "run")) as one, closing(tally.store.claims("tally", "run")) as other:
         assert [next(one), next(other)] == [1, 2]
@@ -44,8 +44,8 @@ def test_no_batch_is_found_by_two_at_once(tally: Tally) -> None:
         assert [tally.store.is_claimed("tally", txid) for txid in (1, 2, 3)] == [False, True, True]
 
 
-def test_what_the_window_has_no_room_for_is_left(tally: Tally) -> None:
-    """However much time there is: what is staged behind the cursor has a bound. What was begun before keeps its work."""
+def test_batches_outside_the_window_are_not_claimed(tally: Tally) -> None:
+    """Even for idle tasks, the staging after the cursor is bounded. A batch that was begun before keeps its work."""
     tally.plan(6)
     tally.process(5)
     tally.spec = replace(tally.spec, window=2)
@@ -62,8 +62,8 @@ def test_what_the_window_has_no_room_for_is_left(tally: Tally) -> None:
     tally.start(3)
 
 
-def test_what_has_ended_is_nobodys(tally: Tally) -> None:
-    """Its own task commits what is sealed, and tries again what has failed, whatever the thief does next."""
+def test_a_claim_ends_with_the_attempt(tally: Tally) -> None:
+    """The batch's own task commits a sealed batch, and retries a failed one, whatever the claimant does next."""
     tally.plan(2)
     with closing(tally.store.claims("tally", "run")) as claims:
         tally.process(next(claims))
@@ -74,8 +74,8 @@ def test_what_has_ended_is_nobodys(tally: Tally) -> None:
         assert not tally.store.is_claimed("tally", 2)
 
 
-def test_a_thief_that_stands_still_has_nothing(tally: Tally, as_role: Execute) -> None:
-    """Its connection lives on, in a process that was stopped or on a machine that is away."""
+def test_a_suspended_claimant_loses_its_claim(tally: Tally, as_role: Execute) -> None:
+    """Its connection stays open, in a process that was stopped or on a machine that is unreachable."""
     tally.plan(1)
     with closing(tally.store.claims("tally", "run")) as claims:
         tally.start(next(claims))
@@ -84,10 +84,10 @@ def test_a_thief_that_stands_still_has_nothing(tally: Tally, as_role: Execute) -
         assert not tally.store.is_claimed("tally", 1)
 
 
-def test_a_name_that_a_pooler_keeps_is_not_believed_for_long(
+def test_a_claim_that_a_pooler_keeps_open_is_soon_ignored(
     tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner died before it began: the batch's own task goes on after seconds, not after an hour."""
+    """Its task died before it began the batch: the batch's own task does not wait for the attempt timeout."""
     tally.plan(1)
     monkeypatch.setattr(worker, "LONGEST_WAIT_FOR_CLAIMANT_SECONDS", 0.5)
     with closing(tally.store.claims("tally", "run")) as claims:
@@ -101,8 +101,8 @@ def test_a_name_that_a_pooler_keeps_is_not_believed_for_long(
         assert tally.store.is_claimed("tally", 1, only_begun=True)
 
 
-def test_who_stops_looking_or_dies_has_nothing(tally: Tally, as_role: Execute) -> None:
-    """However it ends, its connection ends."""
+def test_a_claimant_that_stops_or_dies_loses_its_claim(tally: Tally, as_role: Execute) -> None:
+    """However it ends, its connection closes."""
     tally.plan(2)
     with closing(tally.store.claims("tally", "run")) as stops:
         assert next(stops) == 1
@@ -110,15 +110,15 @@ def test_who_stops_looking_or_dies_has_nothing(tally: Tally, as_role: Execute) -
 
     with closing(tally.store.claims("tally", "run")) as dies:
         assert next(dies) == 1
-        as_role("postgres", f"SELECT pg_terminate_backend(pid) FROM ({THIEVES}) AS thief")
+        as_role("postgres", f"SELECT pg_terminate_backend(pid) FROM ({CLAIMANTS}) AS claimant")
         until(lambda: not tally.store.is_claimed("tally", 1))
         with pytest.raises(StoreUnavailable):
             next(dies)
-    assert as_role("postgres", THIEVES) == []
+    assert as_role("postgres", CLAIMANTS) == []
 
 
-def test_what_was_begun_meanwhile_is_left(tally: Tally) -> None:
-    """Whoever finds a batch and is slow to begin must not fence who was faster."""
+def test_a_batch_that_was_begun_meanwhile_is_left(tally: Tally) -> None:
+    """A task that claims a batch and is slow to begin must not fence a faster task."""
     tally.plan(3)
     with closing(tally.store.claims("tally", "run")) as claims:
         assert next(claims) == 1

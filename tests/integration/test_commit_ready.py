@@ -1,4 +1,4 @@
-"""Batches that wait for their commit are merged in one go; what comes out is what committing one by one gives."""
+"""Batches that wait for their commit are merged together, with the same result as one by one."""
 
 import random
 import time
@@ -72,14 +72,14 @@ ODD_TYPES = Pipeline(
 
 @pytest.fixture(params=["in the upsert", "by several processes"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What batches bring together is added up in the upsert, or in a table before it, where several processes can."""
+    """Batches are combined in the upsert, or before it in a table, by several processes."""
     if request.param == "by several processes":
         monkeypatch.setattr(combine, "SHARED_ROWS", 0)
 
 
 @pytest.mark.usefixtures("either_way")
-def test_batches_committed_together_leave_what_each_by_itself_leaves(tally: Tally) -> None:
-    """States with the txid that touched each row last, cursor, one commit row per batch with its own count."""
+def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Tally) -> None:
+    """States with the last txid of each row, the cursor, and a commit row per batch with its own count."""
     batches = [
         ([("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)]),
         ([("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)]),
@@ -138,11 +138,11 @@ def test_any_batches_in_any_grouping(settings: Settings, register: Callable[...,
 def test_uuids_times_without_zone_and_bytes_are_merged_together(
     settings: Settings, register: Callable[..., None], as_role: Execute, processes: int
 ) -> None:
-    """As keys that are shared among processes, and as the least and the greatest of all batches, NULLs among them."""
+    """As keys that are divided among processes, and as the min and max of all batches, NULLs among them."""
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(ODD_TYPES)
     draw = random.Random(processes)
-    made: dict[str, dict[Any, list[list[Any]]]] = {"per_who": {}, "per_wall": {}, "per_code": {}}
+    staged_values: dict[str, dict[Any, list[list[Any]]]] = {"per_who": {}, "per_wall": {}, "per_code": {}}
 
     def drawn(name: str) -> Any:
         if draw.random() < 0.1:
@@ -160,7 +160,7 @@ def test_uuids_times_without_zone_and_bytes_are_merged_together(
         for txid in (1, 2, 3):
             attempt = odd.start(txid)
             staged = []
-            for state, groups in made.items():
+            for state, groups in staged_values.items():
                 keys = {drawn(state.removeprefix("per_")) for _ in range(60)}
                 rows = [[key, *(drawn(name) for name in ("who", "who", "wall", "wall", "code", "code"))] for key in keys]
                 staged.append(odd.stage(attempt, state, rows))
@@ -170,7 +170,7 @@ def test_uuids_times_without_zone_and_bytes_are_merged_together(
 
         assert len(store.commit_ready(ODD_TYPES.spec, "test")) == 3
 
-        for state, groups in made.items():
+        for state, groups in staged_values.items():
             found = {_as_text(row[0]): [_as_text(value) for value in row[1:-1]] for row in odd.state(state)}
             assert found == {
                 key: [
@@ -182,7 +182,7 @@ def test_uuids_times_without_zone_and_bytes_are_merged_together(
 
 
 def _as_text(value: Any) -> str | None:
-    """Write a value as the test has drawn it; the order of these texts is that of the values."""
+    """Return a value as the text that the test drew; these texts sort like the values."""
     if isinstance(value, bytes | memoryview):
         return f"\\x{bytes(value).hex()}"
     if isinstance(value, datetime):
@@ -191,14 +191,14 @@ def _as_text(value: Any) -> str | None:
 
 
 def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
-    """Two sums, a least, a most: none is converted in a step of its own, and sums of bigints do not go through numeric."""
+    """Two sums, a min and a max: none is converted in a separate step, and bigint sums do not go through numeric."""
     tally.plan(2)
     tally.process(1, [("a", 2, 30, 10, 20)])
     tally.process(2, [("a", 1, 5, 5, 5)])
 
     steps = merge_steps(tally, lambda: tally.store.commit_ready(tally.spec, "test"))
 
-    # Whether Postgres sorts before it adds up or behind it is its own choice.
+    # Whether Postgres sorts before or after adding up is its own choice.
     kinds = sorted(step["Node Type"] for step in steps)
     assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
     (combined,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
@@ -216,7 +216,7 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
 def test_every_key_is_in_one_part(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    """However many processes share the keys: one column is the same in all of them, the other is NULL in some."""
+    """However many processes share the keys: one key column has a single value, the other is NULL in some rows."""
     monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(DAYS)
@@ -249,12 +249,12 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     processes: int,
     are_in_order: bool,
 ) -> None:
-    """Whether or not the rows were staged in their order, which only makes it quicker."""
+    """Whether or not the rows were staged in key order, which only makes the merge quicker."""
     monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(VISITS)
     draw = random.Random(processes)
-    made: dict[object, list[int]] = {}  # of each visitor and shop: how many visits, and the last txid
+    expected: dict[object, list[int]] = {}  # of each visitor and shop: how many visits, and the last txid
     with StateStore.connect(settings) as store:
         visits = Tally(store, VISITS.spec)
         visits.plan(3)
@@ -270,7 +270,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
             ]
             store.seal(attempt, staged, Tracked(0))
             for key in (*visitors, *shops):
-                made[key] = [made.get(key, [0])[0] + txid, txid]
+                expected[key] = [expected.get(key, [0])[0] + txid, txid]
 
         merged: list[dict[str, Any]] = []
 
@@ -279,7 +279,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
 
         hashed = merge_steps(visits, commit, "staging.per_shop_1_0 AS")
 
-        assert {key: row for state in ("per_visitor", "per_shop") for key, *row in visits.state(state)} == made
+        assert {key: row for state in ("per_visitor", "per_shop") for key, *row in visits.state(state)} == expected
     sorts = [step["Node Type"] for step in merged if step["Node Type"] in ("Merge Append", "Sort")]
     assert sorts == ["Merge Append"] * processes + ["Sort"] * 3 * processes
     assert {step["Strategy"] for step in merged if step["Node Type"] == "Aggregate"} == {"Sorted"}
@@ -290,7 +290,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
 
 
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each adds up all of its keys, whatever the aggregate; the table that they write into is gone with the commit."""
+    """Each process adds up all of its keys, whatever the aggregate; their table is gone after the commit."""
     shops = 200_000
     monkeypatch.setattr(combine, "SHARED_ROWS", 2 * shops)
     tally.plan(2)
@@ -328,12 +328,12 @@ AT_THE_LIMIT = {
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("there_before", [True, False])
+@pytest.mark.parametrize("is_first_committed", [True, False])
 @pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
-def test_what_overflows_by_itself_is_not_merged_together(
-    settings: Settings, register: Callable[..., None], first: Row, beyond: Row, back: Row, *, there_before: bool
+def test_batches_that_overflow_one_by_one_are_not_merged_together(
+    settings: Settings, register: Callable[..., None], first: Row, beyond: Row, back: Row, *, is_first_committed: bool
 ) -> None:
-    """Both together stay within the range, but the first alone leaves it: the same batches halt, whoever merges them when."""
+    """Together they stay in range, but one by one they leave it: the same batches halt, however they are grouped."""
     register(MONEY)
     with StateStore.connect(settings) as store:
         money = Tally(store, MONEY.spec)
@@ -342,7 +342,7 @@ def test_what_overflows_by_itself_is_not_merged_together(
             attempt = money.start(txid)
             staged = [money.stage(attempt, "totals", [("a", *row)]), money.stage(attempt, "all_totals", [(row[2],)])]
             store.seal(attempt, staged, Tracked(0))
-        if there_before:
+        if is_first_committed:
             money.commit(1)
         before = contents(settings)
 
@@ -350,15 +350,15 @@ def test_what_overflows_by_itself_is_not_merged_together(
             store.commit_ready(MONEY.spec, "test")
 
         assert contents(settings) == before
-        if not there_before:
+        if not is_first_committed:
             money.commit(1)
         with pytest.raises(Overflow):
             money.commit(2)
 
 
 @pytest.mark.usefixtures("either_way")
-def test_what_is_far_from_the_limit_is_merged_together(settings: Settings, register: Callable[..., None]) -> None:
-    """Half of what a type holds is far enough, upwards and downwards."""
+def test_sums_far_from_the_limit_are_merged_together(settings: Settings, register: Callable[..., None]) -> None:
+    """Half of a type's limit is far enough, in both directions."""
     register(MONEY)
     rows = [("a", 2**62 - 3, 2**30 - 3, "49.98"), ("a", 1, 1, "0.01"), ("a", -1, -1, "-0.01")]
     with StateStore.connect(settings) as store:
@@ -373,7 +373,7 @@ def test_what_is_far_from_the_limit_is_merged_together(settings: Settings, regis
 
 @pytest.mark.usefixtures("either_way")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
-    """Each batch fits into the state, both together into no bigint: nothing is committed, and nothing is lost."""
+    """Each batch fits into the state, but both together exceed a bigint: nothing is committed, and nothing is lost."""
     tally.plan(3)
     tally.process(1, [("a", 1, -5, -5, -5)])
     tally.commit(1)
@@ -390,7 +390,7 @@ def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tal
     assert tally.state() == [("a", 3, BIGINT_MAX - 2, -5, 3, 3)]
 
 
-SWALLOWED = (
+SWALLOW = (
     "CREATE FUNCTION state.swallow() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN IF NEW.shop = 'a' THEN RETURN NULL; END IF; RETURN NEW; END $$; "
     "CREATE TRIGGER swallow BEFORE {} ON state.per_shop FOR EACH ROW EXECUTE FUNCTION state.swallow()"
@@ -399,14 +399,14 @@ SWALLOWED = (
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
-def test_a_row_that_something_swallows_stops_all_of_them(
+def test_a_row_that_a_trigger_swallows_stops_all_batches(
     tally: Tally, settings: Settings, as_role: Execute, event: str
 ) -> None:
-    """A trigger, of whoever's, that keeps a row out: together as alone, nothing commits that is not whole (I14)."""
+    """A foreign trigger keeps a row out: together or alone, no incomplete batch commits (I14)."""
     tally.plan(3)
     tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.commit(1)
-    as_role("postgres", SWALLOWED.format(event))
+    as_role("postgres", SWALLOW.format(event))
     for txid in (2, 3):
         tally.process(txid, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     before = contents(settings)
@@ -420,10 +420,10 @@ def test_a_row_that_something_swallows_stops_all_of_them(
 
 
 @pytest.mark.parametrize("kind", ["date", "timestamptz"])
-def test_keys_may_be_dates_that_python_does_not_know(
+def test_keys_may_be_dates_that_python_cannot_represent(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Years beyond 9999, before Christ and infinity: where the keys are cut among processes is Postgres' own affair."""
+    """Years beyond 9999, before Christ and infinity: only Postgres divides the keys among processes."""
     monkeypatch.setattr(combine, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
     sentinels = Pipeline(
@@ -445,7 +445,7 @@ def test_keys_may_be_dates_that_python_does_not_know(
     assert (keys, contracts) == (len(ends), 2 * len(ends))
 
 
-def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:
+def test_no_batch_and_a_single_batch_are_not_special_cases(tally: Tally) -> None:
     """Nothing ready: no change, no error. One batch: it commits."""
     assert tally.store.commit_ready(tally.spec, "test") == []
     tally.plan(2)
@@ -458,7 +458,7 @@ def test_nothing_and_one_batch_are_no_special_cases(tally: Tally) -> None:
 def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
     tally: Tally, settings: Settings, waiting: Callable[[], int]
 ) -> None:
-    """A merge of large batches takes many seconds; whoever seals the next one must not wait for it, let alone too long."""
+    """A merge of large batches is slow; a task that seals the next batch must not wait for it."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     with (
@@ -477,8 +477,8 @@ def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [2]
 
 
-def test_who_does_not_want_to_wait_leaves_the_cursor_to_whoever_holds_it(tally: Tally, settings: Settings) -> None:
-    """An error at once, not after the lock timeout; nothing is changed."""
+def test_a_commit_that_does_not_wait_leaves_a_locked_cursor_alone(tally: Tally, settings: Settings) -> None:
+    """It is an error at once, not after the lock timeout, and nothing is changed."""
     tally.plan()
     tally.process(1, [("a", 1, 1, 1, 1)])
     with closing(psycopg2.connect(**settings.conninfo())) as other, other.cursor() as cursor:
@@ -487,12 +487,12 @@ def test_who_does_not_want_to_wait_leaves_the_cursor_to_whoever_holds_it(tally: 
         with pytest.raises(StoreUnavailable):
             tally.store.commit_ready(tally.spec, "test", wait=False)
         assert time.monotonic() - start < settings.lock_timeout_seconds
-        other.rollback()  # closing alone would not wait until the server has let go of the lock
+        other.rollback()  # closing alone would not wait until the server has released the lock
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test", wait=False)] == [1]
 
 
 def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
-    """Unsealed, halted, failed or given up: whatever follows waits, whatever comes before counts."""
+    """Unsealed, halted, failed or given up: later batches wait, earlier batches count."""
     tally.plan(5)
     for txid in (1, 2, 4, 5):
         tally.process(txid, [("a", 1, 1, 1, 1)])
@@ -500,13 +500,13 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2]
     assert tally.store.commit_ready(tally.spec, "test") == []
     tally.process(3, [("a", 1, 1, 1, 1)], mode="restage")
-    tally.store.halt_batch("tally", 5, "somebody has to look")
+    tally.store.halt_batch("tally", 5, "a person has to look")
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [3, 4]
     assert tally.state() == [("a", 4, 4, 1, 1, 4)]
 
 
 def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
-    """Its turn comes after those before it, and those behind it follow."""
+    """It is skipped in its turn, after the earlier batches and before the later ones."""
     tally.plan(4)
     for txid in (1, 2, 4):
         tally.process(txid, [("a", 1, 1, 1, 1)])
@@ -518,7 +518,7 @@ def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
     assert tally.commit(4).key_count == 1
 
 
-def test_a_foreign_row_stops_all_of_them_and_one_by_one_it_is_found(tally: Tally, as_role: Execute) -> None:
+def test_a_foreign_row_stops_all_batches_and_is_found_one_by_one(tally: Tally, as_role: Execute) -> None:
     """A row that carries a later txid is never overwritten, nor is its update dropped (I14)."""
     tally.plan(3)
     tally.process(1, [("a", 1, 1, 1, 1)])
@@ -539,8 +539,8 @@ def test_a_foreign_row_stops_all_of_them_and_one_by_one_it_is_found(tally: Tally
         tally.commit(2)
 
 
-def test_damaged_staging_stops_all_of_them(tally: Tally, as_role: Execute) -> None:
-    """The recount is done for each; nothing of the others counts either, until it is found which one it is."""
+def test_damaged_staging_stops_all_batches(tally: Tally, as_role: Execute) -> None:
+    """Every batch is recounted; none of them counts until the damaged one is known."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.process(2, [("a", 1, 1, 1, 1)])
@@ -552,7 +552,7 @@ def test_damaged_staging_stops_all_of_them(tally: Tally, as_role: Execute) -> No
 
 
 def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Callable[..., None]) -> None:
-    """Each row has to know what it was before its last txid."""
+    """Each row has to keep its value from before its last txid."""
     opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
     register(opaque)
     with StateStore.connect(settings) as store:
@@ -604,7 +604,7 @@ def _partials(draw: random.Random) -> dict[str, list[Row]]:
 
 
 def _folded(state: str, model: Sequence[dict[str, list[Row]]]) -> list[tuple]:
-    """Merge the partials by the rules, batch by batch."""
+    """Merge the partials by the merge rules, batch by batch."""
 
     def least(values: list[object]) -> object:
         return min((v for v in values if v is not None), default=None)  # type: ignore[type-var]
@@ -638,7 +638,7 @@ def _comparable(rows: Sequence[tuple]) -> list[str]:
 
 
 def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as_role: Execute) -> None:
-    """While others are on their way, up to three times the last merge; not for those that wait for people, or nobody."""
+    """It waits for batches in progress, up to three times the last merge; not for halted or idle ones."""
 
     def opens() -> bool:
         return tally.store.turn("tally", 2).opens
@@ -663,7 +663,7 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     begun = tally.start(3)
     assert not opens()
     tally.store.fail_attempt(begun, "SPARK_FAILED: it broke")
-    assert opens(), "nobody works on what failed"
+    assert opens(), "no task works on a failed batch"
     tally.start(3)
     assert not opens()
     tally.store.halt_batch("tally", 3, "a person has to look")
@@ -672,7 +672,7 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
 
 
 def test_a_ready_batch_does_not_wait_for_company_that_may_not_begin(tally: Tally, as_role: Execute) -> None:
-    """What the window has no room for begins when this one has committed."""
+    """A batch outside the window begins only when this one has committed."""
     tally.spec = replace(tally.spec, window=1)
     tally.plan(3)
     tally.process(1)
@@ -685,7 +685,7 @@ def test_a_ready_batch_does_not_wait_for_company_that_may_not_begin(tally: Tally
 
 
 def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
-    """Put back since the seal, or put forward during the last merge: the turn opens at once, or within minutes."""
+    """Set back since the seal, or forward during the last merge: the turn opens at once, or within the limit."""
 
     def opens(sealed_at: str, merged_at: str) -> bool:
         as_role("tidegate_owner", f"UPDATE tidegate.attempt SET sealed_at = now() + interval '{sealed_at}' WHERE txid = 2")
@@ -698,13 +698,13 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     tally.process(2)
 
     assert not opens("-1 minute", "1 hour"), "it waits for company"
-    assert opens("-4 minutes", "1 day"), "no merge takes so long"
-    assert opens("1 day", "1 hour"), "it was sealed before the clock was put back"
+    assert opens("-4 minutes", "1 day"), "no merge takes that long"
+    assert opens("1 day", "1 hour"), "it was sealed before the clock was set back"
     assert opens("-1 second", "-1 day")
 
 
-def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable[..., None], as_role: Execute) -> None:
-    """Opaque states are merged one by one: to wait would win nothing."""
+def test_an_opaque_batch_does_not_wait_for_others(settings: Settings, register: Callable[..., None], as_role: Execute) -> None:
+    """Opaque states are merged one by one: waiting would gain nothing."""
     pipeline = replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")})
     register(pipeline)
     with StateStore.connect(settings) as store:
@@ -718,8 +718,8 @@ def test_an_opaque_batch_waits_for_nobody(settings: Settings, register: Callable
         assert store.turn("tally", 2).opens
 
 
-def test_only_commits_lie_before_what_is_sealed_or_given_up(tally: Tally) -> None:
-    """Not before what is at work, has failed, or waits for a person; what has committed does not count any more."""
+def test_only_commits_are_missing_before_sealed_or_given_up_batches(tally: Tally) -> None:
+    """Not if an earlier batch is in progress, has failed or is halted; committed batches do not matter any more."""
 
     def only_commits_before() -> list[bool]:
         return [tally.store.only_commits_before("tally", txid) for txid in (1, 2, 3, 4)]

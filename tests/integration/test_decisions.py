@@ -1,4 +1,4 @@
-"""What is decided about a batch while a seal or a commit of it is under way: the lock comes first, the decision after it."""
+"""Decisions about a batch during its seal or commit: they lock the batch first and decide then."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
 
 @contextmanager
 def held_open(settings: Settings, step: Callable[[StateStore], Any]) -> Iterator[Callable[[], Any]]:
-    """Take a step as another process would, but for its COMMIT; yield a function that lets it commit and returns the result."""
+    """Take a step in another process up to its COMMIT; yield a function that commits and returns the result."""
     is_open, may_commit = threading.Event(), threading.Event()
 
     def hold(_connection: object) -> None:
         is_open.set()
         assert may_commit.wait(PATIENCE_SECONDS)
 
-    # Settings that differ in something give an engine, so connections, of its own.
+    # Other settings give another Engine, so other connections.
     with StateStore.connect(replace(settings, staging_connections=3)) as store, ThreadPoolExecutor(1) as thread:
         sa.event.listen(store.engine, "commit", hold)
         holder: Future[Any] = thread.submit(step, store)
@@ -45,7 +45,7 @@ def held_open(settings: Settings, step: Callable[[StateStore], Any]) -> Iterator
 def while_it_is_held(
     settings: Settings, step: Callable[[StateStore], Any], waiting: Callable[[], int], decide: Callable[[], Any]
 ) -> Any:
-    """Return what is decided while another transaction has taken a step and has not committed yet: it waits for that one."""
+    """Return the decision made while another transaction has a step uncommitted: it waits for that transaction."""
     with held_open(settings, step) as commit, ThreadPoolExecutor(1) as thread:
         decision = thread.submit(decide)
         until(waiting)
@@ -55,14 +55,14 @@ def while_it_is_held(
 
 @pytest.fixture
 def poisoned(tally: Tally) -> Tally:
-    """Tally with one batch, which has failed once by its content."""
+    """Tally with one batch that has failed once by its content."""
     tally.plan(1)
     tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 1", is_poison=True)
     return tally
 
 
-def test_what_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The policy decides on the try before; the new one has just become good, and counts."""
+def test_a_batch_that_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
+    """The policy decides on the previous try; the new one has just succeeded, and counts."""
     attempt = poisoned.start(1)
     staged = [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])]
 
@@ -78,8 +78,8 @@ def test_what_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Setting
     assert poisoned.state() == [("a", 1, 1, 1, 1, 1)]
 
 
-def test_what_a_newer_attempt_is_at_is_not_given_up(poisoned: Tally) -> None:
-    """However often older ones have failed: the newest tells."""
+def test_a_batch_with_a_running_attempt_is_not_given_up(poisoned: Tally) -> None:
+    """However often older attempts have failed, the newest decides."""
     attempt = poisoned.start(1)
 
     assert not poisoned.store.give_up("tally", 1, "the pipeline's policy", "its first try failed")
@@ -89,17 +89,17 @@ def test_what_a_newer_attempt_is_at_is_not_given_up(poisoned: Tally) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_what_is_being_skipped_cannot_be_tried_again(
+def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
     poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute, *, named: bool
 ) -> None:
-    """Nobody is promised a retry of a batch whose tombstone commits at this moment, and the ledger tells of none."""
+    """No retry is promised for a batch whose tombstone commits at this moment, and the ledger records none."""
     assert poisoned.store.give_up("tally", 1, "the pipeline's policy", "it failed")
 
     forgiven = while_it_is_held(
         settings,
         lambda other: other.commit_batch(poisoned.spec, 1, "test"),
         waiting,
-        lambda: poisoned.store.retry("tally", 1 if named else None, "ann", "the file is mended"),
+        lambda: poisoned.store.retry("tally", 1 if named else None, "ann", "the file is fixed"),
     )
 
     assert forgiven == []
@@ -107,7 +107,7 @@ def test_what_is_being_skipped_cannot_be_tried_again(
     assert as_role("tidegate_owner", "SELECT skip_reason FROM tidegate.batch") == [("it failed",)]
 
 
-def test_what_is_being_committed_is_not_halted(
+def test_a_batch_that_is_being_committed_is_not_halted(
     tally: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
 ) -> None:
     """A task that reports its failure late changes nothing about a batch that counts."""
@@ -128,7 +128,7 @@ def test_what_is_being_committed_is_not_halted(
 def test_a_batch_that_was_given_up_meanwhile_is_not_halted(
     poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
 ) -> None:
-    """It waits for its turn to be skipped, and stops nobody."""
+    """It waits for its turn to be skipped, and stops no other batch."""
     while_it_is_held(
         settings,
         lambda other: other.give_up("tally", 1, "the pipeline's policy", "it failed"),

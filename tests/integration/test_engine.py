@@ -1,4 +1,4 @@
-"""Stores of one process share an Engine and its connections, and leave none behind."""
+"""Stores of one process share an Engine and its connections, and close them all in the end."""
 
 import gc
 import os
@@ -18,13 +18,13 @@ SECONDS = 10
 
 
 def has_connections(server: Server, settings: Settings) -> bool:
-    """Tell whether anybody is connected to the test's database."""
+    """Return whether the test's database has any connection."""
     statement = sql.SQL("SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
     return bool(server.execute(statement, [settings.pg_database]))
 
 
 def test_the_last_store_closes_all_connections(server: Server, settings: Settings) -> None:
-    """One that closes while another is at work leaves its connection alone, and the other closes it in the end."""
+    """A store that closes during another's work leaves its connection open, and the other closes it in the end."""
     first, second = StateStore.connect(settings), StateStore.connect(settings)
     assert first.engine is second.engine
     gc.disable()
@@ -39,7 +39,7 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
 
 
 def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings: Settings) -> None:
-    """What was open at once is used again, by whichever store, instead of being made anew."""
+    """Connections that were open at once are used again by any store, instead of opening new ones."""
 
     def sessions_of_three_at_once(store: StateStore) -> list[int]:
         with ExitStack() as at_once:  # the first to be opened is the last to be given back
@@ -54,7 +54,7 @@ def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings
 
 
 def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What opened a connection and was refused does not keep it, nor those of later stores."""
+    """A refused store keeps no connection open, nor do later stores."""
     with monkeypatch.context() as patched:
         patched.setattr("state_store.schema.head_revision", lambda: "9999")
         with pytest.raises(SchemaOutOfDate):
@@ -64,31 +64,31 @@ def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Set
     assert wait_until(lambda: not has_connections(server, settings), SECONDS)
 
 
-def test_a_forked_process_makes_connections_of_its_own(settings: Settings) -> None:
-    """Two processes on one connection would read each other's answers; what the parent has open stays its own."""
+def test_a_forked_process_opens_its_own_connections(settings: Settings) -> None:
+    """Two processes on one connection would read each other's answers; the parent keeps its connections."""
     with StateStore.connect(settings) as store:
-        question = sa.select(sa.func.pg_backend_pid())
+        backend = sa.select(sa.func.pg_backend_pid())
         with store.engine.connect() as connection:
-            mine = connection.scalar(question)
+            parent_backend = connection.scalar(backend)
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
             try:
                 with StateStore.connect(settings) as again, again.engine.connect() as connection:
-                    os.write(writing, str(connection.scalar(question)).encode())
+                    os.write(writing, str(connection.scalar(backend)).encode())
             finally:
                 os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as answers:
-            its = answers.read()
+            child_backend = answers.read()
         os.waitpid(child, 0)
-        assert its
-        assert int(its) != mine
+        assert child_backend
+        assert int(child_backend) != parent_backend
         with store.engine.connect() as connection:
-            assert connection.scalar(question) == mine
+            assert connection.scalar(backend) == parent_backend
 
 
-def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_says(settings: Settings) -> None:
-    """Whatever the session says, but a server whose standbys have to apply a commit keeps that."""
+def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires(settings: Settings) -> None:
+    """Whatever the session's setting; a server whose standbys must apply a commit keeps that setting."""
     with StateStore.connect(settings) as store, store.engine.connect() as connection:
         pairs = {"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"}
         for found, expected in pairs.items():

@@ -1,4 +1,4 @@
-"""Point lookups find the rows of the keys that were asked for, in that order, whatever is in a key."""
+"""Point lookups find the rows of the requested keys, in that order, whatever a key contains."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -51,7 +51,7 @@ Get = Callable[..., list[Mapping[str, object] | None]]
 
 @pytest.fixture(scope="module")
 def filled(server: Server, template: str) -> Iterator[Settings]:
-    """Settings with a database whose states one committed batch has filled; lookups leave it as it is."""
+    """Settings with a database whose states one committed batch has filled; lookups do not change it."""
     name = server.create_database(template)
     settings = replace(server.settings, pg_database=name)
     with migrations.connected(settings) as connection:
@@ -80,7 +80,7 @@ def get(filled: Settings) -> Get:
 
 
 def test_keys_of_every_type_are_found(get: Get) -> None:
-    """A key is text, as a person types it; the row comes back with the column's own types and its txid."""
+    """A key is text, as a person types it; the row has the columns' own types and its txid."""
     assert get("pairs", ("UA", "2013-01-01")) == [{"carrier": "UA", "day": date(2013, 1, 1), "seen": 165, "txid": 1}]
     assert get("pairs", ("O'Hare", "0001-01-01"), ("", "9999-12-31")) == [
         {"carrier": "O'Hare", "day": date(1, 1, 1), "seen": 2, "txid": 1},
@@ -100,7 +100,7 @@ def test_keys_of_every_type_are_found(get: Get) -> None:
     assert [row and row["seen"] for row in get("flags", ("true",), ("f",))] == [1, 2]
 
 
-def test_any_text_is_found_and_found_as_itself(get: Get) -> None:
+def test_any_text_finds_its_own_row(get: Get) -> None:
     """Quotes, SQL, placeholders and all of Unicode are data; no two texts are taken for the same."""
     texts = [*TEXTS, *MORE_TEXTS]
     assert get("words", *((text,) for text in texts)) == [
@@ -108,14 +108,14 @@ def test_any_text_is_found_and_found_as_itself(get: Get) -> None:
     ]
 
 
-def test_answers_keep_the_order_and_the_duplicates_of_the_question(get: Get) -> None:
-    """One answer per key asked for, None where there is no row."""
+def test_rows_keep_the_order_and_the_duplicates_of_the_keys(get: Get) -> None:
+    """One answer per requested key, None where there is no row."""
     keys = [("a",), ("missing",), ("A",), ("a",), ("missing",), ("plain",)]
     assert [row and row["word"] for row in get("words", *keys)] == ["a", None, "A", "a", None, "plain"]
 
 
 def test_many_keys_are_looked_up_across_statements(get: Get) -> None:
-    """More keys than one statement takes make one list of answers, still in order."""
+    """More keys than one statement takes give one list of answers, still in order."""
     count = 2 * lookup.KEYS_PER_STATEMENT + 1
     keys = [("a",) if number % 7 == 0 else (f"missing {number}",) for number in range(count)]
     found = get("words", *keys)
@@ -142,7 +142,7 @@ def test_a_key_without_a_row_is_none(get: Get, state: str, key: tuple[str, ...])
     assert get(state, key) == [None]
 
 
-def test_no_keys_have_no_answers(get: Get) -> None:
+def test_no_keys_give_no_rows(get: Get) -> None:
     """An empty file of keys is no error."""
     assert get("words") == []
 
@@ -165,7 +165,7 @@ def test_no_keys_have_no_answers(get: Get) -> None:
     ],
 )
 def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get, state: str, key: tuple[str, ...], value: str) -> None:
-    """The message is one line and shows the value, also when good keys stand beside it; nothing is rounded or cut to fit."""
+    """The one-line message shows the value, also beside good keys; nothing is rounded or truncated."""
     with pytest.raises(UsageError) as refused:
         get(state, *([ROWS[state][0][: len(key)]] * 3), key)
     assert value in str(refused.value)
@@ -173,27 +173,27 @@ def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get, state: s
 
 
 @pytest.mark.parametrize("key", [(), ("UA",), ("UA", "2013-01-01", "more")])
-def test_a_key_of_another_width_names_the_columns(get: Get, key: tuple[str, ...]) -> None:
-    """Nobody has to look up how a state is keyed."""
+def test_a_key_with_a_wrong_number_of_values_names_the_columns(get: Get, key: tuple[str, ...]) -> None:
+    """The message shows how the state is keyed."""
     with pytest.raises(UsageError, match=f"State pairs is keyed by carrier, day: give 2 values, not {len(key)}"):
         get("pairs", ("UA", "2013-01-01"), key)
 
 
 def test_a_database_that_cannot_answer_says_why(settings: Settings, store: StateStore) -> None:
-    """No table, no such user, no server: each its own error and what to do."""
+    """No table, no such user, no server: each has its own error and remedy."""
     (state,) = (state for state in KEYED.spec.states if state.name == "words")
     with pytest.raises(SchemaOutOfDate, match=r'relation "state\.words" does not exist.*Run: tidegate migrate'):
         lookup.get(settings, state, [("a",)])
     with pytest.raises(AccessRefused, match="tidegate settings"):
-        lookup.get(replace(settings, pg_user="nobody_we_know"), state, [("a",)])
+        lookup.get(replace(settings, pg_user="unknown_user"), state, [("a",)])
     with pytest.raises(AccessRefused, match='database "gone" does not exist'):
         lookup.get(replace(settings, pg_database="gone"), state, [("a",)])
     with pytest.raises(StoreUnavailable, match="tidegate up"):
         lookup.get(replace(settings, pg_port=1), state, [("a",)])
 
 
-def test_a_date_that_python_has_not_is_read_as_text(filled: Settings) -> None:
-    """One such row, from the years before 1 or after 9999, hides neither itself nor the others."""
+def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -> None:
+    """A row from the years before 1 or after 9999 hides neither itself nor other rows."""
     days = KEYED.spec.state("days")
     assert days is not None
     far = {"day": "12000-02-03", "last": "20000-01-01 00:00:00+00", "txid": 1}

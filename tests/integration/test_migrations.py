@@ -1,4 +1,4 @@
-"""Migrations lead from nothing to the declared tables and back, in one line, and say what to type when they do not."""
+"""Migrations lead from an empty database to the declared tables and back, in one line, with clear refusals."""
 
 import hashlib
 import os
@@ -32,15 +32,15 @@ SPECS = [pipeline.spec for pipeline in all_pipelines()]
 
 @pytest.fixture
 def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
-    """Settings with a database that has no tables at all."""
+    """Settings with an empty database."""
     name = server.create_database()
     yield replace(server.settings, pg_database=name, home=tmp_path)
     server.drop_database(name)
 
 
 def shape(settings: Settings) -> dict[str, list[str]]:
-    """Return everything that migrations make, as Postgres describes it."""
-    questions = {
+    """Return everything that migrations create, as Postgres describes it."""
+    queries = {
         "columns": """
             SELECT a.attrelid::regclass || '.' || attname || ' ' || format_type(atttypid, atttypmod) || ' ' || attnotnull
                    || coalesce(' ' || collation_name, '') || coalesce(' ' || pg_get_expr(adbin, adrelid), '')
@@ -74,8 +74,8 @@ def shape(settings: Settings) -> dict[str, list[str]]:
     with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_owner))) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT nspname FROM pg_namespace WHERE nspname = ANY (%s)", [["tidegate", "state", "staging"]])
         schemas = [name for (name,) in cursor.fetchall()]
-        for what, question in questions.items():
-            cursor.execute(question, [schemas])
+        for what, query in queries.items():
+            cursor.execute(query, [schemas])
             found[what] = sorted(text for (text,) in cursor.fetchall())
     return found
 
@@ -90,8 +90,8 @@ def revision(settings: Settings) -> str | None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_migrations_name_tells_its_place_in_the_line(name: str) -> None:
-    """NNNN_what_it_does.py, numbered without gaps, each the successor of the one before; its first line says why."""
+def test_a_migrations_name_has_its_number(name: str) -> None:
+    """NNNN_what_it_does.py, numbered without gaps, each the successor of the previous; its docstring says why."""
     assert re.fullmatch(r"\d{4}_[a-z][a-z0-9_]*\.py", name)
     number = FILES.index(name) + 1
     assert int(name[:4]) == number
@@ -103,8 +103,8 @@ def test_a_migrations_name_tells_its_place_in_the_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_migration_imports_nothing_of_ours(name: str) -> None:
-    """History is frozen: it must not change when our code does."""
+def test_a_migration_imports_none_of_tidegates_code(name: str) -> None:
+    """History is frozen: it must not change when the code does."""
     imports = re.findall(r"^(?:from|import) (\w+)", (schema.VERSIONS / name).read_text(), re.MULTILINE)
     assert set(imports) <= {"sqlalchemy", "alembic"}
 
@@ -112,8 +112,8 @@ def test_a_migration_imports_nothing_of_ours(name: str) -> None:
 # up and down
 
 
-def test_from_nothing_to_the_declared_tables(empty: Settings) -> None:
-    """One call builds everything and registers the pipelines; the second finds nothing to do."""
+def test_an_upgrade_builds_the_declared_tables(empty: Settings) -> None:
+    """The first call builds everything and registers the pipelines; the second finds nothing to do."""
     assert migrations.upgrade(empty, SPECS) == (REVISIONS[-1], [spec.name for spec in SPECS])
     built = shape(empty)
     with StateStore.connect(empty) as store:
@@ -123,7 +123,7 @@ def test_from_nothing_to_the_declared_tables(empty: Settings) -> None:
     assert shape(empty) == built
 
 
-def test_the_checked_in_migrations_make_the_declared_tables(empty: Settings) -> None:
+def test_the_checked_in_migrations_create_the_declared_tables(empty: Settings) -> None:
     """Not one column, type, default, constraint or comment is missing or left over."""
     migrations.upgrade(empty, [])
     assert migrations.new_revision(empty, SPECS, "nothing") is None
@@ -131,7 +131,7 @@ def test_the_checked_in_migrations_make_the_declared_tables(empty: Settings) -> 
 
 
 def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings, server: Server) -> None:
-    """What autogenerate does not compare (storage, triggers, grants) is the same too."""
+    """Storage, triggers and grants, which autogenerate does not compare, are the same too."""
     migrations.upgrade(empty, [])
     name = server.create_database()
     declared = replace(empty, pg_database=name)
@@ -147,7 +147,7 @@ def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings,
 
 @pytest.mark.parametrize("target", REVISIONS)
 def test_every_step_goes_down_and_up_again(empty: Settings, target: str) -> None:
-    """Each revision leaves nothing behind when it is taken back, and comes back the same."""
+    """Each revision leaves nothing when it is undone, and comes back the same."""
     before = f"{int(target) - 1:04d}"
     if before != "0000":
         migrations.walk(empty, [], before)
@@ -180,8 +180,8 @@ def test_all_the_way_down_and_up_again(empty: Settings) -> None:
     assert shape(empty) == built
 
 
-def test_what_older_code_took_for_poison_is_no_try_any_more(tally: Tally, settings: Settings) -> None:
-    """Its ledger says of a server that died that the batch is at fault: with the next bad record it would be given up."""
+def test_failures_that_older_code_took_for_poison_are_not_tries_any_more(tally: Tally, settings: Settings) -> None:
+    """Its ledger blames a batch for a server that died: with the next bad record the batch would be given up."""
     tally.plan(1)
     for error in ("SPARK_FAILED: [RESPONSE_ALREADY_RECEIVED]", "SOURCE_CHANGED: 1.csv is gone", "MALFORMED_RECORD: line 3"):
         tally.store.fail_attempt(tally.start(1), error, is_poison=True)
@@ -195,7 +195,7 @@ def test_what_older_code_took_for_poison_is_no_try_any_more(tally: Tally, settin
 
 
 def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally, settings: Settings) -> None:
-    """Taken back to 0004, the ledger is what older code has written; brought up again, its chain holds and work goes on."""
+    """Downgraded to 0004, the ledger is like that of older code; upgraded again, its chain holds and work goes on."""
     tally.plan(5)
     tally.process(1, [("a", 1, 5, 5, 5)])
     tally.commit(1)
@@ -211,20 +211,20 @@ def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally
 
     after = ledger(settings)
     for row in before["attempt"]:
-        row["is_poison"] = None if row["failed_at"] is None else False  # older code did not tell
+        row["is_poison"] = None if row["failed_at"] is None else False  # older code did not record it
         row.update(staged_at=None, quarantined_rows=None)
-        del row["seen_at"]  # nor did it say that it was alive
-        del row["source_hash_sum"], row["transformed_hash_sum"]  # it had XORs
+        del row["seen_at"]  # nor heartbeats
+        del row["source_hash_sum"], row["transformed_hash_sum"]  # older code had XORs
     for row in before["batch"]:
-        row.update(skip_owner=None, skip_reason=None)  # older code wrote that into the commit alone
-        del row["awaits_ack"], row["acked_at"]  # nor did it know of that
+        row.update(skip_owner=None, skip_reason=None)  # older code recorded these only in the commit
+        del row["awaits_ack"], row["acked_at"]  # older code had no acks
     for row in before["cursor"]:
-        row["epoch"] = row["epoch"].rpartition("/")[0]  # nor of copies within the server
+        row["epoch"] = row["epoch"].rpartition("/")[0]  # older code did not notice copies within the server
         del row["history"]
     for row in before["commit"]:
         row["merged_at"] = row["committed_at"]
     before["operator_action"] = []
-    del before["source_file"]  # nor did it keep files
+    del before["source_file"]  # older code did not record files
     for row in before["pipeline"]:
         del row["in_flight"]
     assert after == before
@@ -266,10 +266,10 @@ def ledger(settings: Settings) -> dict[str, list[dict]]:
     ],
     ids=["an opaque pipeline", "a record in quarantine"],
 )
-def test_what_older_code_does_not_know_is_not_taken_away_from_under_it(
+def test_a_downgrade_that_would_lose_data_is_refused(
     tally: Tally, settings: Settings, as_role: Execute, content: str, message: str
 ) -> None:
-    """Going down is refused, and nothing is done."""
+    """Older code does not know these rows: the downgrade is refused, and nothing is done."""
     tally.plan()
     as_role("tidegate_owner", content)
     before = shape(settings)
@@ -294,22 +294,22 @@ def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Setti
     assert revision(empty) is None
 
 
-def test_a_pipeline_without_a_migration_keeps_no_other_from_working(empty: Settings) -> None:
-    """As when a stack starts: the others are registered, and a sentence for each that is not says why."""
+def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings) -> None:
+    """As when a stack starts: the others are registered, and a message for each that is not says why."""
     daily, counts = SPECS
     extra = replace(daily, name="extra", states=(replace(daily.states[0], name="extra_state"),))
     wider = replace(counts.states[0], values=(*counts.states[0].values, ValueColumn("more", ColumnType("bigint"), "sum")))
     changed = replace(counts, states=(wider,))
-    thief = replace(daily, name="thief")
+    rival = replace(daily, name="rival")
 
-    broken = migrations.upgrade_all_but_broken(empty, [daily, extra, changed, thief])
+    broken = migrations.upgrade_all_but_broken(empty, [daily, extra, changed, rival])
 
     assert broken["extra"].startswith("Pipeline extra is not registered: no migration creates its state extra_state. Write")
     assert broken[counts.name].startswith(
         f"Pipeline {counts.name} is not registered: the migrations make another table of its state {wider.name}."
     )
-    assert "belongs to pipeline flights: a state has one writer" in broken["thief"]
-    assert set(broken) == {"extra", counts.name, "thief"}
+    assert "belongs to pipeline flights: a state has one writer" in broken["rival"]
+    assert set(broken) == {"extra", counts.name, "rival"}
     with StateStore.connect(empty) as store:
         assert [lag.pipeline for lag in store.lag()] == [daily.name]
 
@@ -332,14 +332,14 @@ def test_a_state_that_differs_from_its_migrations_is_refused(empty: Settings, ch
 
 
 def test_a_database_of_newer_code_is_left_alone(settings: Settings, as_role: Execute) -> None:
-    """Old code does not migrate it, and says that the code is what is old."""
+    """Old code does not migrate it, and says that the code has to be updated."""
     as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaOutOfDate, match=r"is at revision 9999, newer than this code.*Update the code\."):
         migrations.upgrade(settings, SPECS)
 
 
 def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiting ALTER would hold up every merge behind it: it gives up, changes nothing, and may be tried again."""
+    """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
     monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
     with closing(psycopg2.connect(**settings.conninfo())) as reader, reader.cursor() as cursor:
         cursor.execute("SELECT FROM state.daily")
@@ -349,13 +349,13 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, m
 
 
 def test_only_the_owner_migrates(empty: Settings) -> None:
-    """The worker's role cannot make tables."""
+    """The worker's role cannot create tables."""
     with pytest.raises(AccessRefused, match="permission denied"):
         migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
 
 
 def test_dropping_the_ledger_stops_before_a_state_table(settings: Settings, as_role: Execute) -> None:
-    """A table that no migration takes back keeps its data and everything around it."""
+    """A table that no migration removes keeps its data, and so does everything around it."""
     as_role("tidegate_owner", "CREATE TABLE state.kept AS SELECT 1 AS a")
     before = shape(settings)
     with pytest.raises(Exception, match="cannot drop schema state"):
@@ -392,7 +392,7 @@ MAIN = "from tidegate.cli import main; main()"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of the code, in which a test may write."""
+    """A copy of the code that a test may change."""
     for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
         shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
@@ -400,7 +400,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_role: Execute) -> None:
-    """Declare, `migrate --new`, `migrate`: typed tables with their guard, downwards too; nothing was written elsewhere."""
+    """Declare, `migrate --new`, `migrate`: typed, guarded tables, downwards too; nothing is written elsewhere."""
     tree = _digest(REPOSITORY / "migrations")
     (clone / "jobs/pipelines/page_views.py").write_text(PAGE_VIEWS)
 
@@ -450,10 +450,10 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
 
 
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])
-def test_code_that_was_started_before_a_migration_knows_whether_it_may_go_on(
+def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     empty: Settings, clone: Path, *, of_states_only: bool
 ) -> None:
-    """What is on disk says nothing about code in memory: that of the old ledger is refused, a new state disturbs nobody."""
+    """The files say nothing about loaded code: code for the old ledger is refused, a new state disturbs no process."""
     assert _tidegate(clone, empty, "migrate").returncode == 0
     program = "from state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
     started = subprocess.Popen(
@@ -468,12 +468,12 @@ def test_code_that_was_started_before_a_migration_knows_whether_it_may_go_on(
     migrated = _tidegate(clone, empty, "migrate")
     assert migrated.returncode == 0, migrated.stderr
 
-    _, said = started.communicate("\n", timeout=60)
+    _, message = started.communicate("\n", timeout=60)
 
-    assert (started.returncode == 0) is of_states_only, said
+    assert (started.returncode == 0) is of_states_only, message
     if not of_states_only:
-        assert f"was migrated to revision {number}, but this process was started with code for {schema.KNOWN_LEDGER}" in said
-        assert "Restart the stack: tidegate down && tidegate up" in said
+        assert f"was migrated to revision {number}, but this process was started with code for {schema.KNOWN_LEDGER}" in message
+        assert "Restart the stack: tidegate down && tidegate up" in message
 
 
 def _tidegate(clone: Path, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The ordered commit decides what counts: each txid once, in order, whole, whatever happens to the connection."""
+"""The ordered commit counts each txid once, in order and whole, whatever happens to the connection."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Exec
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:
-    """Each commit merges its partials into the rows that are there and stamps them; other rows keep their txid."""
+    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid."""
     tally.plan(2)
     tally.process(1, [("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)])
     tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
@@ -55,7 +55,7 @@ def test_batches_add_up_in_txid_order(tally: Tally) -> None:
 
 
 def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
-    """A txid that Postgres took for an int4 would be converted row by row, in a step that costs a million keys a tenth."""
+    """A txid that Postgres took for an int4 would be converted row by row, in a separate and costly step."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
 
@@ -65,7 +65,7 @@ def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
 
 
 def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) -> None:
-    """A batch that is ready early is refused with the numbers and the command to look with, and nothing of it shows (I3)."""
+    """A batch that is ready early is refused with the txids and a command, and nothing of it is visible (I3)."""
     tally.plan(3)
     tally.process(2, [("a", 1, 1, 1, 1)])
     tally.process(3, [("a", 1, 1, 1, 1)])
@@ -81,7 +81,7 @@ def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) ->
 
 
 def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
-    """Rows that are staged but not sealed never count; the refusal names who processes them (I7)."""
+    """Rows that are staged but not sealed never count; the refusal names the owner of the attempt (I7)."""
     tally.plan(1)
     tally.stage(tally.start(1), "per_shop", [("a", 1, 1, 1, 1)])
     before = contents(settings)
@@ -93,7 +93,7 @@ def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
 
 
 def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) -> None:
-    """A holder that died delays others by the attempt timeout at most, by the database's clock (I20)."""
+    """An owner that died delays others by the attempt timeout at most, by the database's clock (I20)."""
     tally.plan(1)
     tally.start(1)
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
@@ -103,7 +103,7 @@ def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) ->
 
 
 def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) -> None:
-    """Its process says every few seconds that it lives; killed or stopped, it delays others by a minute at most (I20)."""
+    """Its process sends heartbeats; killed or stopped, it delays others by the longest silence at most (I20)."""
     tally.plan(1)
     attempt = tally.start(1)
     silent = "UPDATE tidegate.attempt SET seen_at = now() - interval '{} s'"
@@ -120,7 +120,7 @@ def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) 
 
 
 def test_an_attempt_of_older_code_gives_way_when_it_is_overdue(tally: Tally, as_role: Execute) -> None:
-    """It never says that it lives, which does not make it dead."""
+    """It never sends heartbeats, which does not make it dead."""
     tally.plan(1)
     tally.start(1)
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = NULL, started_at = now() - interval '3500 s'")
@@ -130,7 +130,7 @@ def test_an_attempt_of_older_code_gives_way_when_it_is_overdue(tally: Tally, as_
 
 
 def test_a_batch_that_failed_or_was_never_processed_is_processed_again(tally: Tally) -> None:
-    """The commit says what is missing, and with which reason the attempt gave up."""
+    """The commit says what is missing, and why the attempt failed."""
     tally.plan(1)
     with pytest.raises(StagingLost, match="tally 1 has not been processed yet"):
         tally.commit(1)
@@ -149,7 +149,7 @@ def test_unknown_batches_and_pipelines_are_refused(tally: Tally) -> None:
 
 
 def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> None:
-    """Every committed txid, the last or an older one, answers with its first commit for ever (I8)."""
+    """Every committed txid, the last or an older one, always answers with its first commit (I8)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.process(2, [("a", 1, 1, 1, 1)])
@@ -164,7 +164,7 @@ def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> 
 
 
 def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """One of them commits, all others learn that it has, and every row counts once (I2, I3)."""
+    """One of them commits, all others see that it has, and every row counts once (I2, I3)."""
     tally.plan(1)
     tally.process(1, [(f"shop {number}", 1, 1, 1, 1) for number in range(500)])
     start = threading.Barrier(8)
@@ -183,7 +183,7 @@ def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Set
 
 
 def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """Whoever comes too early is refused and comes again; in the end every txid counted once, in order."""
+    """A committer that is too early is refused and retries; in the end every txid counted once, in order."""
     txids = tally.plan(6)
     for txid in txids:
         tally.process(txid, [("a", 1, txid, txid, txid)])
@@ -234,7 +234,7 @@ DAMAGE = {
 def test_staging_that_differs_from_its_seal_never_counts(
     tally: Tally, settings: Settings, as_role: Execute, damage: str
 ) -> None:
-    """The commit recounts under the lock: lost, added or altered rows leave the state as it was, and a new attempt mends it."""
+    """The commit recounts under the lock: damaged staging leaves the state unchanged, and a new attempt repairs it."""
     shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9)]
     tally.plan(1)
     tally.process(1, shops, [("2013-01-01", 5)])
@@ -251,7 +251,7 @@ def test_staging_that_differs_from_its_seal_never_counts(
 
 
 def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
-    """A Spark task that ran twice staged twice; the merge reads the one attempt per partition that the seal names (I7)."""
+    """A Spark task that ran twice staged twice; the merge reads only the task attempts that the seal names (I7)."""
     tally.plan(1)
     attempt = tally.start(1)
     tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
@@ -266,7 +266,7 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
     assert tally.state() == [("a", 1, 1, 1, 1, 1), ("b", 1, 1, 1, 1, 1)]
 
 
-def test_a_key_that_two_partitions_staged_is_refused(tally: Tally, settings: Settings) -> None:
+def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) -> None:
     """Partials of one key in two partitions were not grouped: merging one of them would lose the other."""
     tally.plan(1)
     attempt = tally.start(1)
@@ -281,7 +281,7 @@ def test_a_key_that_two_partitions_staged_is_refused(tally: Tally, settings: Set
 
 @pytest.mark.parametrize("txid", [2, 3, BIGINT_MAX])
 def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings, as_role: Execute, txid: int) -> None:
-    """The guard is an alarm: a row that somebody else wrote is not skipped silently, and no other row is written (I14)."""
+    """The guard is an alarm: another writer's row is not skipped silently, and no other row is written (I14)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.commit(1)
@@ -294,7 +294,7 @@ def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings,
     assert contents(settings) == before
 
 
-# merging what is kept with a partial: sum, min and max of bigint, numeric, date and text
+# merging stored values with a partial: sum, min and max of bigint, numeric, date and text
 MERGES = Pipeline(
     name="merges",
     source=Files("merges", glob="*.csv", format="csv", schema={"k": "string"}),
@@ -340,7 +340,7 @@ def merges(store: StateStore, register: Callable[..., None]) -> Callable[..., li
         ((1, "99999999.98", "0001-01-01", "é"), (1, "0.01", "9999-12-31", "z"), ("2", "99999999.99", "0001-01-01", "é")),
     ],
 )
-def test_partials_merge_by_their_rules(
+def test_partials_merge_by_the_rules_of_their_aggregates(
     merges: Callable[..., list[tuple]], kept: tuple, partial: tuple, expected: tuple
 ) -> None:
     """Sums add, NULL is the identity of min and max, and text compares by bytes as it does in Spark (I16)."""
@@ -353,7 +353,7 @@ def test_a_missing_key_is_a_group_like_any_other(merges: Callable[..., list[tupl
     assert sorted(rows, key=str) == [("", "1", "5.00", None, None), (None, "3", "3.00", None, None)]
 
 
-def test_any_text_is_a_key_of_its_own(merges: Callable[..., list[tuple]]) -> None:
+def test_any_text_is_a_separate_key(merges: Callable[..., list[tuple]]) -> None:
     """No text is mistaken for another one, for a NULL or for SQL, on its way through staging into state."""
     folds = ["a", "a ", "A", "i", "\u0130", "\u0131", "e\u0301", "\u00e9", "\U0001f6a2"]
     looks_special = ["", " ", "a,b\nc", "a\r", "\\N", "\\.", "NULL", '"', "'\";--", "{}", "%s"]
@@ -371,8 +371,8 @@ def test_a_sum_beyond_its_column_is_an_overflow(merges: Callable[..., list[tuple
         merges([("k", *kept, None, None)], [("k", *partial, None, None)])
 
 
-def test_an_overflow_in_the_last_state_takes_back_all_of_the_batch(tally: Tally, settings: Settings) -> None:
-    """All states of a batch, its commit record and the cursor move together or not at all; no retry can help (I2)."""
+def test_an_overflow_in_the_last_state_rolls_back_the_whole_batch(tally: Tally, settings: Settings) -> None:
+    """All states of a batch, its commit record and the cursor change together or not at all; no retry can help (I2)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)], [("2013-01-01", BIGINT_MAX)])
     tally.commit(1)
@@ -438,7 +438,7 @@ class Wire:
         self.threads[-1].start()
 
     def close(self) -> None:
-        """Accept no further connection, and wait for the end of those there are."""
+        """Accept no further connection, and wait for the existing ones to end."""
         Link.cut(self._listener)
         for thread in self.threads:
             thread.join(PATIENCE_SECONDS)
@@ -479,7 +479,7 @@ class Link:
         self.cut(self.client)
 
     def deliver(self) -> None:
-        """Let the COMMIT reach the server, and wait for its answer, which reaches nobody."""
+        """Let the COMMIT reach the server, and wait for its answer, which the client does not get."""
         self.answered.clear()
         self.server.sendall(self.commit)
         assert self.answered.wait(10)
@@ -495,9 +495,9 @@ class Link:
 @pytest.fixture
 def wire(settings: Settings) -> Iterator[Wire]:
     """A wire to the test's database."""
-    found = Wire(settings)
-    yield found
-    found.close()
+    wire = Wire(settings)
+    yield wire
+    wire.close()
 
 
 def _cut_before(link: Link) -> None:
@@ -523,7 +523,7 @@ def end_session(as_role: Execute) -> Callable[[Link], None]:
 
 @pytest.fixture
 def ready(tally: Tally) -> Tally:
-    """Tally with one committed batch and one that waits for its commit."""
+    """Tally with one committed batch and another that waits for its commit."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.commit(1)
@@ -538,7 +538,7 @@ AFTER_BOTH = [("a", 2, 6, 1, 5, 2), ("b", 1, 2, 2, 2, 2)]
 def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
     ready: Tally, settings: Settings, wire: Wire, end_session: Callable[[Link], None], by: str
 ) -> None:
-    """The outcome is looked up, not guessed: nothing landed, so the commit is tried again and counts once (I10, rows 8, 28)."""
+    """The outcome is looked up, not guessed: nothing landed, so the retry commits and counts once (I10, rows 8, 28)."""
 
     def terminate(link: Link) -> None:
         end_session(link)
@@ -567,7 +567,7 @@ def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
     caplog: pytest.LogCaptureFixture,
     by: str,
 ) -> None:
-    """The same error as a commit that never arrived, and yet success: the cursor says so, and a retry too (I10, row 9)."""
+    """The same error as for a commit that never arrived, but it succeeded: the cursor shows it (I10, row 9)."""
 
     def terminate(link: Link) -> None:
         link.deliver()
@@ -590,7 +590,7 @@ def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
 def test_a_commit_in_a_half_open_connection_is_waited_for(
     ready: Tally, settings: Settings, wire: Wire, waiting: Callable[[], int], *, arrives: bool
 ) -> None:
-    """While the server still holds the old transaction, its fate is open: the retry waits on the cursor's lock (row 10)."""
+    """The old transaction's outcome is open while the server holds it: the retry waits for the cursor's lock (row 10)."""
 
     def delay(link: Link) -> None:
         link.cut(link.client)
@@ -613,7 +613,7 @@ def test_a_commit_in_a_half_open_connection_is_waited_for(
 
 
 def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings: Settings, wire: Wire) -> None:
-    """It delays others by a configured time, and ends well all the same when it wakes up (I20, row 11)."""
+    """It delays others by a configured time, and still succeeds when it wakes up (I20, row 11)."""
     awake = threading.Event()
 
     def pause(link: Link) -> None:
@@ -650,7 +650,7 @@ with StateStore.connect(Settings(pg_host=sys.argv[1], pg_port=int(sys.argv[2]), 
 
 
 def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready: Tally, settings: Settings) -> None:
-    """However long its statements may take: it stands between two of them. Woken up, it finds the batch committed."""
+    """It is stopped between two statements, however long those may take. Resumed, it finds the batch committed."""
     known = [settings.pg_host, settings.pg_port, settings.pg_database, settings.pg_require_auth]
     environment = os.environ | ({"PGPASSFILE": str(settings.pg_passfile)} if settings.pg_passfile else {})
     command = [sys.executable, "-c", STOPS_BEFORE_ITS_COMMIT, *map(str, known)]
@@ -662,15 +662,15 @@ def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready:
         assert time.monotonic() - began < settings.lock_timeout_seconds / 2
 
         stopped.send_signal(signal.SIGCONT)
-        told, _ = stopped.communicate(timeout=PATIENCE_SECONDS)
+        output, _ = stopped.communicate(timeout=PATIENCE_SECONDS)
     finally:
         stopped.kill()
-    assert told.strip() == "True"
+    assert output.strip() == "True"
     assert ready.state() == AFTER_BOTH
 
 
 def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally, settings: Settings) -> None:
-    """The refusal is retryable, and nothing is left behind when the lock is free again (row 27)."""
+    """The refusal is retryable, and leaves nothing when the lock is free again (row 27)."""
     before = contents(settings)
     with (
         closing(psycopg2.connect(**settings.conninfo())) as holder,
@@ -688,7 +688,7 @@ def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally
 
 
 def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, register: Callable[..., None]) -> None:
-    """The lock is one pipeline's own, and so is its halt (I19)."""
+    """Each pipeline has its own lock, and its own halt (I19)."""
     register(MERGES)
     other = Tally(ready.store, MERGES.spec)
     other.plan()
@@ -703,7 +703,7 @@ def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, 
 
 
 def test_a_failed_batch_can_be_skipped_and_order_goes_on(tally: Tally, settings: Settings) -> None:
-    """A commit without rows takes its place, with who and why; its staged rows never count, nor does a late attempt."""
+    """A commit without rows takes its place, with owner and reason; staged rows and a late attempt never count."""
     tally.plan(3)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.commit(1)
@@ -727,7 +727,7 @@ def test_a_failed_batch_can_be_skipped_and_order_goes_on(tally: Tally, settings:
 
 
 @pytest.mark.parametrize("txid", [2, 3], ids=["not failed", "not its turn"])
-def test_what_could_still_commit_is_not_skipped(tally: Tally, settings: Settings, txid: int) -> None:
+def test_a_batch_that_could_still_commit_is_not_skipped(tally: Tally, settings: Settings, txid: int) -> None:
     """Only the batch that the pipeline waits for, and only after it has failed."""
     tally.plan(3)
     tally.process(1)

@@ -1,4 +1,4 @@
-"""Restores and copies of the database are noticed before anything is planned, processed or committed, or are harmless."""
+"""Restores and copies of the database are harmless, or noticed before any batch is planned or processed."""
 
 import fcntl
 import json
@@ -31,14 +31,14 @@ ROW = [("a", 1, 1, 1, 1)]
 
 @dataclass
 class Machine:
-    """A Postgres server of the test's own, whose data folder can be copied and put back, and a pipeline on it."""
+    """A separate Postgres server with a pipeline, whose data folder can be copied and restored."""
 
     postgres: EmbeddedPostgres
     settings: Settings
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server on whatever is in its data folder."""
+        """Start the server on its current data folder."""
         component = self.postgres.component()
         self.process = components.start(component, self.settings.stack_folder)
         until(lambda: component.check() is None)
@@ -55,14 +55,14 @@ class Machine:
         subprocess.run(["cp", "-a", source, target], check=True)
 
     def put_back(self, backup: Path) -> None:
-        """Put a backup in the place of the data folder."""
+        """Replace the data folder by a backup."""
         self.stop()
         shutil.rmtree(self.postgres.data)
         self.copy(backup, self.postgres.data)
         self.start()
 
     def base_backup(self, target: Path, *arguments: str) -> None:
-        """Take a base backup of the running server, as an administrator does."""
+        """Take a base backup of the running server, as an administrator would."""
         target.mkdir(mode=0o700)
         if self.postgres.user is not None:
             os.chown(target, self.postgres.user, -1)
@@ -80,7 +80,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
-    """A server with pipeline tally, of which txid 1 and 2 have committed."""
+    """A server with pipeline tally, whose txids 1 and 2 have committed."""
     postgres = EmbeddedPostgres(tmp_path / ".tidegate", free_port())
     postgres.initialize()
     settings = Settings(home=tmp_path, pg_port=postgres.port, pg_passfile=postgres.passfile)
@@ -99,13 +99,13 @@ def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
 
 
 def plan_next(settings: Settings) -> int:
-    """Plan a batch and leave it at that."""
+    """Plan a batch without processing it."""
     with StateStore.connect(settings) as store:
         return Tally(store).plan(run_id=f"run {time.monotonic_ns()}")[-1]
 
 
 def commit_next(settings: Settings, number: int = 1) -> int:
-    """Commit what was planned, or else new batches, as processes of their own would; return the last txid."""
+    """Commit planned batches, or new ones, as separate processes would; return the last txid."""
     with StateStore.connect(settings) as store:
         tally = Tally(store)
         txids = store.uncommitted("tally", number)
@@ -118,7 +118,7 @@ def commit_next(settings: Settings, number: int = 1) -> int:
 
 
 def assert_halted(settings: Settings, message: str) -> None:
-    """Whatever a batch goes through is refused with this message, and nothing is written."""
+    """Check that every step of a batch is refused with this message, and nothing is written."""
     before = contents(settings)
     with StateStore.connect(settings) as store:
         tally = Tally(store)
@@ -143,7 +143,7 @@ def assert_halted(settings: Settings, message: str) -> None:
 
 @pytest.mark.parametrize("how", ["cold copy", "base backup"])
 def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path, how: str) -> None:
-    """System identifier, timeline and database are the same: only what is outside the database knows of the third commit."""
+    """System identifier, timeline and database are the same: only the witness knows of the third commit."""
     backup = tmp_path / "backup"
     assert plan_next(machine.settings) == 3
     if how == "cold copy":
@@ -164,18 +164,18 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
     migrations.upgrade(machine.settings, [])
     assert_halted(machine.settings, "txid 3 is lost")  # an ordinary migration accepts nothing
 
-    (told,) = migrations.accept_epoch(machine.settings, "an operator").values()
-    assert told.startswith("goes on behind txid 2; given up: it stands at txid 2")
-    assert "txid 3 is lost" in told
+    (story,) = migrations.accept_epoch(machine.settings, "an operator").values()
+    assert story.startswith("goes on after txid 2; given up: it stands at txid 2")
+    assert "txid 3 is lost" in story
     assert migrations.accept_epoch(machine.settings, "an operator") == {}
     assert commit_next(machine.settings, 2) == 4
     with migrations.connected(machine.settings) as connection:
         actions = connection.exec_driver_sql("SELECT pipeline, txid, action, owner, reason FROM tidegate.operator_action").all()
-    assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", told)]
+    assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", story)]
 
 
 def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
-    """What was backed up behind the last commit has lost nothing."""
+    """A backup from after the last commit has lost nothing."""
     machine.stop()
     machine.copy(machine.postgres.data, tmp_path / "backup")
     machine.start()
@@ -183,15 +183,15 @@ def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
     assert commit_next(machine.settings) == 3
 
 
-def test_a_copy_that_went_on_elsewhere_is_noticed_by_the_commits_it_has_instead(machine: Machine, tmp_path: Path) -> None:
-    """Its cursor is not behind the mark, but the third commit is another one."""
+def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: Machine, tmp_path: Path) -> None:
+    """Its cursor is not before the mark, but its third commit is another one."""
     machine.stop()
     machine.copy(machine.postgres.data, tmp_path / "backup")
     machine.start()
     assert commit_next(machine.settings) == 3
     machine.put_back(tmp_path / "backup")
     other_machine = replace(machine.settings, witness_folder=tmp_path / "other machine")
-    assert commit_next(other_machine, 2) == 4  # a machine that never committed before knows nothing
+    assert commit_next(other_machine, 2) == 4  # a machine that never committed has no marks
     assert_halted(machine.settings, r"its txid 3 committed at .*, but .* says that txid 3 committed at .*, and those")
     migrations.accept_epoch(machine.settings, "an operator")
     assert commit_next(machine.settings) == 5
@@ -199,11 +199,11 @@ def test_a_copy_that_went_on_elsewhere_is_noticed_by_the_commits_it_has_instead(
 
 
 def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
-    """Commits that had not reached it may be lost, so a person looks; what the witness here knows is told."""
+    """Commits that had not reached it may be lost, so a person decides; the message has what the witness knows."""
     standby = tmp_path / "standby"
     machine.base_backup(standby, "--write-recovery-conf")
     assert commit_next(machine.settings) == 3
-    machine.put_back(standby)  # the primary is gone, so nothing more reaches it
+    machine.put_back(standby)  # the primary is gone, so no further commits reach it
     connection = machine.postgres._connect("postgres", "postgres")
     try:
         with connection.cursor() as cursor:
@@ -222,7 +222,7 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 def test_a_copy_within_the_server_is_noticed(
     tally: Tally, settings: Settings, server: Server, stack: Settings, tmp_path: Path, how: str
 ) -> None:
-    """Two databases must not go on with one history: whichever acks a file takes it from the other."""
+    """Two databases must not share a history: the one that acks a file takes it from the other."""
     commit_next(settings, 2)
     plan_next(settings)
     if how == "template":
@@ -239,7 +239,7 @@ def test_a_copy_within_the_server_is_noticed(
         assert commit_next(settings) == 3  # the original was never halted
         assert_halted(copy, "txid 3 is lost")
 
-        # Once accepted, it has a history of its own, and neither is in the way of the other.
+        # Once accepted, the copy has its own history, and neither database disturbs the other.
         assert "txid 3 is lost" in migrations.accept_epoch(copy, "an operator")["tally"]
         assert commit_next(copy, 2) == 4
         assert commit_next(settings) == 4
@@ -260,7 +260,7 @@ def _tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments:
 
 
 def test_a_lost_redo_is_noticed(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """The same txid by an older attempt: an older copy, from before the redo."""
+    """The same txid with an older attempt is an older copy, from before the redo."""
     commit_next(settings)
     with migrations.connected(settings) as connection:
         done = commits.mark(connection, "tally")
@@ -272,10 +272,10 @@ def test_a_lost_redo_is_noticed(tally: Tally, settings: Settings, as_role: Execu
 # no false alarms
 
 
-def test_a_database_that_was_dropped_on_purpose_leaves_nothing_in_the_way(
+def test_a_database_that_was_dropped_on_purpose_does_not_disturb_its_successor(
     tally: Tally, settings: Settings, server: Server, as_role: Execute
 ) -> None:
-    """The same project, pipeline, server and database: what is registered anew begins a history of its own."""
+    """Same project, pipeline, server and database: a pipeline that is registered again begins a new history."""
     commit_next(settings, 3)
     for schema in ("tidegate", "state", "staging"):
         as_role("tidegate_owner", f"DROP SCHEMA {schema} CASCADE")
@@ -287,7 +287,7 @@ def test_a_database_that_was_dropped_on_purpose_leaves_nothing_in_the_way(
 def test_projects_on_two_databases_do_not_meet_in_one_folder(
     tally: Tally, settings: Settings, server: Server, template: str
 ) -> None:
-    """The same pipeline name and witness folder, other databases."""
+    """Same pipeline name and witness folder, different databases."""
     commit_next(settings, 3)
     other = replace(settings, pg_database=server.create_database(template))
     try:
@@ -297,10 +297,10 @@ def test_projects_on_two_databases_do_not_meet_in_one_folder(
         server.drop_database(other.pg_database)
 
 
-def test_a_crash_between_commit_and_witness_is_made_up_for_by_the_next_plan(
+def test_the_next_plan_repairs_the_witness_after_a_crash(
     tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mark that lags behind is harmless, and so is one that is lost."""
+    """A mark that is out of date or lost is harmless."""
     commit_next(settings, 2)
 
     class Died(BaseException):
@@ -325,21 +325,21 @@ def test_a_crash_between_commit_and_witness_is_made_up_for_by_the_next_plan(
     assert marked(settings) == 3
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_breaks_nothing(
+def test_a_folder_that_cannot_be_written_is_logged_and_breaks_nothing(
     tally: Tally, settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a container whose project folder is read-only: the word says what goes unnoticed, and what to do."""
+    """As in a container with a read-only project folder: the warning says what goes unnoticed, and the remedy."""
     (tmp_path / "file").touch()
     blocked = replace(settings, witness_folder=tmp_path / "file" / "witness")
     with caplog.at_level(logging.WARNING):
         assert commit_next(blocked, 2) == 2
-    (said,) = [record.getMessage() for record in caplog.records if "witness folder" in record.getMessage()]
-    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in said
-    assert "TIDEGATE_WITNESS_FOLDER" in said
+    (warning,) = [record.getMessage() for record in caplog.records if "witness folder" in record.getMessage()]
+    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in warning
+    assert "TIDEGATE_WITNESS_FOLDER" in warning
 
 
 def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Settings) -> None:
-    """It is not taken for a lost one: what it said is not known."""
+    """It is not treated as missing, because its content is unknown."""
     commit_next(settings)
     (file,) = tally.store.witness.folder.glob("tally.*.json")
     for damage in ("", "{", "[]", '{"version": 1}', file.read_text().replace('"version": 1', '"version": 2')):
@@ -353,18 +353,18 @@ def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Se
 
 
 def marked(settings: Settings) -> int:
-    """Return how far the only history's mark is."""
+    """Return the txid of the only history's mark."""
     (file,) = Witness(settings).folder.glob("tally.*.json")
     return int(json.loads(file.read_text())["txid"])
 
 
 def mark(txid: int, attempt: int = 1, history: str = "h") -> Mark:
-    """Return a mark as a commit makes it."""
+    """Return a mark as a commit writes it."""
     return Mark("tally", history, "e", txid, attempt, "2026-01-01T00:00:00+00:00")
 
 
 def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
-    """An older writer changes nothing; a redo is further than what it replaces."""
+    """An older writer changes nothing; a redo is later than the commit that it replaces."""
     folder = Witness(Settings(home=tmp_path))
     for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
         folder.advance(mark(*written))
@@ -375,8 +375,8 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.folder.stat().st_mode) == 0o700
 
 
-def test_writers_at_once_leave_the_furthest_mark(tmp_path: Path) -> None:
-    """Whoever comes last."""
+def test_concurrent_writers_leave_the_latest_mark(tmp_path: Path) -> None:
+    """The order in which they write does not matter."""
     folder = Witness(Settings(home=tmp_path))
     writers = [threading.Thread(target=lambda n=n: [folder.advance(mark(t)) for t in range(n, 200, 8)]) for n in range(1, 9)]
     for writer in writers:
@@ -389,7 +389,7 @@ def test_writers_at_once_leave_the_furthest_mark(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
-    """At whichever moment: the one before or the one after."""
+    """Killed at any moment, it leaves the previous mark or the new one."""
     code = (
         "import sys, itertools; from pathlib import Path; from state_store import Settings; "
         "from state_store.witness import Mark, Witness\n"
@@ -416,8 +416,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
         reached = found.txid
 
 
-def test_a_writer_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark lags behind then, which is harmless."""
+def test_a_suspended_writer_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark is out of date then, which is harmless."""
     folder = Witness(Settings(home=tmp_path))
     folder.advance(mark(1))
     monkeypatch.setattr(witness, "LOCK_PATIENCE_SECONDS", 0.2)
@@ -432,7 +432,7 @@ def test_a_writer_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch:
 
 
 def test_old_histories_are_forgotten(tmp_path: Path) -> None:
-    """Databases that are made and dropped again and again leave a bounded number of marks; other pipelines' are left alone."""
+    """Databases that are created and dropped leave a bounded number of marks; other pipelines keep theirs."""
     folder = Witness(Settings(home=tmp_path))
     folder.advance(replace(mark(1), pipeline="tally_2"))
     for number in range(witness.HISTORIES_KEPT + 5):

@@ -1,4 +1,4 @@
-"""The database itself keeps each role to its work: grants are the wall, the single-writer trigger stands behind it."""
+"""The database itself limits each role to its work, by grants and by the single-writer trigger."""
 
 import io
 from dataclasses import replace
@@ -18,7 +18,7 @@ VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
 APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - {"pipeline", "state_table", "cursor", "alembic_version"})}
-# What each role may do with whole tables, besides the owner with its own.
+# The privileges of each role on whole tables, besides the owner's on its own.
 TABLE_PRIVILEGES = {
     "tidegate": {
         name: READS.get(name, set()) | APPENDS.get(name, set()) | ({"INSERT", "UPDATE"} if name.startswith("state.") else set())
@@ -65,7 +65,7 @@ ROLES = ["tidegate", "tidegate_stager", "tidegate_reader", "airflow"]
 
 @pytest.fixture
 def busy(tally: Tally) -> Tally:
-    """Tally with a committed batch and staging that is still there."""
+    """Tally with a committed batch whose staging still exists."""
     tally.plan()
     tally.process(1, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
     tally.commit(1)
@@ -123,7 +123,7 @@ def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role
 
 
 def test_no_role_has_powers_over_the_server(settings: Settings, as_role: Execute) -> None:
-    """Nor is any of them a member of another, whose privileges it would have too."""
+    """No role is a member of another, whose privileges it would have too."""
     powers = as_role(
         "postgres",
         "SELECT rolname FROM pg_roles WHERE (rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls) "
@@ -195,7 +195,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_not_a_roles_work_is_refused(busy: Tally, settings: Settings, as_role: Execute, role: str) -> None:
+def test_statements_outside_a_roles_work_are_refused(busy: Tally, settings: Settings, as_role: Execute, role: str) -> None:
     """The worker cannot rewrite history or change tables, the stager reaches only staging, the reader writes nothing."""
     before = contents(settings)
     for statement in FORBIDDEN[role]:
@@ -208,7 +208,7 @@ def test_what_is_not_a_roles_work_is_refused(busy: Tally, settings: Settings, as
     assert contents(settings) == before
 
 
-def test_the_reader_can_answer_every_question(busy: Tally, settings: Settings) -> None:
+def test_the_reader_can_run_every_query(busy: Tally, settings: Settings) -> None:
     """Status, history, state and lookups need no more than the reader's role."""
     reading = replace(settings, pg_user="tidegate_reader")
     per_shop = busy.spec.states[0]
@@ -238,29 +238,29 @@ DELETES = {"delete": "DELETE FROM state.per_shop", "truncate": "TRUNCATE state.p
         *(pytest.param("postgres", statement, id=f"administrator: {name}") for name, statement in DELETES.items()),
     ],
 )
-def test_nobody_but_the_commit_writes_a_state_table(
+def test_only_the_commit_writes_a_state_table(
     busy: Tally, settings: Settings, as_role: Execute, role: str, statement: str
 ) -> None:
-    """Whoever has the grants is still told that a pipeline owns the table, and how to insist (I15)."""
+    """A role with grants still gets an error that names the owning pipeline and the way to insist (I15)."""
     before = contents(settings)
-    for says in ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = somebody_else; "):
+    for prefix in ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = another_pipeline; "):
         with pytest.raises(errors.InsufficientPrivilege) as refused:
-            as_role(role, says + statement)
+            as_role(role, prefix + statement)
         assert refused.value.diag.message_primary == "state.per_shop is written by the commits of pipeline tally only"
         assert refused.value.diag.message_hint == "To change it by hand all the same: SET tidegate.writer = 'tally'"
     assert contents(settings) == before
 
 
 def test_a_copy_into_a_state_table_is_refused_too(busy: Tally, settings: Settings) -> None:
-    """Bulk loading is no way around."""
+    """Bulk loading does not bypass the trigger."""
     connection = psycopg2.connect(**settings.conninfo())
     with connection.cursor() as cursor, pytest.raises(errors.InsufficientPrivilege, match="by the commits of pipeline tally"):
         cursor.copy_expert("COPY state.per_shop FROM STDIN", io.StringIO("z\t1\t1\t1\t1\t1\n"))
     connection.close()
 
 
-def test_the_owner_can_mend_a_state_table_deliberately(busy: Tally, as_role: Execute) -> None:
-    """What the hint says works, and lasts for that session only."""
+def test_the_owner_can_repair_a_state_table_deliberately(busy: Tally, as_role: Execute) -> None:
+    """The hint's statement works, and only for that session."""
     as_role("tidegate_owner", "SET tidegate.writer = 'tally'; UPDATE state.per_shop SET sold = 7")
     assert busy.state() == [("a", 7, 1, 1, 1, 1)]
     with pytest.raises(errors.InsufficientPrivilege):
@@ -268,7 +268,7 @@ def test_the_owner_can_mend_a_state_table_deliberately(busy: Tally, as_role: Exe
 
 
 def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings) -> None:
-    """The commit names itself for its own transaction; a pooled connection that is used again is refused (I15)."""
+    """The commit names its pipeline for its own transaction; a reused pooled connection is refused (I15)."""
     busy.plan(run_id="next")
     busy.process(2, [("a", 1, 1, 1, 1)])
     busy.commit(2)
@@ -279,9 +279,9 @@ def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings)
         connection.exec_driver_sql("UPDATE state.per_shop SET sold = 9")
 
 
-@pytest.mark.parametrize("says", ["", "SET tidegate.writer = tally; "])
-def test_a_state_table_that_no_pipeline_owns_accepts_no_writes(busy: Tally, as_role: Execute, says: str) -> None:
-    """An owner that is missing from the ledger does not open the table to everybody (I19)."""
+@pytest.mark.parametrize("prefix", ["", "SET tidegate.writer = tally; "])
+def test_a_state_table_that_no_pipeline_owns_accepts_no_writes(busy: Tally, as_role: Execute, prefix: str) -> None:
+    """An owner that is missing from the ledger does not open the table to other writers (I19)."""
     as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_shop'")
     with pytest.raises(errors.InsufficientPrivilege):
-        as_role("tidegate", says + "UPDATE state.per_shop SET sold = 9")
+        as_role("tidegate", prefix + "UPDATE state.per_shop SET sold = 9")

@@ -1,4 +1,4 @@
-"""What is registered is what may run: revisions, declarations and the incarnation of the database are compared, not assumed."""
+"""Only registered code runs: revisions, declarations and the incarnation of the database are compared."""
 
 import os
 import re
@@ -27,11 +27,11 @@ HEAD = schema.head_revision()
 Register = Callable[[PipelineSpec], bool]
 
 
-# today's schema
+# the current schema
 
 
-def test_the_migrations_lead_to_the_schema_that_is_written_down(settings: Settings, server: Server) -> None:
-    """Tables, views, functions and grants: whoever reads tables.py and schema.sql reads what is there."""
+def test_the_migrations_lead_to_the_documented_schema(settings: Settings, server: Server) -> None:
+    """tables.py and schema.sql describe the actual tables, views, functions and grants."""
     specs = [pipeline.spec for pipeline in all_pipelines()]
     migrated, written = (replace(settings, pg_database=server.create_database()) for _ in range(2))
     try:
@@ -52,8 +52,8 @@ def test_the_migrations_lead_to_the_schema_that_is_written_down(settings: Settin
 
 def _without_alembic(found: dict[str, list[str]]) -> dict[str, list[str]]:
     """Leave out Alembic's own table, and the order in which privileges were granted."""
-    ours = {what: [text for text in texts if "alembic_version" not in text] for what, texts in found.items()}
-    return {what: sorted(re.sub(r"\{[^{}]*\}", _sorted_items, text) for text in texts) for what, texts in ours.items()}
+    kept = {what: [text for text in texts if "alembic_version" not in text] for what, texts in found.items()}
+    return {what: sorted(re.sub(r"\{[^{}]*\}", _sorted_items, text) for text in texts) for what, texts in kept.items()}
 
 
 def _sorted_items(match: "re.Match[str]") -> str:
@@ -64,7 +64,7 @@ def _sorted_items(match: "re.Match[str]") -> str:
 
 
 def test_a_database_without_tables_names_the_command(settings: Settings, server: Server) -> None:
-    """The product never migrates by itself."""
+    """Tidegate never migrates by itself."""
     name = server.create_database()
     try:
         with pytest.raises(SchemaOutOfDate, match=rf"Database {name} has no Tidegate tables\. Run: tidegate migrate"):
@@ -80,21 +80,21 @@ def test_a_database_without_tables_names_the_command(settings: Settings, server:
         ("9999", rf"is at revision 9999, newer than this code \({HEAD}\)\. Update the code\."),
     ],
 )
-def test_a_schema_of_another_time_is_refused(settings: Settings, as_role: Execute, revision: str, message: str) -> None:
-    """Behind: migrate; ahead: update. Nothing runs in between."""
+def test_an_older_or_newer_schema_is_refused(settings: Settings, as_role: Execute, revision: str, message: str) -> None:
+    """An older schema has to be migrated, a newer one needs newer code; until then nothing runs."""
     as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [revision])
     with pytest.raises(SchemaOutOfDate, match=message):
         StateStore.connect(settings)
 
 
 def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
-    """Away is worth another try, a wrong name or user is not."""
+    """A server that is away is worth a retry, a wrong name or user is not."""
     with pytest.raises(StoreUnavailable, match=r"Start it \(tidegate up\) or check PGHOST and PGPORT"):
         StateStore.connect(replace(settings, pg_port=1))
     with pytest.raises(AccessRefused, match='database "gone" does not exist'):
         StateStore.connect(replace(settings, pg_database="gone"))
     with pytest.raises(AccessRefused):
-        StateStore.connect(replace(settings, pg_user="nobody_we_know"))
+        StateStore.connect(replace(settings, pg_user="unknown_user"))
     with pytest.raises(AccessRefused, match="password"):
         StateStore.connect(replace(settings, pg_passfile=Path("/nonexistent")))
 
@@ -104,7 +104,7 @@ def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
 
 @pytest.fixture
 def register_spec(settings: Settings) -> Register:
-    """A function that registers a spec, whose tables exist already; it tells whether anything was new."""
+    """A function that registers a spec, whose tables exist, and returns whether anything was new."""
 
     def register(spec: PipelineSpec) -> bool:
         with migrations.connected(settings) as connection:
@@ -143,7 +143,7 @@ def test_registering_again_changes_nothing(tally: Tally, settings: Settings, reg
 def test_a_declaration_may_change_until_the_first_commit(
     tally: Tally, register_spec: Register, as_role: Execute, changed: PipelineSpec
 ) -> None:
-    """No value has a meaning yet; what an attempt computed by then will not count."""
+    """No value has a meaning yet; earlier attempts will not count."""
     tally.plan()
     tally.process(1)
     assert register_spec(changed) is True
@@ -157,7 +157,7 @@ def test_a_declaration_may_change_until_the_first_commit(
 def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally: Tally, settings: Settings, register_spec: Register, changed: PipelineSpec
 ) -> None:
-    """Values that are there keep their meaning: the change is refused whole, and the old code goes on (I16)."""
+    """Existing values keep their meaning: the change is refused, and the old code goes on (I16)."""
     tally.plan(2)
     tally.process(1)
     tally.commit(1)
@@ -171,10 +171,8 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally.commit(2)
 
 
-def test_the_source_may_change_if_the_version_says_that_this_is_meant(
-    tally: Tally, settings: Settings, register_spec: Register
-) -> None:
-    """Files may get a new column: what has committed stays, what was computed in between is computed again."""
+def test_the_source_may_change_if_the_version_is_raised(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """Files may get a new column: committed batches stay, batches computed in between are computed again."""
     tally.plan(2)
     tally.process(1)
     tally.commit(1)
@@ -185,9 +183,9 @@ def test_the_source_may_change_if_the_version_says_that_this_is_meant(
         register_spec(ANOTHER_SOURCE)
     assert contents(settings) == before
 
-    meant = replace(ANOTHER_SOURCE, version=2)
-    assert register_spec(meant) is True
-    later = Tally(tally.store, meant)
+    raised = replace(ANOTHER_SOURCE, version=2)
+    assert register_spec(raised) is True
+    later = Tally(tally.store, raised)
     with pytest.raises(StagingLost, match="another declaration"):
         later.commit(2)
     later.process(2)
@@ -195,7 +193,7 @@ def test_the_source_may_change_if_the_version_says_that_this_is_meant(
 
 
 def test_the_version_may_change_at_any_time(tally: Tally, register_spec: Register) -> None:
-    """It says that a transform changed; the state goes on."""
+    """It marks a changed transform; the state goes on."""
     tally.plan()
     tally.process(1)
     tally.commit(1)
@@ -232,7 +230,7 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
 
 @pytest.fixture
 def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[EmbeddedPostgres]:
-    """A second Postgres server, with our roles and an empty database."""
+    """A second Postgres server, with Tidegate's roles and an empty database."""
     folder = tmp_path / ".tidegate"
     postgres = EmbeddedPostgres(folder, free_port())
     postgres.initialize()
@@ -251,7 +249,7 @@ def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Embed
 def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
     tally: Tally, settings: Settings, other_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """A backup may be older than what others believe: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
+    """A backup may lack commits: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.commit(1)
@@ -275,7 +273,7 @@ def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
         with pytest.raises(HoleDetected):
             copy.commit(2)  # an ordinary migration accepts nothing
         assert migrations.accept_epoch(restored, "an operator") == {
-            "tally": "goes on behind txid 1; given up: nothing that the witness here knows of"
+            "tally": "goes on after txid 1; given up: nothing that the witness here knows of"
         }
         assert migrations.accept_epoch(restored, "an operator") == {}
 

@@ -1,4 +1,4 @@
-"""Tables in, state out: a pipeline over Parquet files that a test writes as Arrow tables, one batch each."""
+"""Pipelines over Parquet files that tests write as Arrow tables, one batch each."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -28,9 +28,9 @@ class Tables(Inbox):
     """An inbox that takes Arrow tables: each becomes one file, each file one batch."""
 
     def put(self, *tables: pa.Table) -> None:
-        """Write the next tables behind those that are there."""
-        there = len(list(self.folder.iterdir()))
-        for number, table in enumerate(tables, start=there + 1):
+        """Write more tables after the existing ones."""
+        existing = len(list(self.folder.iterdir()))
+        for number, table in enumerate(tables, start=existing + 1):
             content = io.BytesIO()
             pq.write_table(table, content)
             self.write(f"{number:04d}.parquet", content.getvalue())

@@ -1,6 +1,6 @@
 """The table of `jobs.engine.poison` row by row, with real failures: killed servers and workers, lost folders, bad code.
 
-All pipelines here skip poison after one try: whatever is wrongly taken for content would leave rows out at once.
+All pipelines here skip poison after one try: a failure that is wrongly taken for content would leave rows out at once.
 """
 
 import json
@@ -49,7 +49,7 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
 
 
 def skipping(inbox: Inbox, transform: Any = None, **pipeline: Any) -> Pipeline:
-    """Declare a pipeline that leaves a batch out after one failure by its content."""
+    """Declare a pipeline that skips a batch after one failure by its content."""
     source = pipeline.pop("source", CSV)
     return inbox.declare(
         source, **{"transform": transform, "on_poison": "skip", "tries": 1, "retry_delay_seconds": 0, **pipeline}
@@ -68,7 +68,7 @@ def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
 
 
 def fail(inbox: Inbox, pipeline: Pipeline, error: type[TidegateError]) -> str:
-    """Process batch 1, and see it fail without being given up."""
+    """Process batch 1, check that it fails without being given up, and return the message."""
     with pytest.raises(error) as failure:
         steps.process(inbox.settings, pipeline, 1, owner="test")
     assert not failure.value.is_poison
@@ -121,10 +121,10 @@ IN_WORKERS: dict[str, tuple[str, bool]] = {
 
 
 @pytest.mark.parametrize(("code", "is_content"), IN_WORKERS.values(), ids=IN_WORKERS.keys())
-def test_only_what_speaks_of_values_is_content_in_python_code_of_a_transform(
+def test_only_errors_about_values_are_content_in_python_code_of_a_transform(
     inbox: Inbox, code: str, *, is_content: bool
 ) -> None:
-    """The rest may pass: it is tried again, and the rows stay."""
+    """Other errors may pass: the batch is tried again, and the rows stay."""
     inbox.write("1.csv", "name,amount\na,1\n")
     pipeline = skipping(inbox, in_a_worker(code))
     inbox.plan(pipeline, "run")
@@ -134,9 +134,9 @@ def test_only_what_speaks_of_values_is_content_in_python_code_of_a_transform(
         assert phase_of(inbox) == "skipped"
         return
     fail(inbox, pipeline, SparkFailed)
-    well = skipping(inbox, version=2)
-    assert inbox.run(well, "second") == [1]
-    assert counted(inbox, well) == {"a": 1}
+    fixed = skipping(inbox, version=2)
+    assert inbox.run(fixed, "second") == [1]
+    assert counted(inbox, fixed) == {"a": 1}
 
 
 IN_SQL: dict[str, tuple[str, type[TidegateError] | None]] = {
@@ -151,10 +151,10 @@ IN_SQL: dict[str, tuple[str, type[TidegateError] | None]] = {
 
 
 @pytest.mark.parametrize(("expression", "error"), IN_SQL.values(), ids=IN_SQL.keys())
-def test_only_what_spark_attributes_to_a_value_is_content_in_sql(
+def test_only_errors_that_spark_attributes_to_a_value_are_content_in_sql(
     inbox: Inbox, expression: str, error: type[TidegateError] | None
 ) -> None:
-    """By its SQLSTATE. A column that is not there would leave out every batch, and the code is to be mended."""
+    """Its SQLSTATE decides. A missing column would leave out every batch; the code has to be fixed instead."""
     inbox.write("1.csv", "name,amount\na,1\n")
     pipeline = skipping(inbox, lambda rows: rows.selectExpr("name", expression))
     inbox.plan(pipeline, "run")
@@ -172,10 +172,10 @@ def test_only_what_spark_attributes_to_a_value_is_content_in_sql(
         (KeyError("x"), DeclarationInvalid, "The transform failed: KeyError: 'x'"),
     ],
 )
-def test_what_a_transform_raises_before_it_sees_data_is_its_code(
+def test_an_error_of_a_transform_before_it_sees_data_is_of_its_code(
     inbox: Inbox, raised: BaseException, error: type[TidegateError], message: str
 ) -> None:
-    """It would hit every batch; and sys.exit() in it must not end the run as if all were well."""
+    """It would hit every batch, and sys.exit() in it must not end the run as if it had succeeded."""
     inbox.write("1.csv", "name,amount\na,1\n")
 
     def transform(_rows: DataFrame) -> DataFrame:
@@ -186,8 +186,8 @@ def test_what_a_transform_raises_before_it_sees_data_is_its_code(
     assert message in fail(inbox, pipeline, error)
 
 
-def test_a_transform_that_returns_no_rows_at_all_is_told_so(inbox: Inbox) -> None:
-    """Forgotten `return`."""
+def test_a_transform_without_a_return_fails_and_skips_no_batch(inbox: Inbox) -> None:
+    """The author forgot the `return`."""
     inbox.write("1.csv", "name,amount\na,1\n")
     pipeline = skipping(inbox, lambda _rows: None)
     inbox.plan(pipeline, "run")
@@ -240,20 +240,20 @@ def test_a_file_system_that_is_unmounted_leaves_no_rows_out(inbox: Inbox) -> Non
 
 
 class Held:
-    """A transform whose first worker tells its process id, and waits, as do the others, until it may go on."""
+    """A transform whose workers wait until they may go on; the first one leaves its process id in a file."""
 
     def __init__(self, folder: Path) -> None:
-        self._told, self._go_on = folder / "worker", folder / "go_on"
+        self._worker, self._go_on = folder / "worker", folder / "go_on"
 
     def transform(self, rows: DataFrame) -> DataFrame:
         """Let a Python worker of Spark hold the rows."""
-        told, go_on = self._told, self._go_on
+        first, go_on = self._worker, self._go_on
 
         def hold(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
-                part = told.with_name(f"{told.name}.{os.getpid()}")
+                part = first.with_name(f"{first.name}.{os.getpid()}")
                 part.write_text(str(os.getpid()))
-                part.rename(told)
+                part.rename(first)
                 while not go_on.exists():
                     time.sleep(0.05)
                 yield batch
@@ -261,15 +261,15 @@ class Held:
         return rows.mapInPandas(hold, rows.schema)
 
     @contextmanager
-    def when_a_worker_is_at_it(self, act: Callable[[int], None]) -> Iterator[None]:
-        """Act, in another thread, as soon as a worker is at it; then let all of them go on."""
+    def when_a_worker_holds_rows(self, act: Callable[[int], None]) -> Iterator[None]:
+        """Act, in another thread, as soon as a worker holds rows; then let all workers go on."""
         failed: list[Exception] = []
 
         def watch() -> None:
             try:
-                wait_for(self._told.exists, "a worker")
-                act(int(self._told.read_text()))
-            except Exception as error:  # noqa: BLE001 - the test is told in the end
+                wait_for(self._worker.exists, "a worker")
+                act(int(self._worker.read_text()))
+            except Exception as error:  # noqa: BLE001 - the test fails with it in the end
                 failed.append(error)
             self._go_on.touch()
 
@@ -285,7 +285,7 @@ class Held:
 
 @contextmanager
 def held_in_spark(inbox: Inbox, **pipeline: Any) -> Iterator[tuple[Pipeline, int, "Processing"]]:
-    """Process batch 1 in another thread, and yield when one of Spark's Python workers is at it, with that worker's id."""
+    """Process batch 1 in another thread; yield with the process id of a Python worker once it holds rows."""
     inbox.write("1.csv", "name,amount\na,1\n")
     held, workers = Held(inbox.settings.home), []
     declared = skipping(inbox, held.transform, **pipeline)
@@ -297,7 +297,7 @@ def held_in_spark(inbox: Inbox, **pipeline: Any) -> Iterator[tuple[Pipeline, int
         workers.append(worker)
         ended.wait(DEADLINE_SECONDS)
 
-    with held.when_a_worker_is_at_it(wait):
+    with held.when_a_worker_holds_rows(wait):
         processing.start()
         try:
             wait_for(lambda: workers, "a worker")
@@ -308,7 +308,7 @@ def held_in_spark(inbox: Inbox, **pipeline: Any) -> Iterator[tuple[Pipeline, int
 
 
 class Processing(threading.Thread):
-    """Processes batch 1; `error` is how that ended."""
+    """Processes batch 1 and keeps the error, if any."""
 
     def __init__(self, inbox: Inbox, pipeline: Pipeline) -> None:
         super().__init__(daemon=True)
@@ -317,35 +317,35 @@ class Processing(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Process, and keep what went wrong."""
+        """Process, and keep the error."""
         try:
             steps.process(self._inbox.settings, self._pipeline, 1, owner="test")
-        except Exception as error:  # noqa: BLE001 - the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks it
             self.error = error
 
     def ended(self) -> Exception | None:
-        """Wait for the end, and return what it failed with."""
+        """Wait for the end, and return the error."""
         self.join(DEADLINE_SECONDS)
         assert not self.is_alive()
         return self.error
 
 
-def wait_for(fact: Callable[[], object], what: str) -> None:
-    """Wait until something is so."""
+def wait_for(condition: Callable[[], object], name: str) -> None:
+    """Wait until a condition holds."""
     ends_at = time.monotonic() + DEADLINE_SECONDS
-    while not fact():
-        assert time.monotonic() < ends_at, f"{what} did not come"
+    while not condition():
+        assert time.monotonic() < ends_at, f"{name} did not come"
         time.sleep(0.05)
 
 
 def server_process(stack: Settings, component: str) -> int:
-    """Return the process id of one of the stack's servers, as the supervisor has it."""
+    """Return the process id of one of the stack's servers, from the supervisor's status."""
     status = json.loads((stack.stack_folder / "run" / "stack.status").read_text())
     return int(status["components"][component]["pid"])
 
 
 def wait_until_spark_answers(settings: Settings) -> None:
-    """Wait until a new Spark computes."""
+    """Wait until a new Spark server computes."""
 
     def answers() -> bool:
         try:
@@ -358,7 +358,7 @@ def wait_until_spark_answers(settings: Settings) -> None:
 
 
 def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
-    """As the kernel does when memory runs out."""
+    """The kernel does so when memory runs out."""
     with held_in_spark(inbox) as (_, worker, processing):
         os.kill(worker, signal.SIGKILL)
         error = processing.ended()
@@ -378,7 +378,7 @@ def test_an_attempt_that_takes_too_long_leaves_no_rows_out(inbox: Inbox) -> None
 
 
 def test_a_spark_server_that_dies_in_mid_batch_leaves_no_rows_out(inbox: Inbox, stack: Settings) -> None:
-    """Kill -9 of its JVM; the next attempt, and the same thread's, go on with the new one."""
+    """After kill -9 of its JVM, later attempts go on with the new server, also in the same thread."""
     with held_in_spark(inbox) as (_, _, processing):
         os.kill(server_process(stack, "spark"), signal.SIGKILL)
         error = processing.ended()
@@ -391,7 +391,7 @@ def test_a_spark_server_that_dies_in_mid_batch_leaves_no_rows_out(inbox: Inbox, 
 
 
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts connections and answers nothing, as on a machine that swaps: it counts as away, and no row is left out."""
+    """It accepts connections without answering, as on a machine that swaps: it counts as away, and no row is left out."""
     monkeypatch.setattr(spark_module, "LONGEST_SILENCE_SECONDS", 3.0)
     monkeypatch.setattr(spark_module, "SECONDS_BETWEEN_LOOKS", 0.5)
     monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
@@ -411,7 +411,7 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
 
 
 def test_a_session_that_failed_is_not_the_active_one_of_its_thread(settings: Settings, tmp_path: Path) -> None:
-    """PySpark keeps the first session of a thread as the active one: types given as text were asked of it for ever."""
+    """PySpark keeps a thread's first session as the active one, and would ask it about types in text form for ever."""
     wrong = tmp_path / "token"
     wrong.write_text("wrong")
 

@@ -1,4 +1,4 @@
-"""What `jobs.library_internals` relies on is there, in the versions that are installed."""
+"""The parts that `jobs.library_internals` relies on exist in the installed versions."""
 
 import codecs
 from importlib.metadata import version
@@ -18,7 +18,7 @@ def test_the_installed_versions_are_those_that_were_checked() -> None:
 
 
 def test_a_connect_session_has_the_parts_that_are_used(settings: Settings) -> None:
-    """Setting an attribute that does not exist would do nothing, and show nowhere."""
+    """Setting an attribute that does not exist would silently do nothing."""
     with spark_session(settings, "internals") as session:
         assert isinstance(session.client._rpc_deadlines, RpcDeadlines)
         assert callable(session.client.disable_reattachable_execute)

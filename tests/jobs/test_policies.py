@@ -1,4 +1,4 @@
-"""Bad records, bad batches and bad luck, through Spark: what counts, is set aside, tried again, given up."""
+"""Bad records and failing batches, through Spark: set aside, replayed, tried again, given up."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
 
 
 def waiting(inbox: Inbox) -> list[Mapping[str, Any]]:
-    """Return what waits in quarantine."""
+    """Return the records in quarantine."""
     with StateStore.connect(inbox.settings) as store:
         return list(store.quarantined("inbox"))
 
@@ -67,15 +67,15 @@ def phases_of(inbox: Inbox) -> list[str]:
 
 
 def test_records_that_cannot_be_read_are_set_aside_and_the_others_count(inbox: Inbox) -> None:
-    """With reason, file and the record as it stood; counted in the same commit."""
+    """With reason, file and the raw record; counted in the same commit."""
     inbox.write("1.csv", "name,amount\na,1\nb,two\na,3\nc\n")
     pipeline = declare(inbox, on_poison="quarantine")
 
     assert inbox.run(pipeline) == [1]
 
     assert counted(inbox, pipeline) == {"a": (2, 4)}
-    told = [(r["txid"], r["number"], r["origin"], r["payload"], r["is_raw"], r["reason"]) for r in waiting(inbox)]
-    assert told == [
+    records = [(r["txid"], r["number"], r["origin"], r["payload"], r["is_raw"], r["reason"]) for r in waiting(inbox)]
+    assert records == [
         (1, 1, "1.csv, line 3", "b,two", True, "column amount: 'two' is no int"),
         (1, 2, "1.csv, line 5", "c", True, "it has 1 value(s), the 2 columns need one each"),
     ]
@@ -97,7 +97,7 @@ BAD_RECORDS: dict[str, tuple[Files, list[str], list[str]]] = {
 
 @pytest.mark.parametrize(("source", "good", "bad"), BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
 def test_every_text_format_sets_bad_records_aside(inbox: Inbox, source: Files, good: list[str], bad: list[str]) -> None:
-    """Byte for byte as they stood."""
+    """They are kept byte for byte."""
     inbox.write("1.txt", "".join(f"{line}\n" for line in [*good, *bad]))
     pipeline = declare(inbox, source, on_poison="quarantine")
     inbox.run(pipeline)
@@ -106,7 +106,7 @@ def test_every_text_format_sets_bad_records_aside(inbox: Inbox, source: Files, g
 
 
 def test_a_decimal_with_too_many_digits_is_set_aside_not_rounded(inbox: Inbox) -> None:
-    """Neither then, nor when it is taken up again."""
+    """Neither at first nor in a replay."""
     source = Files("inbox", format="csv", schema={"name": "string", "price": "decimal(10,2)"}, max_files=1)
     states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("price", "numeric(20,2)")})}
     inbox.write("1.csv", 'name,price\na,1.25\n"a, b",1.005\n')
@@ -123,7 +123,7 @@ def test_a_decimal_with_too_many_digits_is_set_aside_not_rounded(inbox: Inbox) -
 
 
 def test_records_that_fail_a_check_are_set_aside_with_its_name(inbox: Inbox) -> None:
-    """The author's conditions; one that is NULL does not hold. The payload is the row as JSON."""
+    """The author's conditions; NULL does not fulfil one. The payload is the row as JSON."""
     inbox.write("1.csv", "name,amount\na,1\nb,-2\nc,\nd,4\n")
     pipeline = declare(
         inbox, on_poison="quarantine", check={"amount is not negative": "amount >= 0", "has a name": "name <> ''"}
@@ -137,7 +137,7 @@ def test_records_that_fail_a_check_are_set_aside_with_its_name(inbox: Inbox) -> 
 
 
 def test_records_that_no_state_can_keep_are_set_aside(inbox: Inbox) -> None:
-    """A key that is NULL, too long, or holds a NUL character blocks no batch: the record waits, and counts when it may."""
+    """A key that is NULL, too long, or holds a NUL character blocks no batch: the record waits in quarantine."""
     records = [{"name": "a", "amount": 1}, {"name": None, "amount": 2}, {"name": "x" * 2001, "amount": 3}]
     records += [{"name": "a\0b", "amount": 4}, {"name": "x" * 2000, "amount": 5}]
     inbox.write("1.json", "\n".join(map(json.dumps, records)))
@@ -195,8 +195,8 @@ def test_a_record_that_waited_has_lost_nothing(inbox: Inbox, kind: str) -> None:
     assert inbox.rows(milder) == [{"name": "a", "text": kept, "lines": 2}]
 
 
-def test_of_a_bad_record_that_is_too_long_the_beginning_is_kept(inbox: Inbox) -> None:
-    """It blocks no batch; a replay says that the rest is not there."""
+def test_a_bad_record_that_is_too_long_keeps_its_beginning(inbox: Inbox) -> None:
+    """It blocks no batch; a replay says that the rest is missing."""
     long = "x" * 9_000_000
     inbox.write("1.csv", f"name,amount\na,1\n{long},two\n")
     pipeline = declare(inbox, on_poison="quarantine")
@@ -214,7 +214,7 @@ def test_of_a_bad_record_that_is_too_long_the_beginning_is_kept(inbox: Inbox) ->
 
 @pytest.mark.parametrize("policy", ["block", "skip"])
 def test_without_quarantine_a_failed_check_fails_the_batch(inbox: Inbox, policy: str) -> None:
-    """It says which record, where, and which check."""
+    """The error names the record, its place, and the check."""
     inbox.write("1.csv", "name,amount\na,1\nb,-2\n")
     pipeline = declare(inbox, on_poison=policy, tries=9, check={"amount is not negative": "amount >= 0"})
     inbox.plan(pipeline, "run")
@@ -228,13 +228,11 @@ def test_without_quarantine_a_failed_check_fails_the_batch(inbox: Inbox, policy:
 def replay(inbox: Inbox, pipeline: Pipeline, txid: int | None = None) -> tuple[int, int] | None:
     """Take records out of quarantine into a new batch."""
     with StateStore.connect(inbox.settings) as store:
-        return store.replay_quarantined(pipeline.spec, "test", "mended", txid=txid)
+        return store.replay_quarantined(pipeline.spec, "test", "fixed", txid=txid)
 
 
-def test_a_replay_is_a_new_batch_in_which_mended_rules_apply(
-    inbox: Inbox, settings: Settings, register: Callable[..., None]
-) -> None:
-    """Records that are good by now count once; the others return to quarantine; the source goes on where it was."""
+def test_a_replay_is_a_new_batch_under_the_new_rules(inbox: Inbox, settings: Settings, register: Callable[..., None]) -> None:
+    """Records that are good now count once; the others return to quarantine; the source continues where it was."""
     inbox.write("1.csv", "name,amount\na,1\nb,-2\nc,x\nd,-40\n")
     strict = declare(inbox, on_poison="quarantine", check={"not negative": "amount >= 0"})
     inbox.run(strict)
@@ -256,7 +254,7 @@ def test_a_replay_is_a_new_batch_in_which_mended_rules_apply(
 
 
 def test_a_replay_that_misses_a_record_is_refused(inbox: Inbox, as_owner: Callable[..., Any]) -> None:
-    """A row that was deleted from quarantine after the replay was opened: the batch's metadata says how many there were."""
+    """A row was deleted from quarantine after the replay was opened; the batch's metadata has the number of records."""
     inbox.write("1.csv", "name,amount\na,-1\nb,-2\nc,-3\n")
     pipeline = declare(inbox, on_poison="quarantine", check={"not negative": "amount >= 0"})
     inbox.run(pipeline)
@@ -268,7 +266,7 @@ def test_a_replay_that_misses_a_record_is_refused(inbox: Inbox, as_owner: Callab
 
 
 def test_a_replay_that_is_skipped_gives_its_records_back(inbox: Inbox) -> None:
-    """What a batch took out of quarantine is not lost with it."""
+    """The records that a batch took out of quarantine are not lost with it."""
     inbox.write("1.csv", "name,amount\nb,-2\n")
     pipeline = declare(inbox, on_poison="quarantine", check={"not negative": "amount >= 0"})
     inbox.run(pipeline)
@@ -285,7 +283,7 @@ def test_a_replay_that_is_skipped_gives_its_records_back(inbox: Inbox) -> None:
 
 
 def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) -> None:
-    """The ledger says why; the batches around it count."""
+    """The ledger has the reason; the batches around it count."""
     for number in (1, 3):
         inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
     inbox.write("2.csv", "name,amount\nb,two\n")
@@ -304,7 +302,7 @@ def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) ->
 
 
 def test_a_batch_that_blocks_lets_later_ones_be_processed(inbox: Inbox) -> None:
-    """They wait, processed, for a person; once it is mended everything commits in order."""
+    """They wait, processed, for a person; once the batch is skipped, the others commit in order."""
     for number in (1, 3, 4):
         inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
     bad = inbox.write("2.csv", "name,amount\nb,two\n")
@@ -314,7 +312,7 @@ def test_a_batch_that_blocks_lets_later_ones_be_processed(inbox: Inbox) -> None:
     assert phases_of(inbox) == ["committed", "halted", "processed", "processed"]
 
     with StateStore.connect(inbox.settings) as store:
-        store.skip_batch(pipeline.spec, 2, "test", "it cannot be mended")
+        store.skip_batch(pipeline.spec, 2, "test", "it cannot be fixed")
     bad.unlink()
     run_pipeline(inbox.settings, pipeline, run_id="second")
     assert counted(inbox, pipeline) == {"a": (3, 8)}
@@ -322,7 +320,7 @@ def test_a_batch_that_blocks_lets_later_ones_be_processed(inbox: Inbox) -> None:
 
 
 def test_a_failure_that_passes_is_tried_again(inbox: Inbox) -> None:
-    """With pauses that grow, in the same run; nothing counts twice."""
+    """With growing pauses, in the same run; nothing counts twice."""
     inbox.write("1.csv", "name,amount\na,1\n")
     failures = iter([RowsLost("first try"), RowsLost("second try")])
 
@@ -341,10 +339,10 @@ def test_a_failure_that_passes_is_tried_again(inbox: Inbox) -> None:
 # the acker
 
 
-def test_a_transform_that_changes_its_mind_is_found_out(inbox: Inbox) -> None:
-    """Rows that are not the same each time would be lost for one state and counted for another: the sums do not meet.
+def test_a_transform_with_varying_results_is_detected(inbox: Inbox) -> None:
+    """Rows that differ each time would be lost for one state and counted for another: the sums do not agree.
 
-    Not `rand()`, which is refused where the plan is looked at.
+    This is not `rand()`, which is refused by the check of the plan.
     """
     inbox.write("1.csv", "name,amount\n" + "".join(f"n{number},{number}\n" for number in range(200)))
     pipeline = declare(
@@ -358,8 +356,8 @@ def test_a_transform_that_changes_its_mind_is_found_out(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("route", ["chosen", "safe"])
-def test_rows_that_are_lost_and_doubled_in_twos_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
-    """Of a, a, b, b come a, a, a, a: as many rows, and an XOR of equal ids is 0 either way. Their sum is another."""
+def test_rows_lost_and_doubled_in_pairs_are_noticed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
+    """If a, a, a, a arrive for a, a, b, b, the number of rows and the XOR of their ids agree, but not the sum."""
     inbox.write("1.csv", "name,amount\na,1\na,1\nb,1\nb,1\n")
     pipeline = declare(inbox, transform=lambda rows: rows)
     real = computation.aggregate
@@ -375,7 +373,7 @@ def test_rows_that_are_lost_and_doubled_in_twos_are_missed(inbox: Inbox, monkeyp
 
 
 def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
-    """Whatever they are: Spark's own sum would fail at the first number behind 64 bits. Of no rows it is NULL."""
+    """For any hashes: Spark's own sum would fail at the first number beyond 64 bits. Without rows the sum is NULL."""
     dice = random.Random(1)
     extremes = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, 2**32 - 1, -(2**32), -(2**32) - 1]
     hashes = [dice.choice([dice.choice(extremes), dice.randrange(-(2**63), 2**63)]) for _ in range(1000)]
@@ -390,10 +388,8 @@ def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
     assert [tracking.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
 
 
-def test_a_replay_is_not_compared_with_what_older_code_has_sealed(
-    inbox: Inbox, as_owner: Callable[[sa.Executable], Any]
-) -> None:
-    """It kept an XOR; the rows are the same, and the batch goes on. The next replay is compared again."""
+def test_a_replay_is_not_compared_with_a_seal_of_older_code(inbox: Inbox, as_owner: Callable[[sa.Executable], Any]) -> None:
+    """That code kept an XOR; the rows are the same, and the batch goes on. The next replay is compared again."""
     path = inbox.write("1.csv", "name,amount\na,1\n")
     pipeline = declare(inbox, transform=lambda rows: rows)
     inbox.plan(pipeline, "run")
@@ -409,7 +405,7 @@ def test_a_replay_is_not_compared_with_what_older_code_has_sealed(
 
 
 def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
-    """Count and sum of hashes of the source's and of the transform's rows; who ran the attempt, and where."""
+    """Count and sum of hashes of the source's and the transform's rows; the task and the Spark job of the attempt."""
     inbox.write("1.csv", "name,amount\na,1\nb,2\nb,2\n")
     pipeline = declare(inbox, transform=lambda rows: rows.where("name = 'b'"))
     inbox.plan(pipeline, "run")
@@ -428,8 +424,8 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
     assert attempt["started_at"] <= attempt["staged_at"] <= attempt["sealed_at"]
 
 
-def test_a_bad_value_is_found_though_nothing_needs_its_column(inbox: Inbox) -> None:
-    """Also without tracking, when Spark would not even parse it."""
+def test_a_bad_value_in_an_unused_column_is_found(inbox: Inbox) -> None:
+    """Even without tracking, when Spark would not parse the column."""
     inbox.write("1.csv", "name,amount\na,1\nb,two\n")
     states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
     pipeline = declare(inbox, states=states, tracking="off")
@@ -443,13 +439,13 @@ def test_a_bad_value_is_found_though_nothing_needs_its_column(inbox: Inbox) -> N
     assert [record["payload"] for record in waiting(inbox)] == ["b,two"]
 
 
-@pytest.mark.parametrize(("lowered", "source_hash", "transformed_hash"), [("off", None, None), ("unanchored", True, None)])
-def test_tracking_can_be_lowered(inbox: Inbox, lowered: str, source_hash: object, transformed_hash: object) -> None:
-    """Off for the pipeline, or for one output; what is lost is told."""
+@pytest.mark.parametrize(("reduced", "source_hash", "transformed_hash"), [("off", None, None), ("unanchored", True, None)])
+def test_tracking_can_be_reduced(inbox: Inbox, reduced: str, source_hash: object, transformed_hash: object) -> None:
+    """Off for the pipeline, or for one state; the pipeline says which losses go unnoticed."""
     inbox.write("1.csv", "name,amount\na,1\n")
     key, aggregates = {"name": "text"}, {"lines": Count(), "amount": Sum("amount")}
-    states = {"per_name": State(key=key, aggregates=aggregates, unanchored=lowered == "unanchored")}
-    pipeline = declare(inbox, states=states, tracking="off" if lowered == "off" else "full")
+    states = {"per_name": State(key=key, aggregates=aggregates, unanchored=reduced == "unanchored")}
+    pipeline = declare(inbox, states=states, tracking="off" if reduced == "off" else "full")
     inbox.run(pipeline)
     assert counted(inbox, pipeline) == {"a": (1, 1)}
     with StateStore.connect(inbox.settings) as store:
@@ -463,7 +459,7 @@ def test_tracking_can_be_lowered(inbox: Inbox, lowered: str, source_hash: object
 
 
 def slow(rows: Any) -> Any:
-    """Take a minute over the first row, unless somebody interrupts it."""
+    """Take a minute over the first rows, unless interrupted."""
 
     def crawl(batches: Any) -> Any:
         for batch in batches:
@@ -506,7 +502,7 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings
         while not [a for a in store.batch_history("inbox", 1).attempts if a["spark_tag"]]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    time.sleep(3)  # long enough for Spark to be in the middle of it; if it is not, the test still holds
+    time.sleep(3)  # most often Spark is in the middle of the job then; if it is not, the test still holds
     started = time.monotonic()
     steps.process(settings, hare, 1, owner="hare")
     steps.commit(settings, hare, 1, owner="hare")
@@ -520,17 +516,17 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings
 # callbacks
 
 
-def test_the_source_hears_of_commits_and_of_failures(settings: Settings, register: Callable[..., None]) -> None:
-    """After a commit: ack; after a failed attempt: fail with the error. What they raise changes nothing."""
-    heard: list[tuple] = []
+def test_the_source_is_called_after_commits_and_failures(settings: Settings, register: Callable[..., None]) -> None:
+    """Ack after a commit, fail with the error after a failed attempt. Errors in them change nothing."""
+    calls: list[tuple] = []
 
     class Listening(FixedBatches):
         def ack(self, attempt: Any, settings: Settings) -> None:  # noqa: ARG002
-            heard.append(("ack", attempt.txid, attempt.source_metadata["position"]))
-            raise OSError("nobody listens")
+            calls.append(("ack", attempt.txid, attempt.source_metadata["position"]))
+            raise OSError("no listener")
 
         def fail(self, attempt: Any, error: Exception, settings: Settings) -> None:  # noqa: ARG002
-            heard.append(("fail", attempt.txid, attempt.number, type(error).__name__))
+            calls.append(("fail", attempt.txid, attempt.number, type(error).__name__))
 
     failures = iter([PermanentError("not yet")])
 
@@ -546,25 +542,25 @@ def test_the_source_hears_of_commits_and_of_failures(settings: Settings, registe
     with pytest.raises(PermanentError):
         run_pipeline(settings, pipeline, run_id="first")
     run_pipeline(settings, pipeline, run_id="second")
-    assert heard[0] == ("fail", 1, 1, "PermanentError")
-    assert set(heard[1:]) == {("ack", 1, 0), ("ack", 2, 1)}
+    assert calls[0] == ("fail", 1, 1, "PermanentError")
+    assert set(calls[1:]) == {("ack", 1, 0), ("ack", 2, 1)}
 
 
-def test_acks_are_made_up_for_by_the_next_run(settings: Settings, register: Callable[..., None]) -> None:
+def test_missing_acks_are_given_by_the_next_run(settings: Settings, register: Callable[..., None]) -> None:
     """A process that dies between its commit and the ack, or a source that raises, leaves the ack to the next plan."""
-    heard: list[int] = []
-    is_deaf = [True]
+    acked: list[int] = []
+    is_failing = [True]
 
     class Dying(BaseException):
         pass
 
     class Listening(FixedBatches):
         def ack(self, attempt: Any, settings: Settings) -> None:  # noqa: ARG002
-            if attempt.txid == 2 and not heard:
+            if attempt.txid == 2 and not acked:
                 raise Dying
-            if is_deaf[0]:
-                raise OSError("nobody listens")
-            heard.append(attempt.txid)
+            if is_failing[0]:
+                raise OSError("no listener")
+            acked.append(attempt.txid)
 
     pipeline = Pipeline(name="inbox", source=Listening([[("a", 1)], [("a", 2)]], SCHEMA), states=PER_NAME, window=1)
     register(pipeline)
@@ -574,10 +570,10 @@ def test_acks_are_made_up_for_by_the_next_run(settings: Settings, register: Call
         assert store.committed("inbox") == 2
         assert [commit.txid for commit in store.awaiting_acks("inbox", 10)] == [1, 2]
 
-        is_deaf[0] = False
+        is_failing[0] = False
         assert run_pipeline(settings, pipeline, run_id="second").txids == []
 
-        assert heard == [1, 2]
+        assert acked == [1, 2]
         assert store.awaiting_acks("inbox", 10) == []
     run_pipeline(settings, pipeline, run_id="third")
-    assert heard == [1, 2]
+    assert acked == [1, 2]

@@ -1,4 +1,4 @@
-"""What a batch computes per key, how batches add up, and what cannot be a key or a value."""
+"""Partials per key, how batches add up, and the keys and values that are refused."""
 
 import gc
 import random
@@ -67,7 +67,7 @@ def table(rows: list[Row]) -> pa.Table:
 
 
 def clean(rows: list[Row]) -> list[dict[str, Any]]:
-    """Compute what PRICES keeps, with nothing but Python; keys in the order of their bytes, NULL last."""
+    """Return the state of PRICES, computed in plain Python; keys in the order of their bytes, NULL last."""
     groups: dict[str | None, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row[0]].append(row)
@@ -92,7 +92,7 @@ def clean(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def refusal(tables: Tables, pipeline: Pipeline, error: type[TidegateError]) -> str:
-    """Plan the next batch and see it refused with nothing half done."""
+    """Plan the next batch, check that it is refused as a whole, and return the message."""
     (txid,) = tables.plan(pipeline, "refused")
     return tables.refused(pipeline, error, txid)
 
@@ -109,8 +109,8 @@ def test_aggregates_are_those_of_plain_python(tables: Tables) -> None:
     assert tables.aggregate(PRICES, table(first), table(second), table(third)) == clean(first + second + third)
 
 
-def test_nothing_but_nulls_leaves_sum_zero_and_min_null_until_there_is_a_value(tables: Tables) -> None:
-    """The identity of each aggregate is what no value at all gives, and it does not disturb what comes later."""
+def test_a_key_with_only_nulls_has_sum_zero_and_min_null(tables: Tables) -> None:
+    """Without values each aggregate gives its identity, which does not disturb later batches."""
     nothing: list[Row] = [("a", None, None)]
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table(nothing))
@@ -145,14 +145,14 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
 @pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount >= 0")], ids=["as it is", "transformed"])
 @pytest.mark.parametrize("one_task", [True, False])
 def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: bool, transform: Any) -> None:
-    """With one task, a state has one staged partition, also if the batch is several files."""
+    """With one task, a state has one staged partition, even if the batch is several files."""
     tables.routing = lambda _pipeline, _attempt, _facts: Route(one_task=one_task)
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(150)]
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
     tables.put(table(rows[:50]), table(rows[50:100]), table(rows[100:]))
     with spark_session(tables.settings, "inbox") as session:
-        # Adaptive execution would make one partition of the few rows of either.
+        # Adaptive execution would make one partition of so few rows in both cases.
         session.conf.set("spark.sql.adaptive.enabled", "false")
         try:
             assert tables.run(pipeline) == [1, 2]
@@ -168,7 +168,7 @@ def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: boo
 @pytest.mark.parametrize("tracking", ["full", "off"])
 @pytest.mark.parametrize("is_followed", [True, False], ids=["all anchored", "one unanchored"])
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracking: Any, is_followed: bool) -> None:
-    """One task hands over all partials of a file with a digest: those are followed then. A replay may take either way."""
+    """One task passes on all partials of a file with a digest: then those are followed. A replay may take either way."""
     overall = State(aggregates={"amount": Sum("amount")}, unanchored=not is_followed)
     declared = tables.declare_over(table([]).schema, PRICES)
     pipeline = tables.declare(declared.source, states={**declared.states, "overall": overall}, tracking=tracking)
@@ -188,8 +188,8 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracki
 
 
 @pytest.mark.parametrize("how", ["as it is", "transformed", "without digests"])
-def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(tables: Tables, how: str) -> None:
-    """Spark then does not even read it. A transform may use any column; and rows without a digest have nothing but the hash."""
+def test_unused_columns_are_not_hashed_if_a_digest_vouches_for_them(tables: Tables, how: str) -> None:
+    """Spark then does not even read them. A transform may use any column, and rows without a digest have only the hash."""
 
     def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
         return steps.shuffled(pipeline, attempt, replace(facts, is_verified=how != "without digests"))
@@ -207,8 +207,8 @@ def test_what_no_state_uses_is_not_hashed_where_a_digest_vouches_for_it(tables: 
     assert (this["source_hash_sum"] == that["source_hash_sum"]) == (how == "as it is")
 
 
-def test_a_file_with_other_rows_than_are_read_is_not_sealed(tables: Tables) -> None:
-    """The footer of a Parquet file is an independent witness of what Spark has read."""
+def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: Tables) -> None:
+    """The footer of a Parquet file is an independent count of its rows."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None)]))
 
@@ -223,12 +223,12 @@ def test_a_file_with_other_rows_than_are_read_is_not_sealed(tables: Tables) -> N
 
 @pytest.mark.parametrize("way", ["stage_on_executors", "stage_in_process"])
 @pytest.mark.parametrize(
-    ("times", "told"), [(1, "of 2 rows 1 arrived"), (2, "of 2 rows 2 arrived .*sums of their hashes differ by 0x[1-9a-f]")]
+    ("times", "message"), [(1, "of 2 rows 1 arrived"), (2, "of 2 rows 2 arrived .*sums of their hashes differ by 0x[1-9a-f]")]
 )
-def test_a_partial_that_is_lost_behind_its_task_is_missed(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch, way: str, times: int, told: str
+def test_a_partial_that_is_lost_after_its_task_is_noticed(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, way: str, times: int, message: str
 ) -> None:
-    """What leaves the task that read the file is followed until COPY has written it, also if another takes its place."""
+    """Partials are followed from the task that read the file until COPY has written them, even if others replace them."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None)]))
     real = getattr(staging, way)
@@ -240,12 +240,12 @@ def test_a_partial_that_is_lost_behind_its_task_is_missed(
     monkeypatch.setattr(staging, way, losing)
     tables.plan(pipeline, "test")
     routing = choose if way == "stage_in_process" else steps.on_executors
-    with pytest.raises(RowsLost, match=told):
+    with pytest.raises(RowsLost, match=message):
         steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
 def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
-    """How many there are is guessed from the batches before; a wrong guess costs time, and neither rows nor sums."""
+    """Their number is guessed from earlier batches; a wrong guess costs time, but neither rows nor sums."""
     overall = State(aggregates={"amount": Sum("amount")})
     declared = tables.declare_over(table([]).schema, PRICES)
     pipeline = tables.declare(
@@ -271,8 +271,8 @@ def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> 
 
 
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question costs some ms on both sides: two about settings, one about the schema, one for the result; no more."""
-    asked: Counter[str] = Counter()
+    """Each question costs time on both sides: two about settings, one about the schema, one for the result; no more."""
+    requests: Counter[str] = Counter()
     connect = SparkConnectServiceStub.__init__
 
     def counting(stub: SparkConnectServiceStub, channel: Any) -> None:
@@ -281,23 +281,23 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
             setattr(stub, name, partial(count, name, call))
 
     def count(name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        asked[name] += 1
+        requests[name] += 1
         return call(*arguments, **named)
 
     rows: list[Row] = [("a", 1, None), ("b", 2, None)]
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table(rows))
-    tables.run(pipeline, "first")  # in a new session settings are written, too
+    tables.run(pipeline, "first")  # in a new session, settings are written too
     tables.put(table(rows))
     monkeypatch.setattr(SparkConnectServiceStub, "__init__", counting)
     tables.run(pipeline, "second")
 
-    assert asked == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
+    assert requests == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
     assert tables.rows(pipeline) == clean(rows + rows)
 
 
-def test_a_worker_keeps_what_it_has_imported_out_of_its_garbage_collections(tables: Tables) -> None:
-    """Spark has each Python worker collect garbage after every task; what is frozen is not looked at."""
+def test_a_worker_keeps_its_imports_out_of_its_garbage_collections(tables: Tables) -> None:
+    """Spark makes each Python worker collect garbage after every task; frozen objects are left out."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None)]))
     tables.run(pipeline)
@@ -308,10 +308,8 @@ def test_a_worker_keeps_what_it_has_imported_out_of_its_garbage_collections(tabl
     assert answer.frozen > 10_000
 
 
-def test_rows_reach_python_in_limited_pieces_whoever_joined_the_session_before(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Limited in bytes, and where rows are short in their number only; a pipeline's next version may have longer ones."""
+def test_rows_reach_python_in_limited_pieces_in_a_shared_session(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes, or, where rows are short, only in their number; a pipeline's next version may have longer ones."""
     monkeypatch.setattr(session, "LIMITED", "64b")
 
     def pieces(*, are_short: bool) -> int:
@@ -324,20 +322,20 @@ def test_rows_reach_python_in_limited_pieces_whoever_joined_the_session_before(
 
 
 def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Tell how many rows each Arrow batch has."""
+    """Yield the number of rows of each Arrow batch."""
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
 
 def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Tell how much the worker has frozen."""
+    """Yield the number of objects that the worker has frozen."""
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables, seed: int) -> None:
-    """Any split of the same rows, in any order, gives the state that one pass over all of them gives (I16)."""
+def test_every_split_of_the_rows_into_batches_gives_the_same_state(tables: Tables, seed: int) -> None:
+    """Any split of the same rows, in any order, gives the state of one pass over all of them (I16)."""
     dice = random.Random(seed)
     names = ["a", "b", "", " ", "Zürich", "\U0001f30a", None]
     rows: list[Row] = [
@@ -356,8 +354,8 @@ def test_however_the_rows_fall_into_batches_the_state_is_the_same(tables: Tables
 
 
 @pytest.mark.usefixtures("either_way")
-def test_min_and_max_of_every_type_compare_as_people_and_bytes_do(tables: Tables) -> None:
-    """Dates, instants, truth values and text: Spark within a batch and Postgres between batches agree on the order."""
+def test_min_and_max_of_every_type_order_values_alike_in_spark_and_postgres(tables: Tables) -> None:
+    """Dates, instants, booleans and text: Spark within a batch and Postgres between batches agree on the order."""
     instants = [
         datetime(1, 1, 1, tzinfo=UTC),
         datetime(2013, 6, 1, 12, 30, 15, 123456, UTC),
@@ -430,7 +428,7 @@ NASTY_KEYS = [
 
 @pytest.mark.usefixtures("either_way")
 def test_every_text_is_a_key_of_its_own(tables: Tables) -> None:
-    """Text is data and compares by bytes: no two keys become one, and each comes back as it went in, in every batch."""
+    """Text is data and compares by bytes: no two keys become one, and each comes back unchanged, in every batch."""
     noise = "".join(chr(random.Random(1).randrange(0x21, 0x7F) ^ n % 2) for n in range(2000))  # hardly compresses
     keys = [*NASTY_KEYS, noise]
     batch = table([(key, number, None) for number, key in enumerate(keys)])
@@ -441,7 +439,7 @@ def test_every_text_is_a_key_of_its_own(tables: Tables) -> None:
 
 @pytest.mark.usefixtures("either_way")
 def test_names_that_mean_something_in_sql_are_names(tables: Tables) -> None:
-    """A state, a key and a value may be called like SQL's own words."""
+    """A state, a key and a value may be named like SQL keywords."""
     state = State(key={"user": "text", "group": "date"}, aggregates={"order": Count(), "select": Sum("limit")})
     batch = pa.table({"user": ["a"], "group": [date(2013, 1, 1)], "limit": pa.array([2], pa.int32())})
     pipeline = tables.declare(
@@ -469,7 +467,7 @@ def test_a_null_key_fails_the_batch(tables: Tables) -> None:
 
 @pytest.mark.usefixtures("either_way")
 def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
-    """Declared so, rows without a key are one group like any other, over all batches; parts of a key may be NULL too."""
+    """Rows without a key are then a group like any other, over all batches; parts of a key may be NULL too."""
     state = State(key={"name": "text", "day": "date"}, aggregates={"lines": Count()}, null_keys=True)
     day = date(2013, 1, 1)
     batch = pa.table({"name": ["a", None, None, "a", None], "day": pa.array([day, day, None, None, None], pa.date32())})
@@ -494,8 +492,8 @@ def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
     ],
     ids=["NUL", "nothing but NUL", "one byte too long", "too long in bytes", "far too long"],
 )
-def test_what_postgres_cannot_index_is_no_key(tables: Tables, key: str, reason: str) -> None:
-    """The rule does not depend on how well a key compresses, and the batches before stay."""
+def test_a_text_that_postgres_cannot_index_is_refused_as_key(tables: Tables, key: str, reason: str) -> None:
+    """The rule does not depend on how well a key compresses, and earlier batches stay."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("good", 1, None)]))
     tables.run(pipeline)
@@ -507,22 +505,22 @@ def test_what_postgres_cannot_index_is_no_key(tables: Tables, key: str, reason: 
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize(("length", "told"), [(1200, None), (1197, None), (1201, "takes 2406 bytes")])
-def test_a_key_of_columns_that_are_too_long_together_is_refused(tables: Tables, length: int, told: str | None) -> None:
-    """Each column within its limit, but not within one index row: refused before staging, and the key is named."""
+@pytest.mark.parametrize(("length", "reason"), [(1200, None), (1197, None), (1201, "takes 2406 bytes")])
+def test_a_key_of_columns_that_are_too_long_together_is_refused(tables: Tables, length: int, reason: str | None) -> None:
+    """Each column keeps its limit, but together they exceed an index row: refused before staging, and the key is named."""
     dice = random.Random(1)
     state = State(key={"name": "text", "number": "integer", "other": "text"}, aggregates={"lines": Count()})
-    long = ["".join(chr(dice.randrange(0x30, 0x5B)) for _ in range(length - 2 * (told is None))) for _ in range(2)]
+    long = ["".join(chr(dice.randrange(0x30, 0x5B)) for _ in range(length - 2 * (reason is None))) for _ in range(2)]
     numbers = pa.array([7, 8], pa.int32())
     batch = pa.table({"name": [long[0], "short"], "number": numbers, "other": [long[1], "short"]})
     pipeline = tables.declare_over(batch.schema, state)
     tables.put(batch)
-    if told is None:
+    if reason is None:
         tables.run(pipeline)
         assert len(tables.rows(pipeline)) == 2
         return
     message = refusal(tables, pipeline, BadKey)
-    assert told in message
+    assert reason in message
     assert f"(name='{long[0][:20]}" in message
     assert "number=7" in message
 
@@ -544,12 +542,12 @@ FAR = {
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize(("moment", "kind", "told"), FAR.values(), ids=FAR.keys())
+@pytest.mark.parametrize(("moment", "kind", "shown"), FAR.values(), ids=FAR.keys())
 @pytest.mark.parametrize("place", ["key", "value"])
-def test_a_date_that_not_all_can_read_is_refused_before_it_is_staged(
-    tables: Tables, moment: pa.Array, kind: str, told: str, place: str
+def test_a_date_outside_years_1_to_9999_is_refused_before_staging(
+    tables: Tables, moment: pa.Array, kind: str, shown: str, place: str
 ) -> None:
-    """Postgres would take most of them, and whoever reads the state then could not; here a transform has made it."""
+    """Postgres would take most of them, but a reader of the state could not; here a transform has made it."""
     days = pa.types.is_date(moment.type)
     tick = moment.view(pa.int32() if days else pa.int64())[0].as_py()
     made = f"date_from_unix_date({tick})" if days else f"timestamp_micros({tick})"
@@ -562,26 +560,26 @@ def test_a_date_that_not_all_can_read_is_refused_before_it_is_staged(
     tables.put(rows)
 
     message = refusal(tables, pipeline, BadKey if place == "key" else Overflow)
-    assert f"column moment{'' if place == 'key' else chr(32) + 'of the key (name=' + repr('a') + ')'} is {told}" in message
+    assert f"column moment{'' if place == 'key' else chr(32) + 'of the key (name=' + repr('a') + ')'} is {shown}" in message
     assert "Years are kept from 1 to 9999" in message
 
 
 @pytest.mark.usefixtures("either_way")
 def test_columns_of_a_source_may_be_called_anything(tables: Tables) -> None:
-    """A dot in a name is no field of a struct, and a backtick ends nothing; with a transform and without."""
+    """A dot in a name is not a field of a struct, and a backtick ends nothing; with a transform and without."""
     names = ["a.b", "c`d", "e f", "a", "`"]
     rows = pa.table({"name": ["x", "y"], **{name: pa.array([n, None], pa.int64()) for n, name in enumerate(names, 1)}})
     sums = {f"sum_{n}": Sum(name) for n, name in enumerate(names, 1)}
     state = State(key={"name": "text"}, aggregates={**sums, "known": Count("a.b")})
-    wanted = [
+    expected = [
         {"name": "x", **{f"sum_{n}": n for n in range(1, 6)}, "known": 1},
         {"name": "y", **{f"sum_{n}": 0 for n in range(1, 6)}, "known": 0},
     ]
-    assert tables.aggregate(state, rows) == wanted
+    assert tables.aggregate(state, rows) == expected
     pipeline = tables.declare_over(rows.schema, state, lambda rows: rows.where("name <> ''"))
     tables.put(rows)
     tables.run(pipeline, "second")
-    doubled = [{name: value if name == "name" else 2 * value for name, value in row.items()} for row in wanted]
+    doubled = [{name: value if name == "name" else 2 * value for name, value in row.items()} for row in expected]
     assert tables.rows(pipeline) == doubled
 
 
@@ -598,10 +596,8 @@ IMPURE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("transform", IMPURE.values(), ids=IMPURE.keys())
-def test_a_transform_that_gives_something_else_each_time_is_refused(
-    tables: Tables, transform: Any, request: pytest.FixtureRequest
-) -> None:
-    """A batch that is tried again has to be the same batch; that the transform is not a function of its rows is in its plan."""
+def test_a_transform_whose_result_varies_is_refused(tables: Tables, transform: Any, request: pytest.FixtureRequest) -> None:
+    """A batch that is tried again has to be the same batch; the plan shows that the transform is not a function of its rows."""
     pipeline = tables.declare_over(table([]).schema, PRICES, transform)
     tables.put(table([("a", 1, None)]))
 
@@ -609,8 +605,8 @@ def test_a_transform_that_gives_something_else_each_time_is_refused(
     assert f"The transform uses {request.node.callspec.id.removesuffix(' in SQL')}" in message
 
 
-def test_what_only_looks_like_chance_is_not_refused(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
-    """Names in texts and of columns; rows that are equal in all columns. Which of several rows is kept is warned of."""
+def test_a_transform_that_only_looks_impure_is_not_refused(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+    """Names in texts and of columns, and rows that are equal in all columns. A choice among differing rows gives a warning."""
 
     def harmless(rows: Any) -> Any:
         rows = rows.withColumn("now", F.lit("rand()")).withColumn("current_date", F.lit(1))
@@ -628,16 +624,16 @@ def test_what_only_looks_like_chance_is_not_refused(tables: Tables, caplog: pyte
     assert "which of them stays is not the same each time" in caplog.text
 
 
-def test_a_transform_that_returns_nothing_is_told_so(tables: Tables) -> None:
-    """The return was forgotten."""
+def test_a_transform_that_returns_nothing_is_refused(tables: Tables) -> None:
+    """The author forgot the `return`."""
     pipeline = tables.declare_over(table([]).schema, PRICES, lambda rows: rows.where("amount > 0") and None)
     tables.put(table([("a", 1, None)]))
 
     assert "end it with return" in refusal(tables, pipeline, DeclarationInvalid)
 
 
-def test_a_sum_passes_over_what_spark_makes_of_no_number(tables: Tables) -> None:
-    """Spark casts NaN to a decimal as NULL, also in ANSI mode; the documentation of Sum says so, and how to refuse it."""
+def test_a_sum_ignores_nan_that_spark_casts_to_null(tables: Tables) -> None:
+    """Spark casts NaN to a decimal as NULL, even in ANSI mode; the documentation of Sum says so, and how to refuse it."""
     rows = pa.table({"name": ["a", "a", "a"], "amount": pa.array([float("nan"), 1.5, float("-inf")])})
     state = State(key={"name": "text"}, aggregates={"amount": Sum("amount", "numeric(10,2)")})
     pipeline = tables.declare_over(
@@ -654,7 +650,7 @@ def test_a_sum_passes_over_what_spark_makes_of_no_number(tables: Tables) -> None
 
 
 def test_a_nul_in_a_value_is_refused(tables: Tables) -> None:
-    """Postgres has no text with NUL in it; it is named and nothing is cut off."""
+    """Postgres has no text with a NUL in it; the column is named and nothing is cut off."""
     batch = pa.table({"name": ["a"], "text": ["x\0y"]})
     pipeline = tables.declare_over(batch.schema, State(key={"name": "text"}, aggregates={"last": Max("text", "text")}))
     tables.put(batch)
@@ -662,7 +658,7 @@ def test_a_nul_in_a_value_is_refused(tables: Tables) -> None:
     assert "column last holds a NUL character" in refusal(tables, pipeline, BadKey)
 
 
-# ------------------------------------------------------------------------------------- what does not fit its column
+# ------------------------------------------------------------------------------------ values that do not fit a column
 
 
 @pytest.mark.parametrize(
@@ -692,7 +688,7 @@ def test_a_nul_in_a_value_is_refused(tables: Tables) -> None:
 def test_a_column_that_is_missing_or_would_lose_something_is_refused(
     tables: Tables, expression: str, aggregates: dict[str, Any], message: str
 ) -> None:
-    """Nothing is rounded, cut or guessed: the declaration and what the transform returns must agree."""
+    """Nothing is rounded, cut or guessed: the declaration and the transform's columns must agree."""
     batch = pa.table({"name": ["a"]})
     state = State(key={"name": "text"}, aggregates=aggregates)
     pipeline = tables.declare_over(batch.schema, state, lambda rows: rows.selectExpr("name", *expression.split(", ")))
@@ -745,7 +741,7 @@ def test_a_sum_that_leaves_its_range_in_a_batch_is_refused(
 def test_a_sum_that_leaves_its_range_between_batches_halts_the_commit(
     tables: Tables, kind: pa.DataType, aggregate: Any, values: list[Any]
 ) -> None:
-    """The commit fails whole: the state keeps the last good batch, and the batch halts by the name of its error."""
+    """The whole commit fails: the state keeps the last good batch, and the batch halts with the code of its error."""
     parts = [pa.table({"name": ["a"], "amount": pa.array([value], kind)}) for value in values]
     pipeline = tables.declare_over(parts[0].schema, State(key={"name": "text"}, aggregates={"x": aggregate}))
     tables.put(*parts)
@@ -760,8 +756,8 @@ def test_a_sum_that_leaves_its_range_between_batches_halts_the_commit(
     assert "OVERFLOW" in (status.waits_for or "")
 
 
-def test_what_a_transform_raises_is_refused_in_one_line(tables: Tables) -> None:
-    """Spark's own refusals of data (here a bad cast) are of the content, and fit on a line."""
+def test_an_error_in_a_transform_is_reported_in_one_line(tables: Tables) -> None:
+    """Spark's own refusals of data (here a bad cast) blame the content, and fit on a line."""
     pipeline = tables.declare_over(
         table([]).schema, PRICES, lambda rows: rows.selectExpr("name", "CAST(name AS INT) AS amount", "price")
     )

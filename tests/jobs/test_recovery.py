@@ -1,4 +1,4 @@
-"""A run goes on by itself after servers and other runs have died: every batch counts once, and nobody has to do anything."""
+"""A run goes on after servers and other runs have died: every batch counts once, without an operator."""
 
 import os
 import signal
@@ -31,20 +31,20 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
 
 
 def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
-    """Return what the ledger knows of the attempts at a batch."""
+    """Return the ledger's attempts at a batch."""
     with StateStore.connect(inbox.settings) as store:
         return list(store.batch_history("inbox", txid).attempts)
 
 
 def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings) -> None:
-    """In mid-batch, with the strictest policy there is: no row is left out, and none counts twice."""
+    """In mid-batch, under the policy that skips at once: no row is left out, and none counts twice."""
     held = Held(inbox.settings.home)
     pipeline = skipping(inbox, held.transform)
 
     def kill(_worker: int) -> None:
         os.kill(server_process(stack, "spark"), signal.SIGKILL)
 
-    with held.when_a_worker_is_at_it(kill):
+    with held.when_a_worker_holds_rows(kill):
         result = run_pipeline(inbox.settings, pipeline, run_id="run")
 
     assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
@@ -53,7 +53,7 @@ def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings)
 
 
 def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch meets the kill elsewhere: before it is staged, before its seal, before its query, at its merge."""
+    """At a different step of each batch: before it is staged, before its seal, before its query, at its merge."""
     pipeline = skipping(inbox, window=1)
     killed: list[str] = []
 
@@ -82,7 +82,7 @@ def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settin
 
 
 def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Postgres dies with the COMMIT: whether it landed is found out, never guessed."""
+    """Postgres dies with the COMMIT: the run checks whether it took effect, and never guesses."""
     pipeline = skipping(inbox, window=1)
     kills = iter([True])
 
@@ -106,7 +106,7 @@ def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Sett
 
 
 def test_a_run_ends_at_once_when_spark_is_not_there_at_all(inbox: Inbox) -> None:
-    """To wait is right for a server that has answered before; a person who forgot to start it is told so."""
+    """A run waits only for a server that has answered before; if it was never started, the message says so."""
     pipeline = skipping(inbox)
     with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):
         run_pipeline(replace(inbox.settings, spark_remote="sc://127.0.0.1:9"), pipeline, run_id="run")
@@ -115,14 +115,14 @@ def test_a_run_ends_at_once_when_spark_is_not_there_at_all(inbox: Inbox) -> None
 
 
 def silence(as_owner: Callable, seconds: int) -> None:
-    """Let the running attempts have said so long ago that they are alive."""
+    """Let the running attempts have reported last that long ago."""
     a = tables.attempt.c
     ago = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
     as_owner(sa.update(tables.attempt).where(a.sealed_at.is_(None), a.failed_at.is_(None)).values(seen_at=ago))
 
 
-def test_a_run_takes_over_from_one_that_has_fallen_silent(inbox: Inbox, as_owner: Callable) -> None:
-    """A process that was killed or stopped holds up others for a minute, not until its attempt is overdue."""
+def test_a_run_takes_over_from_a_silent_one(inbox: Inbox, as_owner: Callable) -> None:
+    """A process that was killed or stopped holds up others briefly, not until its attempt is overdue."""
     pipeline = skipping(inbox)
     inbox.plan(pipeline, "dead")
     with StateStore.connect(inbox.settings) as store:

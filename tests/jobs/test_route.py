@@ -1,4 +1,4 @@
-"""Routes: a pure choice, by a table; and every route stages what plain Python computes."""
+"""Routes: the choice is a pure function, checked by a table, and every route agrees with plain Python."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,23 +71,23 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
 
 
 @pytest.mark.parametrize(("pipeline", "facts", "rows_before", "expected"), CHOICES.values(), ids=CHOICES.keys())
-def test_a_route_follows_from_what_is_known(
+def test_a_route_follows_from_the_known_facts(
     pipeline: Pipeline, facts: InputFacts, rows_before: dict[str, int], expected: Route
 ) -> None:
-    """Nothing else decides: no constant is looked up elsewhere, no file is touched."""
+    """Nothing else decides: no setting is read, no file is touched."""
     assert choose(pipeline, Attempt("inbox", 1, 1, {"files": []}, rows_before=rows_before), facts) == expected
 
 
 def test_records_from_quarantine_are_followed_one_by_one() -> None:
-    """Their batch has no files of which a digest could vouch for the rows."""
+    """Their batch has no files whose digests could vouch for the rows."""
     attempt = Attempt("inbox", 2, 1, {QUARANTINED: 3, "source": None})
     assert choose(PLAIN, attempt, ONE_FILE).follows_partials is None
 
 
 @pytest.mark.parametrize("route", steps.ROUTINGS)
 @pytest.mark.parametrize("how", ["as it is", "transformed", "checked", "several states"])
-def test_every_route_gives_what_plain_python_computes(inbox: Inbox, route: str, how: str) -> None:
-    """Over files of one row and of many, of one file and of several, and over an empty one."""
+def test_every_route_agrees_with_plain_python(inbox: Inbox, route: str, how: str) -> None:
+    """For files with one row and with many, batches of one file and of several, and an empty file."""
     inbox.routing = steps.ROUTINGS[route]
     files = [[("a", 1)], [], [(f"n{number % 7}", number) for number in range(100)], [("a", 5), ("b", -5)]]
     for number, rows in enumerate(files):

@@ -1,4 +1,4 @@
-"""The same engine in one process: in order, many at once, and two runs at the same time."""
+"""Runs without Airflow: commits in order, batches in parallel, and two runs at once."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ __all__ = ["sales"]  # a fixture
 
 
 def test_a_run_commits_everything_in_order(settings: Settings, sales: Pipeline) -> None:
-    """All batches are planned first, processed side by side, committed in the order of their txids."""
+    """All batches are planned first, processed in parallel, and committed in the order of their txids."""
     write_sales(settings.home, "05", "06", "07")
     events: list[tuple[int, str]] = []
     result = run_pipeline(settings, SALES, run_id="run", progress=lambda txid, event: events.append((txid, event)))
@@ -30,7 +30,7 @@ def test_a_run_commits_everything_in_order(settings: Settings, sales: Pipeline) 
 
 
 def test_a_commit_does_not_wait_for_the_next_batch(settings: Settings, sales: Pipeline) -> None:
-    """However long the one behind it is processed."""
+    """However long the next batch takes to process."""
     first_has_committed, waited = threading.Event(), []
 
     def progress(txid: int, event: str) -> None:
@@ -57,7 +57,7 @@ def test_a_second_run_does_nothing(settings: Settings, sales: Pipeline) -> None:
 
 
 def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings, sales: Pipeline) -> None:
-    """What is before the bad batch has committed, it alone is halted, and what was processed behind it is not done again."""
+    """Earlier batches have committed, only the bad one is halted, and processed later ones keep their work."""
     write_sales(settings.home, "05", "06")
     bad = settings.home / "sales" / "03.csv"
     bad.write_text("shop,cents\nnorth,one\n")
@@ -76,15 +76,15 @@ def test_a_range_with_a_gap_is_refused(settings: Settings, sales: Pipeline) -> N
         run_pipeline(settings, SALES, run_id="run", from_txid=2)
 
 
-def test_batches_behind_one_that_is_stuck_wait_unstaged(settings: Settings, sales: Pipeline) -> None:
-    """The window bounds what has begun and not committed, whoever has time; then all of it commits, one window at a time."""
+def test_batches_outside_the_window_wait_unstaged(settings: Settings, sales: Pipeline) -> None:
+    """The window bounds the batches in flight, even if threads are idle; then all commit, one window at a time."""
     write_sales(settings.home, "05", "06", "07", "08", "09", "10")
     pipeline, second_is_done, seen = replace(SALES, concurrency=3, window=2), threading.Event(), []
 
     def progress(txid: int, event: str) -> None:
         if (txid, event) == (2, "processed"):
             second_is_done.set()
-        if (txid, event) == (1, "processed"):  # and so it does not commit before this returns
+        if (txid, event) == (1, "processed"):  # it does not commit before this returns
             assert second_is_done.wait(60)
             with StateStore.connect(settings) as store:
                 wait_until(lambda: store.batch_statuses("sales")[2].phase != "planned", 2)
@@ -98,8 +98,8 @@ def test_batches_behind_one_that_is_stuck_wait_unstaged(settings: Settings, sale
     assert stored_state(settings) == clean_state(settings.home)
 
 
-def test_a_run_that_fails_ends_those_who_wait_for_the_window(settings: Settings, sales: Pipeline) -> None:
-    """The batch that blocks it will not commit in this run."""
+def test_a_run_that_fails_ends_the_waits_for_the_window(settings: Settings, sales: Pipeline) -> None:
+    """The batch that blocks the window will not commit in this run."""
     (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth,one\n")
     write_sales(settings.home, "05", "06", "07")
 

@@ -1,4 +1,4 @@
-"""In which order partials are staged: as the merge likes them, without keeping more than was agreed."""
+"""The order in which partials are staged suits the merge, without exceeding the sort's memory."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -34,7 +34,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
     ],
 )
 def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:
-    """Over all Arrow batches of a task, whatever the order in which Spark has sent them."""
+    """Over all Arrow batches of a task, in any order in which Spark has sent them."""
     ordered = pa.Table.from_batches(sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
 
     assert ordered["key"].to_pylist() == sorted(keys)
@@ -51,25 +51,25 @@ def test_null_keys_come_last_as_postgres_sorts_them() -> None:
     assert sorted(row["events"] for row in rows[2:]) == [1, 3]
 
 
-def test_no_more_is_gathered_than_was_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows is not asked for before the first rows have gone."""
+def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later batches are not fetched before the first rows have been passed on."""
     monkeypatch.setattr(sink, "SORTED_BYTES", 2 * 16)
     taken: list[pa.RecordBatch] = []
 
-    def asked() -> Iterator[pa.RecordBatch]:
+    def fetched() -> Iterator[pa.RecordBatch]:
         for batch in _batches([4, 3, 2, 1, 0], pa.int64(), 1):
             taken.append(batch)
             yield batch
 
-    ordered = sink.in_key_order(asked(), _state("bigint"))
+    ordered = sink.in_key_order(fetched(), _state("bigint"))
 
     assert next(ordered)["key"].to_pylist() == [3, 4]
     assert len(taken) == 2
     assert [key for batch in ordered for key in batch["key"].to_pylist()] == [1, 2, 0]
 
 
-def test_texts_are_staged_as_they_come() -> None:
-    """To sort them would take longer than it saves."""
+def test_texts_are_staged_unsorted() -> None:
+    """Sorting them would take longer than it saves."""
     batches = list(_batches(["b", "c", "a"], pa.string(), 2))
 
     assert list(sink.in_key_order(iter(batches), _state("text"))) == batches

@@ -1,4 +1,4 @@
-"""Each type through the whole path: a table's column, Spark, staging, merges, quarantine and replay, lookups, output."""
+"""Each type on its whole path: source table, Spark, staging, merges, quarantine, replay, lookups, output."""
 
 import json
 import uuid
@@ -22,7 +22,7 @@ from tidegate.commands.inspection import get, inspect
 
 __all__ = ["inbox", "shop"]  # fixtures
 
-WHO = [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1), uuid.UUID("0a000000-0000-0000-0000-00000000000b"), None]
+OWNERS = [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1), uuid.UUID("0a000000-0000-0000-0000-00000000000b"), None]
 WALL = [
     datetime(1, 1, 1),
     datetime(9999, 12, 31, 23, 59, 59, 999999),
@@ -33,7 +33,7 @@ WALL = [
 CODE = [b"", b"\x00", b"\x00\xff\\x41\"'\n,", bytes(range(256)), b"\xff" * 2000, None]
 WEIGHT = [0.1, 0.2, -0.0, 1e-9, 123456789012.123, -99999.5, None]
 CREATE = (
-    "CREATE TABLE things (id bigserial PRIMARY KEY, who uuid, wall timestamp, code bytea, weight double precision,"
+    "CREATE TABLE things (id bigserial PRIMARY KEY, owner uuid, wall timestamp, code bytea, weight double precision,"
     " small real, doc jsonb)"
 )
 THINGS = PostgresTable(
@@ -41,7 +41,7 @@ THINGS = PostgresTable(
     key="id",
     schema={
         "id": "bigint",
-        "who": "string",
+        "owner": "string",
         "wall": "timestamp_ntz",
         "code": "binary",
         "weight": "double",
@@ -53,31 +53,31 @@ THINGS = PostgresTable(
 )
 FILES = Files("inbox", schema={"v": "double"})
 EXTREMES = {
-    **{"who_min": Min("who", "uuid"), "who_max": Max("who", "uuid")},
+    **{"owner_min": Min("owner", "uuid"), "owner_max": Max("owner", "uuid")},
     **{"wall_min": Min("wall", "timestamp"), "wall_max": Max("wall", "timestamp")},
     **{"code_min": Min("code", "bytea"), "code_max": Max("code", "bytea")},
     **{"weight": Sum("weight", "numeric(38,9)"), "small": Sum("small", "numeric(20,3)"), "things": Count()},
 }
-KEYS = {"who": "uuid", "wall": "timestamp", "code": "bytea"}
+KEYS = {"owner": "uuid", "wall": "timestamp", "code": "bytea"}
 
 
 def states(kind: Any) -> dict[str, State]:
-    """A state by a key of each type, with a value of each type, and one by all of them."""
+    """States with a key of each type, with all keys together, and without a key; each has values of each type."""
     by_one = {f"by_{name}": State({name: key}, EXTREMES, null_keys=True, kind=kind) for name, key in KEYS.items()}
     return {**by_one, "by_all": State(KEYS, EXTREMES, null_keys=True, kind=kind), "overall": State({}, EXTREMES, kind=kind)}
 
 
 def fill(shop: Shop, rows: int) -> None:
-    """Add rows of odd values, so that each meets each other one."""
+    """Add rows of odd values in all combinations."""
     for n in range(rows):
         small = [1.5, 0.001, -16777.215, None][n % 4]
         doc = json.dumps({"n": n, "text": 'ü"\\', "list": [1, None]})
-        values = [WHO[n % 4] and str(WHO[n % 4]), WALL[n % 5], CODE[n % 6], WEIGHT[n % 7], small, doc]
-        shop.execute("INSERT INTO things (who, wall, code, weight, small, doc) VALUES (%s, %s, %s, %s, %s, %s)", values)
+        values = [OWNERS[n % 4] and str(OWNERS[n % 4]), WALL[n % 5], CODE[n % 6], WEIGHT[n % 7], small, doc]
+        shop.execute("INSERT INTO things (owner, wall, code, weight, small, doc) VALUES (%s, %s, %s, %s, %s, %s)", values)
 
 
 def expected(shop: Shop, keys: list[str]) -> list[tuple]:
-    """Return what a state by these keys must be, by plain SQL over the table."""
+    """Return the expected rows of a state with these keys, by plain SQL over the table."""
     grouped = f"GROUP BY {', '.join(keys)} ORDER BY {', '.join(keys)}" if keys else ""
     extremes = ", ".join(f"(array_agg({c} ORDER BY {c}))[1], (array_agg({c} ORDER BY {c} DESC NULLS LAST))[1]" for c in KEYS)
     numbers = "coalesce(sum(weight::text::numeric(38,9)), 0), coalesce(sum(small::text::numeric(20,3)), 0), count(*)"
@@ -86,14 +86,14 @@ def expected(shop: Shop, keys: list[str]) -> list[tuple]:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value as Python compares it, whichever driver has brought it."""
+    """Return a value in a form that is comparable between drivers."""
     if isinstance(value, memoryview):
         return bytes(value)
     return str(value) if isinstance(value, uuid.UUID) else value
 
 
 def rows_of(inbox: Inbox, pipeline: Pipeline, state: str) -> list[tuple]:
-    """Return a state's rows without what its kind keeps."""
+    """Return a state's rows without the previous values of opaque states."""
     found = inbox.rows(pipeline, state)
     return [tuple(comparable(v) for name, v in row.items() if not name.startswith("previous_")) for row in found]
 
@@ -107,22 +107,22 @@ def things(shop: Shop) -> Shop:
 
 
 @pytest.fixture(params=["chosen", "safe"])
-def either_way(request: pytest.FixtureRequest, inbox: Inbox) -> None:
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches take all shortcuts that their inputs allow, or none."""
-    inbox.routing = steps.ROUTINGS[request.param]
+    monkeypatch.setattr(Inbox, "routing", staticmethod(steps.ROUTINGS[request.param]))
 
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", ["transactional", "opaque"])
 def test_every_value_arrives_in_every_place(things: Shop, inbox: Inbox, kind: str) -> None:
-    """As key and as value, over several batches, merged one by one and together, set aside and taken up again."""
+    """As key and as value, over several batches, merged one by one and together, set aside and replayed."""
     fill(things, 100)
     strict = {"on_poison": "quarantine", "states": states(kind)}
     pipeline = inbox.declare(THINGS, check={"not every third": "id % 3 <> 0"}, **strict)
     assert inbox.run(pipeline, "first") == [1, 2, 3]
     pipeline = inbox.declare(THINGS, check={}, version=2, **strict)
     with StateStore.connect(inbox.settings) as store:
-        assert store.replay_quarantined(pipeline.spec, "test", "mended") == (4, 33)
+        assert store.replay_quarantined(pipeline.spec, "test", "fixed") == (4, 33)
     fill(things, 50)
     txids = inbox.plan(pipeline, "second")
     assert txids == [4, 5, 6]
@@ -136,33 +136,33 @@ def test_every_value_arrives_in_every_place(things: Shop, inbox: Inbox, kind: st
         assert rows_of(inbox, pipeline, name) == expected(things, list(state.key)), name
     if kind == "opaque":
         last = inbox.rows(pipeline, "overall")[0]
-        assert comparable(last["previous_who_max"]) == str(WHO[1])
+        assert comparable(last["previous_owner_max"]) == str(OWNERS[1])
         assert (last["previous_wall_min"], bytes(last["previous_code_max"])) == (WALL[0], CODE[4])
 
 
-def test_keys_are_looked_up_and_printed_as_postgres_writes_them(
+def test_keys_are_looked_up_and_printed_in_the_form_of_postgres(
     things: Shop, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is printed can be asked for again."""
+    """A printed key can be looked up again."""
     fill(things, 60)
     pipeline = inbox.declare(THINGS, states=states("transactional"))
     inbox.run(pipeline)
     settings = inbox.settings
-    asked: dict[str, list[tuple[str, ...]]] = {
-        "by_who": [("0A000000-0000-0000-0000-00000000000B",)],
+    requested: dict[str, list[tuple[str, ...]]] = {
+        "by_owner": [("0A000000-0000-0000-0000-00000000000B",)],
         "by_wall": [("2026-03-29 02:30:00.000001",), ("9999-12-31T23:59:59.999999",)],
         "by_code": [("\\x",), ("\\x00",), (f"\\x{bytes(range(256)).hex()}",)],
     }
-    for name, keys in asked.items():
+    for name, keys in requested.items():
         spec = pipeline.spec.state(name)
         assert spec is not None
         assert None not in lookup.get(settings, spec, keys), name
-    by_who, by_code = pipeline.spec.state("by_who"), pipeline.spec.state("by_code")
-    assert by_who is not None
+    by_owner, by_code = pipeline.spec.state("by_owner"), pipeline.spec.state("by_code")
+    assert by_owner is not None
     assert by_code is not None
     assert lookup.get(settings, by_code, [("\\x0102",)]) == [None]
     with pytest.raises(UsageError, match="invalid input syntax for type uuid"):
-        lookup.get(settings, by_who, [("0a",)])
+        lookup.get(settings, by_owner, [("0a",)])
 
     monkeypatch.setattr("tidegate.commands.inspection.find_pipeline", lambda _name: pipeline)
     monkeypatch.setattr("tidegate.commands.inspection.Settings.load", lambda *_: settings)
@@ -184,8 +184,8 @@ WEIGHTS = State(aggregates={"total": Sum("v", "numeric(12,4)"), "most": Max("v",
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
-def test_floats_are_kept_as_the_decimals_that_they_are_written_as(tables: Tables, kind: pa.DataType) -> None:
-    """0.1 is 0.1000, ten times 0.1 is 1.0000, whatever the order; NULL adds nothing."""
+def test_floats_are_kept_as_their_shortest_decimals(tables: Tables, kind: pa.DataType) -> None:
+    """0.1 is 0.1000, ten times 0.1 is 1.0000 in any order; NULL adds nothing."""
     schema = {"v": "double" if kind == pa.float64() else "float"}
     values = [*[0.1] * 10, 0.0001, -0.0, 1234.5, None]
     tables.put(pa.table({"v": pa.array(values, kind)}), pa.table({"v": pa.array([-0.3], kind)}))
@@ -207,25 +207,25 @@ def test_a_double_that_does_not_fit_is_refused_with_its_column(tables: Tables, v
 @pytest.mark.parametrize("value", ["", "x", "{0a000000-0000-0000-0000-00000000000b}", "0a00000000000000000000000000000b", " "])
 def test_a_text_that_is_no_uuid_is_refused_with_its_column(tables: Tables, value: str) -> None:
     """Two ways to write one uuid would be two rows of one key."""
-    tables.put(pa.table({"who": [str(WHO[0]), value]}))
+    tables.put(pa.table({"owner": [str(OWNERS[0]), value]}))
     pipeline = tables.declare(
-        replace(FILES, schema={"who": "string"}), states={"per_who": State({"who": "uuid"}, {"lines": Count()})}
+        replace(FILES, schema={"owner": "string"}), states={"per_owner": State({"owner": "uuid"}, {"lines": Count()})}
     )
     tables.plan(pipeline, "run")
-    with pytest.raises(MalformedRecord, match=r"State per_who: column who, declared uuid, has the value"):
+    with pytest.raises(MalformedRecord, match=r"State per_owner: column owner, declared uuid, has the value"):
         steps.process(tables.settings, pipeline, 1, owner="test")
 
 
 def test_a_uuid_in_capitals_is_the_same_key(tables: Tables) -> None:
-    """Postgres takes both for one."""
-    state = State({"who": "uuid"}, {"lines": Count()})
-    rows = tables.aggregate(state, pa.table({"who": [str(WHO[2]), str(WHO[2]).upper()]}))
-    assert [(str(row["who"]), row["lines"]) for row in rows] == [(str(WHO[2]), 2)]
+    """Postgres treats both as the same uuid."""
+    state = State({"owner": "uuid"}, {"lines": Count()})
+    rows = tables.aggregate(state, pa.table({"owner": [str(OWNERS[2]), str(OWNERS[2]).upper()]}))
+    assert [(str(row["owner"]), row["lines"]) for row in rows] == [(str(OWNERS[2]), 2)]
 
 
 @pytest.mark.usefixtures("either_way")
 def test_bytes_that_are_too_long_for_a_key_are_refused(tables: Tables) -> None:
-    """The limit is that of texts, before they are written as digits."""
+    """The limit is that of texts, and applies before bytes are written as digits."""
     tables.put(pa.table({"code": pa.array([b"\x00" * 2000], pa.binary())}), pa.table({"code": [b"\x00" * 2001]}))
     pipeline = tables.declare(
         replace(FILES, schema={"code": "binary"}), states={"per_code": State({"code": "bytea"}, {"lines": Count()})}
@@ -237,7 +237,7 @@ def test_bytes_that_are_too_long_for_a_key_are_refused(tables: Tables) -> None:
 
 
 def test_a_double_of_the_table_may_be_declared_decimal(things: Shop) -> None:
-    """By the digits that Postgres prints, all of them; what does not fit is refused with its key."""
+    """By all the digits that Postgres prints; a value that does not fit is refused with its key."""
     things.execute("INSERT INTO things (weight, small) VALUES (1234567890.1234567, 0.1), (1e-7, 16777216), (-0.0, NULL)")
     source = replace(THINGS, schema={"id": "int", "weight": "decimal(38,18)", "small": "decimal(10,1)"})
     assert things.rows(source, things.planned(source)) == [

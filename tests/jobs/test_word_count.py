@@ -1,4 +1,4 @@
-"""The word count of the tutorials, in both of its spellings: one state, whichever is written."""
+"""The word count of the tutorials, written in two ways with the same result."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SPLIT = "explode(split(line, ' ')) AS word"
 
 
 def counted_by_the_state(rows: Any) -> Any:
-    """Split only; the state counts: each word is a row that persists into it (persistentAggregate)."""
+    """Only split; the state counts: each word is a row that goes into it (persistentAggregate)."""
     return rows.selectExpr(SPLIT)
 
 

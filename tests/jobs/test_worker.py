@@ -1,4 +1,4 @@
-"""Plan, process, commit: each may be repeated, interrupted or come late, and the state is that of a clean run."""
+"""Plan, process and commit may be repeated, interrupted or late; the state is that of a clean run."""
 
 import math
 from collections.abc import Callable
@@ -62,8 +62,8 @@ def test_a_second_run_spends_no_txid(settings: Settings, sales: Pipeline) -> Non
     assert stored_state(settings) == state == clean_state(settings.home)
 
 
-def test_files_that_were_added_are_all_that_is_read(settings: Settings, sales: Pipeline) -> None:
-    """The next run's batches hold the new files and no other."""
+def test_only_added_files_are_read(settings: Settings, sales: Pipeline) -> None:
+    """The next run's batches hold the new files and no others."""
     run_once(settings, "first")
     write_sales(settings.home, "05")
 
@@ -76,7 +76,7 @@ def test_files_that_were_added_are_all_that_is_read(settings: Settings, sales: P
 
 
 def test_the_same_run_always_gets_the_same_plan(settings: Settings, sales: Pipeline) -> None:
-    """A plan that is tried again finds its answer, whatever came meanwhile; another run gets what is left and what is new."""
+    """A repeated plan gets its first answer, even if files came meanwhile; another run gets left-over and new batches."""
     assert steps.plan(settings, SALES, run_id="first") == [1, 2]
     write_sales(settings.home, "05", "06")
 
@@ -85,8 +85,8 @@ def test_the_same_run_always_gets_the_same_plan(settings: Settings, sales: Pipel
     assert steps.plan(settings, SALES, run_id="second") == [1, 2, 3]
 
 
-def test_max_batches_counts_what_is_left_over_first(settings: Settings, sales: Pipeline) -> None:
-    """A run takes no more than it was told, oldest first, and opens nothing that it does not take."""
+def test_max_batches_counts_left_over_batches_first(settings: Settings, sales: Pipeline) -> None:
+    """A run takes no more than `max_batches`, oldest first, and opens no batch that it does not take."""
     assert steps.plan(settings, SALES, run_id="one", max_batches=1) == [1]
     assert steps.plan(settings, SALES, run_id="again", max_batches=1) == [1]
     with StateStore.connect(settings) as store:
@@ -94,8 +94,8 @@ def test_max_batches_counts_what_is_left_over_first(settings: Settings, sales: P
     assert steps.plan(settings, SALES, run_id="both", max_batches=2) == [1, 2]
 
 
-def test_a_range_covers_what_of_it_is_uncommitted(settings: Settings, sales: Pipeline) -> None:
-    """What has committed is left alone, and a range may end behind what the source has."""
+def test_a_range_covers_its_uncommitted_txids(settings: Settings, sales: Pipeline) -> None:
+    """Committed batches are left alone, and a range may end beyond the source's data."""
     write_sales(settings.home, "05", "06")
     process_and_commit = steps.plan(settings, SALES, run_id="first", to_txid=1)
     assert process_and_commit == [1]
@@ -145,8 +145,8 @@ def test_processing_again_keeps_the_work_that_is_there(settings: Settings, sales
     assert (again.attempt, again.key_count, again.committed_at) == (1, first.key_count, first.committed_at)
 
 
-def test_a_halted_batch_says_why_and_holds_up_those_behind_it_only(settings: Settings, sales: Pipeline) -> None:
-    """Later batches are processed all the same and commit when the bad one has: in order, and with nothing lost."""
+def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Settings, sales: Pipeline) -> None:
+    """Later batches are processed all the same and commit after the bad one: in order, and with nothing lost."""
     bad = settings.home / "sales" / "01.csv"
     planned = bad.read_bytes()
     steps.plan(settings, SALES, run_id="first")
@@ -170,7 +170,7 @@ def test_a_halted_batch_says_why_and_holds_up_those_behind_it_only(settings: Set
 
 
 def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings, sales: Pipeline) -> None:
-    """A commit repeats a failed attempt; if that fails for good, the reason is the commit's own, and every attempt is kept."""
+    """A commit repeats a failed attempt; if that fails permanently, the commit reports the reason; every attempt is kept."""
     (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth\n")
     steps.plan(settings, SALES, run_id="run")
     with pytest.raises(MalformedRecord):
@@ -185,7 +185,7 @@ def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings
 
 
 def test_an_unreachable_spark_is_tried_again_not_halted(settings: Settings, sales: Pipeline) -> None:
-    """Spark being away is nobody's fault: the error is retryable, the batch is not halted, and the next try succeeds."""
+    """If Spark is away, the error is retryable, the batch is not halted, and the next try succeeds."""
     steps.plan(settings, SALES, run_id="run")
     away = replace(settings, spark_remote="sc://127.0.0.1:1")
 
@@ -206,10 +206,10 @@ def test_another_declaration_than_the_registered_one_computes_nothing(settings: 
         assert store.batch_history("sales", 1).attempts == []
 
 
-def test_a_new_version_processes_again_what_an_old_one_sealed(
+def test_a_new_version_processes_batches_of_an_old_one_again(
     settings: Settings, sales: Pipeline, register: Callable[..., None]
 ) -> None:
-    """What an older version computed and did not commit never counts (I16)."""
+    """Uncommitted work of an older version never counts (I16)."""
     steps.plan(settings, SALES, run_id="run")
     process(settings, 1)
     doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
@@ -220,8 +220,8 @@ def test_a_new_version_processes_again_what_an_old_one_sealed(
     assert stored_state(settings)["north"] == (2, 2 * (10 + 20), 20, 40)
 
 
-def test_what_does_not_exist_is_named(settings: Settings, sales: Pipeline) -> None:
-    """A pipeline that nobody declared or registered, and a batch that nobody planned."""
+def test_a_missing_pipeline_or_batch_is_named(settings: Settings, sales: Pipeline) -> None:
+    """A pipeline that is not declared or not registered, and a batch that is not planned."""
     with pytest.raises(UnknownPipeline, match="There is no pipeline sale"):
         steps.plan(settings, "sale", run_id="run")
     with pytest.raises(SchemaOutOfDate, match="Pipeline other is not registered"):
@@ -230,8 +230,8 @@ def test_what_does_not_exist_is_named(settings: Settings, sales: Pipeline) -> No
         process(settings, 7)
 
 
-def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Settings, sales: Pipeline) -> None:
-    """With all that is ready behind it; what is behind a gap waits. The batches' own commits then find it done."""
+def test_the_task_that_seals_the_next_batch_commits_it(settings: Settings, sales: Pipeline) -> None:
+    """Together with the sealed batches after it; batches after a gap wait. The batches' own commits then find it done."""
     assert steps.plan(settings, SALES, run_id="first") == [1, 2]
 
     steps.process(settings, SALES, 2, owner="test", commit_ready=True)
@@ -243,17 +243,17 @@ def test_whoever_finishes_what_the_next_commit_waits_for_commits_it(settings: Se
     assert stored_state(settings) == clean_state(settings.home)
 
 
-def test_what_somebody_else_commits_meanwhile_stops_nobody(
+def test_a_commit_by_another_process_does_not_stop_this_one(
     settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is ready behind it is committed all the same."""
+    """The sealed batches after it are committed all the same."""
     steps.plan(settings, SALES, run_id="first")
     process(settings, 2)
-    look = StateStore.committed
+    real = StateStore.committed
 
     def committed(store: StateStore, pipeline: str) -> int:
-        before = look(store, pipeline)
-        store.commit_batch(SALES.spec, 1, "somebody else")
+        before = real(store, pipeline)
+        store.commit_batch(SALES.spec, 1, "another process")
         return before
 
     monkeypatch.setattr(StateStore, "committed", committed)
@@ -262,8 +262,8 @@ def test_what_somebody_else_commits_meanwhile_stops_nobody(
     assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
 
 
-def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Settings, sales: Pipeline) -> None:
-    """It waits for nobody's lock, and does its own work all the same."""
+def test_processing_leaves_the_commit_to_the_committing_process(settings: Settings, sales: Pipeline) -> None:
+    """It does not wait for the lock, and does its own work all the same."""
     steps.plan(settings, SALES, run_id="first")
     with StateStore.connect(settings) as other, other.engine.begin() as connection:
         connection.execute(sa.select(tables.cursor).with_for_update())
@@ -274,27 +274,27 @@ def test_processing_leaves_the_commit_to_whoever_is_committing(settings: Setting
     assert not commit(settings, 1).already_committed
 
 
-def test_who_has_processed_stays_while_somebody_commits_and_commits_if_they_die(settings: Settings, sales: Pipeline) -> None:
-    """While another holds the cursor nothing is done but to look; what that one has left undone is done then."""
+def test_a_task_waits_for_the_committer_and_commits_if_it_dies(settings: Settings, sales: Pipeline) -> None:
+    """While another process holds the cursor, it only polls; afterwards it commits the batches that are left."""
     steps.plan(settings, SALES, run_id="first")
     process(settings, 1)
     process(settings, 2)
     with ThreadPoolExecutor() as pool, StateStore.connect(settings) as other:
         with other.engine.connect() as connection:
             connection.execute(sa.select(tables.cursor).with_for_update())
-            staying = pool.submit(steps.wait_for_commits, settings, SALES, 2, owner="test")
+            waiting = pool.submit(steps.wait_for_commits, settings, SALES, 2, owner="test")
             with pytest.raises(TimeoutError):
-                staying.result(3 * committing.SECONDS_BETWEEN_TURNS)
+                waiting.result(3 * committing.SECONDS_BETWEEN_TURNS)
             connection.rollback()
-        assert staying.result()
+        assert waiting.result()
 
     assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
     assert stored_state(settings) == clean_state(settings.home)
     assert steps.wait_for_commits(settings, SALES, 1, owner="test")
 
 
-def test_nobody_stays_for_ever(settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever commits may take longer than a worker should be kept."""
+def test_no_task_waits_for_ever(settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committer may take longer than a worker should be kept."""
     monkeypatch.setattr(committing, "LONGEST_WAIT_SECONDS", committing.SECONDS_BETWEEN_TURNS)
     steps.plan(settings, SALES, run_id="first")
     process(settings, 1)
@@ -305,11 +305,11 @@ def test_nobody_stays_for_ever(settings: Settings, sales: Pipeline, monkeypatch:
     assert phase_of(settings, 1) == "processed"
 
 
-def test_nobody_stays_for_what_a_commit_alone_cannot_end(
+def test_no_task_waits_if_more_than_commits_are_missing(
     settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is still to be processed before it, or is damaged, or was given up: the commits of those batches see to that."""
-    monkeypatch.setattr(committing, "SECONDS_BETWEEN_TURNS", math.inf)  # to sleep so long is an error
+    """If an earlier batch is unprocessed, damaged or given up, that batch's own commit handles it."""
+    monkeypatch.setattr(committing, "SECONDS_BETWEEN_TURNS", math.inf)  # sleeping that long raises an error
     steps.plan(settings, SALES, run_id="first")
     process(settings, 2)
     assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
@@ -320,9 +320,9 @@ def test_nobody_stays_for_what_a_commit_alone_cannot_end(
     assert [phase_of(settings, txid) for txid in (1, 2)] == ["processed", "processed"]
 
     with StateStore.connect(settings) as store:
-        anew = store.start_attempt(SALES.spec, 1, "test", mode="restage")
-        assert isinstance(anew, Attempt)
-        store.fail_attempt(anew, "MALFORMED_RECORD: line 1", is_poison=True)
+        newest = store.start_attempt(SALES.spec, 1, "test", mode="restage")
+        assert isinstance(newest, Attempt)
+        store.fail_attempt(newest, "MALFORMED_RECORD: line 1", is_poison=True)
         assert store.give_up("sales", 1, "test", "no use")
     assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
 
@@ -330,8 +330,8 @@ def test_nobody_stays_for_what_a_commit_alone_cannot_end(
 # ----------------------------------------------------------------------------------------------------------- commit
 
 
-def test_a_commit_takes_the_ready_batches_behind_it_along(settings: Settings, sales: Pipeline) -> None:
-    """They commit each by itself, in order, and their own commit finds them committed."""
+def test_a_commit_includes_the_sealed_batches_after_it(settings: Settings, sales: Pipeline) -> None:
+    """They commit in order, and their own commits find them committed."""
     steps.plan(settings, SALES, run_id="run")
     process(settings, 2)
     with pytest.raises(CommitOutOfOrder):
@@ -354,7 +354,7 @@ def test_a_commit_without_processing_processes_first(settings: Settings, sales: 
 
 
 def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, sales: Pipeline, as_owner: Callable) -> None:
-    """It is retried later; once the attempt is overdue, the batch is processed again and the late one is fenced."""
+    """The commit is retried later; once the attempt is overdue, a new attempt at the batch fences it."""
     steps.plan(settings, SALES, run_id="run")
     with StateStore.connect(settings) as store:
         store.start_attempt(SALES.spec, 1, "a slow one")
@@ -391,10 +391,10 @@ def another_value(table: sa.Table) -> sa.Executable:
 @pytest.mark.parametrize(
     "damage", [DropTable, sa.delete, one_row_less, another_value], ids=["dropped", "emptied", "a row less", "a value"]
 )
-def test_staging_that_is_lost_or_damaged_is_made_again(
+def test_lost_or_damaged_staging_is_staged_again(
     settings: Settings, sales: Pipeline, damage: Callable[[sa.Table], sa.Executable]
 ) -> None:
-    """A commit that finds its staging not as sealed restages from the saved metadata, under a new attempt."""
+    """If staging is not as it was sealed, the commit stages again from the saved metadata, in a new attempt."""
     steps.plan(settings, SALES, run_id="run")
     process(settings, 1)
     meddle(settings, damage(staging(1, 1)))
@@ -405,7 +405,7 @@ def test_staging_that_is_lost_or_damaged_is_made_again(
 
 
 def test_a_zombie_that_stages_more_rows_later_changes_nothing(settings: Settings, sales: Pipeline) -> None:
-    """Rows that no seal names do not count, even in the right table (I7)."""
+    """Rows that no seal covers do not count, even in the right table (I7)."""
     steps.plan(settings, SALES, run_id="run")
     process(settings, 1)
     row = {"shop": "north", "sold": 99, "cents": 99, "least": 0, "most": 999, "task_attempt": 2**40}

@@ -1,4 +1,4 @@
-"""The README does what it says: every block of it runs, in order, in a copy of the project."""
+"""Every block of the README runs, in order, in a copy of the project, with the shown output."""
 
 import os
 import re
@@ -22,26 +22,26 @@ SECONDS_PER_COMMAND = 300
 
 @dataclass(frozen=True)
 class Command:
-    """A line of a console block and what the README shows below it."""
+    """A line of a console block and the output shown below it."""
 
     line: str
     shown: list[str]
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Return the README's blocks, each with its language."""
+    """Return the README's blocks with their languages."""
     return BLOCK.findall((PROJECT / "README.md").read_text(encoding="utf-8"))
 
 
 def commands(block: str) -> list[Command]:
-    """Cut a console block at its prompts."""
+    """Split a console block at its prompts."""
     _, *parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
     return [Command(lines[0], lines[1:]) for part in parts if (lines := part.splitlines())]
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the project as a clone would be, with this environment's packages installed."""
+    """A copy of the project, as a clone would be, with this environment's packages."""
     copy = tmp_path_factory.mktemp("readme") / "tidegate"
     shutil.copytree(PROJECT, copy, ignore=NOT_COPIED)
     (copy / ".venv").symlink_to(Path(sys.prefix), target_is_directory=True)
@@ -58,7 +58,7 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
 
 
 def test_every_block_does_what_it_shows(clone: Path) -> None:
-    """Console blocks print what is shown (``...`` stands for anything), Python blocks are the files they name."""
+    """Console blocks print the shown output (``...`` stands for anything), Python blocks are the files that they name."""
     environment = {**os.environ, "PYTHONPATH": str(clone)}  # the copy's own modules, not the installed project's
     for language, content in blocks():
         if language == "python":
@@ -70,7 +70,7 @@ def test_every_block_does_what_it_shows(clone: Path) -> None:
 
 
 def _run(command: Command, clone: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Run one command; return the environment that it leaves behind, as a shell would."""
+    """Run one command; return the environment after it, as in a shell."""
     script = f"{command.line} && env -0 > {clone}/.environment"
     started = time.monotonic()
     done = subprocess.run(
@@ -83,15 +83,15 @@ def _run(command: Command, clone: Path, environment: dict[str, str]) -> dict[str
         timeout=SECONDS_PER_COMMAND,
         check=False,
     )
-    print(f"$ {command.line}  # {time.monotonic() - started:.1f} s\n{done.stdout}")  # noqa: T201 - what one wants to see of a failure
+    print(f"$ {command.line}  # {time.monotonic() - started:.1f} s\n{done.stdout}")  # noqa: T201 - shown if a test fails
     assert done.returncode == 0, f"$ {command.line}\n{done.stdout}"
     assert _fits(command.shown, done.stdout.splitlines()), f"$ {command.line}\nshown: {command.shown}\nprinted: {done.stdout}"
-    left = (clone / ".environment").read_text().split("\0")
-    return dict(variable.split("=", 1) for variable in left if "=" in variable)
+    variables = (clone / ".environment").read_text().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable)
 
 
 def _fits(shown: list[str], printed: list[str]) -> bool:
-    """Tell whether the shown lines occur in this order; within a line, ``...`` stands for anything."""
+    """Return whether the shown lines occur in this order; within a line, ``...`` stands for anything."""
     patterns = [re.escape(" ".join(line.split())).replace(r"\.\.\.", ".*") for line in shown if line.strip() != "..."]
     lines = iter(" ".join(line.split()) for line in printed)
     return all(any(re.fullmatch(pattern, line) for line in lines) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""A folder of files, a small pipeline over it, and what the ledger says after a batch was refused."""
+"""Fixtures for file sources: a folder of files and a small pipeline over it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,14 +19,15 @@ PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": S
 
 
 class Inbox:
-    """The folder `inbox`, and pipeline `inbox` that reads it: one name, so that all tests share one Spark session."""
+    """The folder `inbox` and the pipeline that reads it, of the same name so that all tests share one Spark session."""
+
+    routing: Routing = staticmethod(choose)
 
     def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
         self.settings = settings
         self.folder = settings.home / "inbox"
         self.folder.mkdir()
         self._register = register
-        self.routing: Routing = choose
 
     def write(self, name: str, content: bytes | str) -> Path:
         """Write one file."""
@@ -36,13 +37,13 @@ class Inbox:
         return path
 
     def declare(self, source: Files, **pipeline: Any) -> Pipeline:
-        """Declare and register the pipeline, with one state per name unless told otherwise."""
+        """Declare and register the pipeline; by default it has one state per name."""
         declared = Pipeline(name="inbox", source=source, **{"states": {"per_name": PER_NAME}, **pipeline})
         self._register(declared)
         return declared
 
     def read(self, source: Files, files: int | None = None) -> list[tuple]:
-        """Plan one batch and return its rows as Spark reads them, in order; without a ledger."""
+        """Plan one batch without a ledger, and return its rows as Spark reads them, in order."""
         metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
         assert files in (None, len(metadata["files"]))
@@ -54,11 +55,11 @@ class Inbox:
         return sorted(rows, key=repr)
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
-        """Open whatever is there."""
+        """Plan all available batches."""
         return steps.plan(self.settings, pipeline, run_id=run_id)
 
     def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
-        """Plan, process and commit whatever is there, one batch after another."""
+        """Plan, process and commit all available batches, one after another."""
         txids = self.plan(pipeline, run_id)
         for txid in txids:
             steps.process(self.settings, pipeline, txid, owner=run_id, routing=self.routing)
@@ -73,7 +74,7 @@ class Inbox:
             return [{name: row[name] for name in row if name != "txid"} for row in store.state_rows(spec)]
 
     def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1) -> str:
-        """Process a planned batch, see it refused with nothing half done, and return the one line that says why."""
+        """Process a planned batch, check that it is refused without side effects, and return the error's line."""
         before = self.rows(pipeline)
         with pytest.raises(error) as refusal:
             steps.process(self.settings, pipeline, txid, owner="test", routing=self.routing)
@@ -95,5 +96,5 @@ class Inbox:
 
 @pytest.fixture
 def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
-    """An empty folder, and how to fill and read it."""
+    """An empty inbox."""
     return Inbox(settings, register)

@@ -1,4 +1,4 @@
-"""What each source reads, and a way to put rows there: feeds for the conformance suite and for the engine's tests."""
+"""Feeds put rows into sources, for the conformance suite and the engine's tests."""
 
 import os
 import uuid
@@ -42,7 +42,7 @@ class FilesFeed:
         return rows
 
     def change(self) -> None:
-        """Change a value, and put back size and times, so that only the content tells."""
+        """Change a value but restore size and times, so that only the content differs."""
         path = self.folder / "001.csv"
         before = path.stat()
         path.write_text(path.read_text().replace("row 0,0", "row 0,9"))
@@ -116,12 +116,12 @@ class TableFeed:
         return [tuple(_as_spark_shows(value) for value in self._run(insert, row)[0]) for row in rows]
 
     def change(self) -> None:
-        """Update a row in its place, which an append-only table must not."""
+        """Update a row in place, which an append-only table must not do."""
         self._run(f"UPDATE {self.table} SET amount = 9 WHERE name = 'row 0'")
 
     @contextmanager
     def hide(self) -> Iterator[None]:
-        """Take the right to read away for a while."""
+        """Revoke the right to read for a while."""
         self._run(f"REVOKE SELECT ON {self.table} FROM tidegate_stager")
         yield
         self._run(f"GRANT SELECT ON {self.table} TO tidegate_stager")
@@ -133,7 +133,7 @@ class TableFeed:
 
 
 class Unhidable(TableFeed):
-    """A table whose rows are there or fail as a whole: nothing of it can be left to a later batch."""
+    """A table that is read whole or fails: none of its rows can be left to a later batch."""
 
     def hide(self) -> Any:
         """Refuse."""
@@ -154,7 +154,7 @@ class KafkaFeed:
         self.source = Kafka(self.topic, kind=kind, max_records=2)
 
     def put(self, count: int) -> list[tuple]:
-        """Produce records, in turn to both partitions."""
+        """Produce records to both partitions in turn."""
         rows: list[tuple] = []
 
         def confirmed(error: Any, message: Any) -> None:
@@ -172,7 +172,7 @@ class KafkaFeed:
         return [tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows]
 
     def change(self) -> None:
-        """Refuse: a record cannot be changed; a topic that was created anew has another id, which has its own tests."""
+        """Refuse: a record cannot be changed. A topic that was created again has its own tests."""
         raise NotPossible
 
     def hide(self) -> Any:

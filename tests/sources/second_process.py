@@ -1,7 +1,7 @@
-"""Runs pipelines over files in a process of its own, as Airflow's tasks do: `python -m tests.sources.second_process`.
+"""Runs file pipelines in a separate process, as Airflow's tasks do: `python -m tests.sources.second_process`.
 
-On its standard input it takes the settings, pickled. Process after process does the same steps, so that they say the same
-to Spark's server.
+It reads the pickled settings from standard input. Each process does the same steps, so that all send the same requests to
+Spark's server.
 """
 
 import pickle
@@ -15,19 +15,19 @@ from state_store import Settings
 
 Format = Literal["parquet", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-# Parquet has the number exactly as it is declared, so that Spark's own reader reads it.
+# Parquet stores the number exactly as declared, so that Spark's own reader reads it.
 SCHEMA = {"name": "string", "amount": "int"}
 
 
 def positive(rows: Any) -> Any:
-    """Keep all rows, as a transform that drops none of them."""
+    """Keep all rows; a transform that drops none."""
     return rows.where("amount > 0")
 
 
 def pipelines() -> list[Pipeline]:
     """Return a pipeline per format, with and without a transform.
 
-    The first one's first plan is the same in each process, also for what numbers its parts; what comes later is not.
+    The first plan of the first pipeline is the same in each process, even in the numbers of its parts; later plans differ.
     """
     return [
         Pipeline(

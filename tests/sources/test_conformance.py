@@ -1,4 +1,4 @@
-"""Every source keeps the promises of its kind, as `jobs.testing` tells them; and the suite notices when one does not."""
+"""Every source keeps the promises of its kind, and the suite of `jobs.testing` notices broken ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize(("feed", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, feed: str, promise: tuple) -> None:
-    """Each source, each promise of its kind."""
+    """Each source and each promise of its kind."""
     name, holds = promise
     try:
         holds(Bench(FEEDS[feed](settings, 0), spark, settings))
@@ -46,7 +46,7 @@ def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, fe
 
 @pytest.mark.parametrize("tracking", ["full", "off"])
 def test_rows_can_be_counted_without_any_of_their_values(settings: Settings, register: Any, tracking: str) -> None:
-    """A global count needs no column, and still no bad record is read as a good one."""
+    """A global count needs no column, but a bad record must still not be read as a good one."""
     feed = FilesFeed(settings, name="inbox")
     feed.put(5)
     counted = Pipeline(
@@ -58,7 +58,7 @@ def test_rows_can_be_counted_without_any_of_their_values(settings: Settings, reg
         assert [row["rows"] for row in store.state_rows(counted.spec.states[0])] == [5]
 
 
-# the suite itself can fail
+# Broken sources, to show that the suite can fail.
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Broken(FixedBatches):
 
 
 class Restarting(FixedCoordinator):
-    """Forgets where it was."""
+    """Forgets its position."""
 
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> Any:
         """Start over with every plan."""
@@ -89,7 +89,7 @@ class Restarting(FixedCoordinator):
 
 
 class Endless(FixedCoordinator):
-    """Always has one more."""
+    """Always has one more batch."""
 
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> Any:
         """Return an empty batch for ever."""
@@ -126,7 +126,7 @@ class BrokenFeed(FixedFeed):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("loses a row", r"each row is in exactly one batch: 1 rows are missing, such as \('row 1', 1\)"),
         ("repeats a row", r"each row is in exactly one batch: 1 rows are too many, such as \('row 1', 1\)"),
@@ -135,20 +135,20 @@ class BrokenFeed(FixedFeed):
         ("depends on the attempt", "a replay of batch 1 has the identical rows"),
     ],
 )
-def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, fault: str, told: str) -> None:
-    """The author learns which promise it is, and sees a row."""
-    with pytest.raises(BrokenPromise, match=told):
+def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, fault: str, message: str) -> None:
+    """The error names the promise and shows a row."""
+    with pytest.raises(BrokenPromise, match=message):
         list(check_source(lambda: BrokenFeed(fault), spark, settings))
 
 
-def test_a_sound_source_is_told_what_was_tried(settings: Settings, spark: SparkSession) -> None:
-    """All promises but the one that the feed cannot put to the test."""
+def test_a_sound_source_is_reported_with_the_promises_checked(settings: Settings, spark: SparkSession) -> None:
+    """All promises, except the one that the feed cannot test."""
     kept = set(check_source(FixedFeed, spark, settings))
     assert kept == set(PROMISES["transactional"]) - {"what_is_hidden_stops_the_replay"}
 
 
 def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark: SparkSession) -> None:
-    """Rows in, partials out: what a batch of these rows would stage."""
+    """Rows go in, and the partials that their batch would stage come out."""
     pipeline = Pipeline(
         name="words",
         source=FixedBatches([], SCHEMA),

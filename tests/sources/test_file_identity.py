@@ -1,4 +1,4 @@
-"""A file is its name and its content: it counts once, whatever happens to it, and what has changed is named."""
+"""A file is its name and content: it counts once, and changed content is refused by name."""
 
 import logging
 import multiprocessing
@@ -33,7 +33,7 @@ def files(kind: Any = "opaque", **source: Any) -> Files:
 
 
 def declare(inbox: Inbox, source: Files) -> Pipeline:
-    """Declare the pipeline, with an opaque state: it goes with every kind of source."""
+    """Declare the pipeline with an opaque state, which suits every kind of source."""
     return inbox.declare(source, states={"per_name": OPAQUE})
 
 
@@ -53,8 +53,8 @@ def touch(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
         file.touch()
 
 
-def copy_anew(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
-    """Put copies in the place of the files, with their times."""
+def replace_files(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
+    """Replace the files by copies with the same times."""
     for file in inbox.folder.rglob("*.csv"):
         aside = shutil.copy2(file, inbox.folder.parent)
         file.unlink()
@@ -72,7 +72,7 @@ def delete_and_restore(inbox: Inbox, pipeline: Pipeline) -> None:
 
 
 def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
-    """Take a folder away for one plan that takes another file."""
+    """Move a folder away during a plan that takes another file."""
     away = inbox.folder.parent / "away"
     (inbox.folder / "site").rename(away)
     inbox.write("07.csv", lines("g"))
@@ -81,9 +81,9 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("happens", [touch, copy_anew, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
-def test_content_counts_once_whatever_happens_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:
-    """The state is that of one clean run over the same content."""
+@pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
+def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:
+    """The state equals that of one clean run over the same content."""
     pipeline = declare(inbox, files(kind))
     for name in ("site/01", "site/02", "site/03", "other/04"):
         inbox.write(f"{name}.csv", lines(name))
@@ -99,7 +99,7 @@ def test_content_counts_once_whatever_happens_to_its_file(inbox: Inbox, kind: st
 
 
 def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its new time is noted, so that later plans know it by that."""
+    """Its new time is recorded, so that later plans recognize it."""
     pipeline = declare(inbox, files())
     for number in range(5):
         inbox.write(f"{number}.csv", lines("a"))
@@ -111,7 +111,7 @@ def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.Mon
 
 
 def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many files there are, a plan holds no more of what is known of them at once; none is missed between."""
+    """A plan holds a bounded part of the ledger's files at once, even if there are many; none is missed between parts."""
     monkeypatch.setattr("state_store.store.FILES_AT_ONCE", 3)
     pipeline = declare(inbox, files("transactional", max_files=100))
     for number in range(0, 20, 2):
@@ -125,7 +125,7 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind: str) -> None:
-    """Whatever is in the folder and has not counted is read: no count of names stands in for the names."""
+    """Every file that has not counted is read: planning compares names, not their number."""
     pipeline = declare(inbox, files(kind))
     inbox.write("2024-01-01.csv", lines("a"))
     inbox.write("2024-01-03.csv", lines("b"))
@@ -140,7 +140,7 @@ def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind:
 
 
 def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
-    """10.csv comes after 9.csv, though its name sorts before: it is the next batch all the same."""
+    """10.csv comes after 9.csv although its name sorts before: it is the next batch."""
     pipeline = declare(inbox, files("transactional", max_files=1))
     for number in range(1, 13):
         inbox.write(f"{number}.csv", lines("a"))
@@ -151,7 +151,7 @@ def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
 def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, grows: bool) -> None:
-    """Nothing is planned beside it; doing as the message says loses no record and doubles none."""
+    """No other file is planned meanwhile; following the message loses no record and doubles none."""
     pipeline = declare(inbox, files(kind))
     file = inbox.write("1.csv", lines("a", "b"))
     inbox.run(pipeline, "first")
@@ -174,7 +174,7 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
 
 
 def test_a_planned_file_that_grew_says_how_to_keep_what_was_added(inbox: Inbox) -> None:
-    """Its batch halts; the message tells which part was planned, and where the rest may go."""
+    """Its batch halts; the message says which part was planned, and where the rest may go."""
     pipeline = declare(inbox, files("transactional"))
     file = inbox.write("1.csv", lines("a"))
     inbox.plan(pipeline, "first")
@@ -185,7 +185,7 @@ def test_a_planned_file_that_grew_says_how_to_keep_what_was_added(inbox: Inbox) 
 
 
 def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
-    """To skip a batch is to leave its rows out for good: they do not come back with the next plan."""
+    """Skipping a batch leaves its rows out permanently: they do not come back with the next plan."""
     pipeline = inbox.declare(files("opaque", max_files=1), states={"per_name": OPAQUE})
     inbox.write("1.csv", HEADER + "a,bad\n")
     inbox.write("2.csv", lines("b"))
@@ -200,13 +200,13 @@ def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
     assert counts(inbox, pipeline) == {"b": (1, 1)}
 
 
-def test_a_batch_that_is_cut_otherwise_is_never_taken_for_the_old_one(inbox: Inbox) -> None:
-    """Batches planned behind an abandoned cut are cut anew, though the batch before them names the same files again."""
+def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbox: Inbox) -> None:
+    """Batches after an abandoned one are planned again, even if the batch before them names the same files again."""
     pipeline = declare(inbox, files("opaque", max_files=1))
     paths = [inbox.write(f"{name}.csv", lines(name)) for name in "abc"]
     assert inbox.plan(pipeline, "first") == [1, 2, 3]
     aside = [path.rename(inbox.folder.parent / path.name) for path in paths[:2]]
-    with pytest.raises(Exception, match="cut anew"):
+    with pytest.raises(Exception, match="The batch is planned again"):
         steps.process(inbox.settings, pipeline, 1, owner="run")
     steps.process(inbox.settings, pipeline, 1, owner="run")  # takes c
     aside[1].rename(paths[1])
@@ -229,7 +229,7 @@ def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
 
 @pytest.mark.parametrize("done", [None, "done"])
 def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | None) -> None:
-    """Also those that its commit has moved away; what is new in the folder does not push them out."""
+    """It reads files that its commit has moved away, too; new files in the folder do not replace them."""
     pipeline = declare(inbox, files("opaque", done_folder=done))
     for name in "bcd":
         inbox.write(f"{name}.csv", lines(name))
@@ -245,7 +245,7 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
 
 @pytest.mark.parametrize("done", [None, "done"])
 def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> None:
-    """It would take their rows away, for good."""
+    """It would remove their rows permanently."""
     pipeline = declare(inbox, files("opaque", done_folder=done))
     inbox.write("1.csv", lines("a"))
     inbox.write("2.csv", lines("b"))
@@ -263,7 +263,7 @@ def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the old one was moved away. The old content itself is left alone, which is said, also when `done` was emptied."""
+    """It counts if the old file was moved away. Old content is left alone with a warning, even after `done` was emptied."""
     pipeline = declare(inbox, files(kind, done_folder="done"))
     for number, name in enumerate(("a", "b", "c"), start=1):
         file = inbox.write("export.csv", lines(name))
@@ -283,7 +283,7 @@ def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: py
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -> None:
-    """Files that were moved away for a commit that a restored database has lost are not in its states."""
+    """A restored database that lost a commit does not have its moved files in the states."""
     pipeline = declare(inbox, files(kind, done_folder="done", max_files=1))
     inbox.write("1.csv", lines("a"))
     inbox.run(pipeline, "first")
@@ -295,7 +295,7 @@ def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -
     with pytest.raises(HoleDetected, match=r"has files of txid 2, but this ledger has committed no more than 1"):
         inbox.run(pipeline, "restored")
     moved.rename(inbox.folder / "2.csv")
-    assert inbox.run(pipeline, "as told") == [2, 3]
+    assert inbox.run(pipeline, "as advised") == [2, 3]
     assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
 
 
@@ -308,7 +308,7 @@ def test_files_that_cannot_be_moved_are_refused_before_they_are_read(inbox: Inbo
 
 
 def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
-    """The batch counts and goes on waiting for its ack, which is made up for; nothing counts twice meanwhile."""
+    """The batch counts and waits for its ack, which a later run does; nothing counts twice meanwhile."""
     pipeline = declare(inbox, files(done_folder="done"))
     done = inbox.settings.home / "done"
     done.mkdir()
@@ -329,7 +329,7 @@ def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
 
 
 def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox: Inbox) -> None:
-    """It is named by the next plan; what counted is not overwritten by it."""
+    """The next plan names it; it does not overwrite the file that counted."""
     pipeline = declare(inbox, files(done_folder="done"))
     file = inbox.write("1.csv", lines("a"))
     inbox.plan(pipeline, "run")
@@ -349,7 +349,7 @@ def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox
 
 @pytest.fixture
 def other_file_system(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system than the test's own."""
+    """A folder on a file system other than the test's."""
     if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("/dev/shm is no other file system here")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -357,7 +357,7 @@ def other_file_system(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
-    """In any order, any number of times; the leavings of a copy that was cut off are no file of the batch."""
+    """The move may be repeated in any order; the remains of an interrupted copy are no file of the batch."""
     folder = DoneFolder(tmp_path, other_file_system)
     (tmp_path / "sub").mkdir()
     file = tmp_path / "sub" / "1.csv"
@@ -386,7 +386,7 @@ def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, ot
 
 
 def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
-    """If there is nothing else to do; so whoever writes a file and runs the pipeline sees it counted, once it is whole."""
+    """It waits if there is nothing else to do, so that a user who writes a file and runs the pipeline sees it counted."""
     pipeline = declare(inbox, files(min_age_seconds=1))
     inbox.write("1.csv", lines("a"))
     assert inbox.run(pipeline, "run") == [1]
@@ -394,8 +394,8 @@ def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_young_file_is_named_and_holds_up_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One that changes all the time is left alone, with a word; what is dated far in the future is no young file."""
+def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that changes all the time is left alone with a warning; a file dated far in the future is not young."""
     pipeline = declare(inbox, files(kind, min_age_seconds=3600, max_files=5))
     for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8)}.items():
         os.utime(inbox.write(f"{name}.csv", lines(name)), (time.time() - age,) * 2)
@@ -408,7 +408,7 @@ def test_a_young_file_is_named_and_holds_up_no_other(inbox: Inbox, kind: str, ca
 
 
 def test_some_seconds_are_the_default() -> None:
-    """A file that is just being written is not planned half, unless the source says that this cannot happen."""
+    """An incomplete file is not planned, unless the source declares that this cannot happen."""
     settings = Settings()
     assert settings.min_file_age_seconds == 5
     assert files().min_age_seconds is None
@@ -418,12 +418,12 @@ def test_some_seconds_are_the_default() -> None:
 
 
 def run_in_a_process(settings: Settings, pipeline: Pipeline, name: str) -> None:
-    """Run a pipeline, as another process of the same machine would."""
+    """Run a pipeline in another process."""
     run_pipeline(settings, pipeline, run_id=name)
 
 
 def test_processes_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
-    """While files arrive, and those that have counted are touched and restored."""
+    """Meanwhile files arrive, and files that have counted are touched and restored."""
     pipeline = declare(inbox, files("opaque", done_folder="done", glob="*.csv"))
     spawn = multiprocessing.get_context("spawn")
     written = 0
@@ -443,7 +443,7 @@ def test_processes_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
 
 
 def test_a_ledger_of_older_code_knows_its_files(inbox: Inbox) -> None:
-    """The migration reads from the metadata what has counted."""
+    """The migration reads the files that have counted from the metadata."""
     pipeline = declare(inbox, files())
     for name in "abc":
         inbox.write(f"{name}.csv", lines(name))

@@ -1,4 +1,4 @@
-"""Files reads what is there exactly, exactly once, and refuses what it cannot read by its name and line."""
+"""The Files source reads records exactly and once, and refuses bad ones with file and line."""
 
 import bz2
 import codecs
@@ -42,7 +42,7 @@ PARQUET = Files("inbox", glob="*.parquet", schema=SCHEMA, max_files=10)
 HEADER = "name,amount\n"
 NO_FIT = "the record does not fit the schema: "
 
-# What people write into CSV files: separators, quotes, backslashes, other alphabets, spaces at the ends.
+# Texts found in CSV files: separators, quotes, backslashes, other alphabets, spaces at the ends.
 NAMES = [
     "plain",
     "Doe, Jane",
@@ -65,7 +65,7 @@ def write_parquet(inbox: Inbox, name: str, table: pa.Table) -> Path:
 
 
 def people(names: list[str | None], amounts: list[int | None], kind: pa.DataType | None = None) -> pa.Table:
-    """Return a table as the schema wants it."""
+    """Return a table that fits the schema."""
     return pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, kind or pa.int32())})
 
 
@@ -77,7 +77,7 @@ def plan(inbox: Inbox, source: Files) -> dict[str, Any]:
 
 
 def batches(inbox: Inbox, source: Files) -> list[list[str]]:
-    """Return the names of the files in each batch that one plan cuts."""
+    """Return the names of the files in each batch of one plan."""
     coordinator, previous, cut = source.coordinator(inbox.settings), None, []
     while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
         cut.append([file["name"] for file in metadata["files"]])
@@ -89,7 +89,7 @@ def batches(inbox: Inbox, source: Files) -> list[list[str]]:
 
 
 def test_csv_reads_what_python_and_duckdb_read(inbox: Inbox) -> None:
-    """Quotes, separators, backslashes and other alphabets in CSV mean to Spark what they mean to everybody else."""
+    """Spark reads CSV's quotes, separators, backslashes and other alphabets as other readers do."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerows([["name", "amount"], *([name, number] for number, name in enumerate(NAMES))])
@@ -102,7 +102,7 @@ def test_csv_reads_what_python_and_duckdb_read(inbox: Inbox) -> None:
 
 
 def test_json_reads_what_pandas_and_duckdb_read(inbox: Inbox) -> None:
-    """Escapes, NULLs, keys left out and keys in another order mean to Spark what they mean to everybody else."""
+    """Spark reads JSON's escapes, NULLs, missing and reordered keys as other readers do."""
     records = [{"name": name, "amount": number} for number, name in enumerate(NAMES)]
     records += [{"name": "null", "amount": None}, {"name": "left out"}, {"amount": 7, "name": "turned"}]
     lines = [json.dumps(record, ensure_ascii=position % 2 == 0) for position, record in enumerate(records)]
@@ -117,7 +117,7 @@ def test_json_reads_what_pandas_and_duckdb_read(inbox: Inbox) -> None:
 
 
 def test_text_reads_every_line_as_it_is(inbox: Inbox) -> None:
-    """A line of text arrives as it stands: empty ones, spaces and a last one without an end too."""
+    """A line of text arrives unchanged, even if it is empty, has spaces or is the last without an end."""
     lines = ["first", "", "  spaces  ", "tab\tin", 'quotes "', "Zürich \U0001f30a", "last"]
     inbox.write("01.txt", "\n".join(lines))
 
@@ -125,7 +125,7 @@ def test_text_reads_every_line_as_it_is(inbox: Inbox) -> None:
 
 
 def test_parquet_reads_what_pandas_reads(inbox: Inbox) -> None:
-    """All column types that a state can be made of arrive from Parquet as they were written."""
+    """All column types that a state can have arrive from Parquet as they were written."""
     table = pa.table(
         {
             "name": ["a", None, "c"],
@@ -165,7 +165,7 @@ def test_compressed_files_read_like_plain_ones(inbox: Inbox, source: Files, suff
 
 
 def test_an_empty_quoted_text_is_not_null(inbox: Inbox) -> None:
-    """Two quotes are the empty text, nothing at all is NULL."""
+    """Two quotes are the empty text, no text at all is NULL."""
     inbox.write("01.csv", HEADER + '"",1\n,2\nname,\n')
 
     assert inbox.read(CSV) == [("", 1), ("name", None), (None, 2)]
@@ -173,7 +173,7 @@ def test_an_empty_quoted_text_is_not_null(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"multiLine": "true"}], ids=["by default", "multiLine"])
 def test_a_newline_inside_quotes_belongs_to_its_record(inbox: Inbox, options: dict[str, str]) -> None:
-    """As RFC 4180 has it; declared or not, and a bad record behind it is still found on its own line."""
+    """It follows RFC 4180, declared or not, and a bad record after it is still found on its own line."""
     source = Files("inbox", format="csv", schema=SCHEMA, options=options)
     inbox.write("01.csv", HEADER + '"two\nlines",1\nplain,2\n')
     assert inbox.read(source) == [("plain", 2), ("two\nlines", 1)]
@@ -185,7 +185,7 @@ def test_a_newline_inside_quotes_belongs_to_its_record(inbox: Inbox, options: di
 
 
 def test_columns_of_csv_are_read_by_their_names(inbox: Inbox) -> None:
-    """Whatever their order in a file, and whatever else is in it: the header says which is which, file by file."""
+    """Each file's header assigns its columns, in any order and among others."""
     inbox.write("01.csv", "amount,name\n1,a\n")
     inbox.write("02.csv", 'id,name,note,amount\n7,b,"x, y",2\n')
     inbox.write("03.csv", "name,amount\nc,3\n")
@@ -199,7 +199,7 @@ def test_columns_of_csv_are_read_by_their_names(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("separator", ["\t", "\x01", ";"], ids=["tab", "x01", "semicolon"])
 def test_records_made_of_separators_only_count(inbox: Inbox, separator: str) -> None:
-    """All their values are NULL, and they are records all the same; a line without anything is none."""
+    """All their values are NULL, but they are records; an empty line is not."""
     schema = {"name": "string", "amount": "int", "other": "int"}
     lines = ["name,amount,other", "x,1,2", ",,", "", "y,3,4"]
     inbox.write("01.csv", "\n".join(lines).replace(",", separator) + "\n")
@@ -210,7 +210,7 @@ def test_records_made_of_separators_only_count(inbox: Inbox, separator: str) -> 
 
 @pytest.mark.parametrize("separator", ["¦", "\u3001"], ids=["broken bar", "ideographic comma"])
 def test_a_separator_of_several_bytes_is_one_character(inbox: Inbox, separator: str) -> None:
-    """It may be any character, also one that UTF-8 writes in several bytes."""
+    """It may be any character, even one of several bytes in UTF-8."""
     inbox.write("01.csv", f'name{separator}amount\n"a{separator}b"{separator}1\nc"d{separator}2\n')
 
     assert inbox.read(Files("inbox", format="csv", schema=SCHEMA, options={"sep": separator})) == [
@@ -225,7 +225,7 @@ def test_a_separator_of_several_bytes_is_one_character(inbox: Inbox, separator: 
 )
 @pytest.mark.parametrize("form", ["csv", "json", "text"])
 def test_another_encoding_is_read_where_it_is_declared(inbox: Inbox, form: Any, encoding: str, codec: str) -> None:
-    """What the option says is what the bytes mean, for every text format."""
+    """The option decides the meaning of the bytes, for every text format."""
     name = "Zürich é"
     content = {"csv": f'{HEADER}"{name}\n",1\n', "json": f'{{"name": "{name}\\n", "amount": 1}}\n', "text": f"{name}\n"}[form]
     source = Files("inbox", format=form, schema={} if form == "text" else SCHEMA, options={"encoding": encoding})
@@ -235,7 +235,7 @@ def test_another_encoding_is_read_where_it_is_declared(inbox: Inbox, form: Any, 
 
 
 def test_bytes_that_are_not_of_the_declared_encoding_are_refused(inbox: Inbox) -> None:
-    """By the name that was declared, and the line."""
+    """The error names the declared encoding and the line."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema=SCHEMA, options={"encoding": "UTF-16"}))
     file = inbox.write("01.csv", (HEADER + "a,1\n").encode("utf-16") + b"\x00")
     inbox.plan(pipeline, "run")
@@ -246,7 +246,7 @@ DIGITS = ["0.1234567890123456789", "1234567.12345678901", "12345678.90", "0.0001
 
 
 def test_numbers_in_json_keep_their_digits(inbox: Inbox) -> None:
-    """A decimal is the one that is written, and a text is what is written: neither passes through a double."""
+    """Decimals and texts keep the written digits: neither passes through a double."""
     inbox.write("01.json", "".join(f'{{"name": {number}, "amount": {number}}}\n' for number in DIGITS))
     source = Files("inbox", format="json", schema={"name": "string", "amount": "decimal(38,19)"})
 
@@ -254,8 +254,8 @@ def test_numbers_in_json_keep_their_digits(inbox: Inbox) -> None:
     assert inbox.read(source) == sorted(((number, Decimal(number).quantize(scale)) for number in DIGITS), key=repr)
 
 
-def test_what_is_no_text_in_json_is_read_as_it_is_written(inbox: Inbox) -> None:
-    """A column of texts takes the JSON that stands there, digit for digit, for the transform to look into."""
+def test_a_json_value_that_is_no_text_is_read_as_written(inbox: Inbox) -> None:
+    """A text column takes the JSON as written, digit for digit, for the transform to parse."""
     lines = ['{"name": {"a": 1.10, "b": [1, "x y"]}, "amount": 1}', '{"amount": 2, "name": true}', '{"name": [1.0, null]}']
     inbox.write("01.json", "\n".join(lines))
 
@@ -272,7 +272,7 @@ NO_TIMES = [
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_a_time_without_its_full_form_is_refused(inbox: Inbox, form: Any, kind: str) -> None:
-    """Nothing depends on the day of the run, and nothing is cut off or made up: each of these goes to quarantine."""
+    """No part is cut off or guessed, nor taken from the day of the run: each of these goes to quarantine."""
     quoted = [f'"{text}"' for text in NO_TIMES]
     lines = (
         [f"a,{text}" for text in quoted]
@@ -295,7 +295,7 @@ def test_a_time_without_its_full_form_is_refused(inbox: Inbox, form: Any, kind: 
 
 
 def test_full_dates_and_times_are_read(inbox: Inbox) -> None:
-    """As Python reads them, with and without a zone, and from the first to the last year."""
+    """They are read as by Python, with and without a zone, from the first to the last year."""
     texts = [
         "2024-01-05",
         "2024-01-05T10:00",
@@ -330,8 +330,8 @@ def test_full_dates_and_times_are_read(inbox: Inbox) -> None:
         (["[" * 100_000], 1, "it is nested too deeply"),
     ],
 )
-def test_what_a_json_line_may_hide_is_refused(inbox: Inbox, lines: list[str], line: int, why: str) -> None:
-    """Nothing behind the record is dropped, no character is replaced, and one record is one line."""
+def test_a_json_line_with_hidden_defects_is_refused(inbox: Inbox, lines: list[str], line: int, why: str) -> None:
+    """No text after the record is dropped, no character is replaced, and one record is one line."""
     pipeline = inbox.declare(JSON)
     file = inbox.write("01.json", "\n".join(lines))
     inbox.plan(pipeline, "run")
@@ -340,7 +340,7 @@ def test_what_a_json_line_may_hide_is_refused(inbox: Inbox, lines: list[str], li
 
 
 def test_a_key_that_no_record_of_a_json_file_has_is_refused_or_declared(inbox: Inbox) -> None:
-    """It may be misspelt; `missing` says that it may be left out everywhere. A few records may always lack one."""
+    """It may be misspelt, unless `missing` allows its absence everywhere. Single records may always lack it."""
     lines = ['{"name": "a", "Amount": 1}', '{"name": "amount", "x": {"amount": 1}}', '{"name": "\\"amount\\": 5"}']
     file = inbox.write("01.json", "\n".join(lines))
     pipeline = inbox.declare(JSON)
@@ -373,7 +373,7 @@ def test_quotes_that_make_no_record_are_refused(inbox: Inbox, content: str, line
 
 
 def test_an_empty_line_of_one_column_is_refused(inbox: Inbox) -> None:
-    """It may be a value or nothing: neither is guessed."""
+    """It may be a value or no record: neither is guessed."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema={"name": "string"}), transform=one_each)
     file = inbox.write("01.csv", "name\na\n\nb\n")
     inbox.plan(pipeline, "run")
@@ -383,8 +383,8 @@ def test_an_empty_line_of_one_column_is_refused(inbox: Inbox) -> None:
     assert inbox.read(one) == [("   ",), ("",), ("a",)]
 
 
-def test_zeros_behind_a_gzip_member_are_no_data(inbox: Inbox) -> None:
-    """Tapes and some uploads fill up the last block; what is no zero is refused."""
+def test_zeros_after_a_gzip_member_are_no_data(inbox: Inbox) -> None:
+    """Tapes and some uploads fill up the last block with zeros; other bytes are refused."""
     inbox.write("01.txt.gz", gzip.compress(b"a\n") + gzip.compress(b"b\n") + bytes(1000))
     assert inbox.read(TEXT) == [("a",), ("b",)]
 
@@ -395,7 +395,7 @@ def test_zeros_behind_a_gzip_member_are_no_data(inbox: Inbox) -> None:
 
 
 def test_a_damaged_second_stream_of_bzip2_is_refused(inbox: Inbox) -> None:
-    """It is no end of the file."""
+    """The damage is not taken for the end of the file."""
     inbox.write("01.txt.bz2", bz2.compress(b"a\n") + bz2.compress(b"b\n"))
     assert inbox.read(TEXT) == [("a",), ("b",)]
 
@@ -406,7 +406,7 @@ def test_a_damaged_second_stream_of_bzip2_is_refused(inbox: Inbox) -> None:
 
 
 def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece starts at a record, wherever newlines stand in quotes; all records arrive once, and lines are the file's."""
+    """Each piece starts at a record, despite newlines in quotes; records arrive once, with the file's line numbers."""
     monkeypatch.setattr(text_tasks, "PIECE_BYTES", 1 << 20)
     records = [f'"name{n % 10}\n{"x" * (n % 50)}",{n}\n' for n in range(60_000)]
     file = inbox.write("01.csv", codecs.BOM_UTF8 + (HEADER + "".join(records)).encode())
@@ -421,7 +421,7 @@ def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch
 
 
 def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many records there are is counted apart from Spark: an attempt that read fewer is not sealed."""
+    """Records are also counted without Spark: an attempt that read fewer is not sealed."""
     for number in range(3):
         inbox.write(f"0{number}.csv", HEADER + "a,1\n" * 100_000)
     pipeline = inbox.declare(CSV)
@@ -429,7 +429,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     real = text_tasks.in_tasks
     monkeypatch.setattr(text_tasks, "in_tasks", lambda pieces: real(pieces[:-1]))
 
-    with pytest.raises(RowsLost, match="the source has 300000 rows, 200000 arrived in Spark"):
+    with pytest.raises(RowsLost, match="of 300000 rows 200000 arrived in the partials of state per_name"):
         steps.process(inbox.settings, pipeline, 1, owner="test")
     monkeypatch.undo()
     assert inbox.run(pipeline, "again") == [1]
@@ -453,14 +453,14 @@ def test_a_decimal_of_too_many_digits_does_not_become_another_number(inbox: Inbo
 
 
 def test_blank_lines_before_the_header_of_one_column_are_no_header(inbox: Inbox) -> None:
-    """The header itself is no record then."""
+    """The header itself is not a record then."""
     inbox.write("01.csv", "\n\nname\na\n")
     assert inbox.read(Files("inbox", format="csv", schema={"name": "string"})) == [("a",)]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
 def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> None:
-    """Summer in 2050 is summer time, as Python has it, and an hour that comes twice is refused."""
+    """Summer in 2050 is summer time, as in Python, and a repeated hour is refused."""
     texts = ["2036-07-01 12:00:00", "2037-07-01 12:00:00", "2050-07-01 12:00:00", "2050-01-01 12:00:00", "9999-07-01 12:00:00"]
     column, bad = typed_values.from_texts(kind_of("timestamp"), pa.array([*texts, None]), zone)
     assert bad == {}
@@ -470,7 +470,7 @@ def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> No
 
 
 def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the byte order mark, and also in JSON."""
+    """The byte order mark is one, too, and so are characters in JSON."""
     monkeypatch.setattr(content, "READ_BLOCK_BYTES", 1)
     inbox.write("01.json", codecs.BOM_UTF8 + '{"name": "\u00e9", "amount": 1}\n{"name": "\U0001f30a", "amount": 2}'.encode())
     assert inbox.read(JSON) == [("\u00e9", 1), ("\U0001f30a", 2)]
@@ -485,8 +485,10 @@ def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pyt
     ],
     ids=["no deflate", "no mark", "part of a mark"],
 )
-def test_what_is_no_text_of_its_kind_is_refused(inbox: Inbox, name: str, content: bytes, options: dict[str, str]) -> None:
-    """With the file's name, not with a traceback, and not by leaving it out."""
+def test_content_of_another_encoding_or_form_is_refused(
+    inbox: Inbox, name: str, content: bytes, options: dict[str, str]
+) -> None:
+    """The error has the file's name and no traceback, and the file is not left out."""
     source = Files("inbox", glob="*.txt*", format="text", options=options)
     pipeline = inbox.declare(source, transform=text_as_name)
     file = inbox.write(name, content)
@@ -506,7 +508,7 @@ def test_what_is_no_text_of_its_kind_is_refused(inbox: Inbox, name: str, content
     ids=["csv", "csv without header", "csv multiLine", "json", "text"],
 )
 def test_a_byte_order_mark_is_no_data(inbox: Inbox, source: Files, content: str, row: tuple) -> None:
-    """The mark that Windows programs put before UTF-8 belongs to no column."""
+    """The mark that Windows programs write before UTF-8 belongs to no column."""
     inbox.write({"csv": "01.csv", "json": "01.json", "text": "01.txt"}[source.format], codecs.BOM_UTF8 + content.encode())
 
     assert inbox.read(source) == [row]
@@ -514,7 +516,7 @@ def test_a_byte_order_mark_is_no_data(inbox: Inbox, source: Files, content: str,
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old mac"])
 def test_every_kind_of_line_end_ends_a_line(inbox: Inbox, end: str) -> None:
-    """A line end of another system is no data, with or without one at the end of the file; blank lines are no records."""
+    """Line ends of other systems are no data, even if the last line lacks one; blank lines are no records."""
     inbox.write("01.csv", end.join(["name,amount", "a,1", "", "b,2"]))
     inbox.write("02.csv", end.join(["name,amount", "c,3", ""]))
 
@@ -542,7 +544,7 @@ NAMES_OF_FILES = [
 
 
 def test_any_file_name_is_read(inbox: Inbox) -> None:
-    """A name is a name: nothing in it is a pattern, an escape or an address. Each is read once, and only it."""
+    """A name is never a pattern, an escape or an address. Each file is read once, and only it."""
     for number, name in enumerate(NAMES_OF_FILES):
         inbox.write(name, f"{HEADER}file,{number}\n")
     inbox.write("star of another file.csv", HEADER + "other,99\n")
@@ -557,8 +559,8 @@ def test_any_file_name_is_read(inbox: Inbox) -> None:
     assert [tuple(row) for row in rows] == [("file", 4)]
 
 
-def test_a_bad_record_names_its_file_whatever_that_is_called(inbox: Inbox) -> None:
-    """Of several files the right one is named, also where its name needs escaping on the way through Spark."""
+def test_a_bad_record_names_its_file_even_if_its_name_needs_escaping(inbox: Inbox) -> None:
+    """The right file of several is named, even if Spark needs its name escaped."""
     inbox.write("!first.csv", HEADER + "a,1\n")
     for name in NAMES_OF_FILES:
         file = inbox.write(name, HEADER + "a,1\nb,two\n")
@@ -585,7 +587,7 @@ WRONG_COLUMNS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize(("source", "policy"), [(CSV, "block"), (JSON, "quarantine")], ids=["csv", "json, quarantine"])
 @pytest.mark.parametrize("wrong", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS.keys())
 def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox, source: Files, wrong: Callable, policy: str) -> None:
-    """In one line, and as the fault of the declaration."""
+    """The error is one line and blames the declaration."""
     pipeline = inbox.declare(source, transform=wrong, on_poison=policy)
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.write("01.json", '{"name": "a", "amount": 1}\n')
@@ -635,7 +637,7 @@ def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:
     ],
 )
 def test_a_bad_csv_record_is_refused_with_file_and_line(inbox: Inbox, content: str, line: int) -> None:
-    """A record that does not fit fails its batch, with the place to look at; the batches before it stay."""
+    """A record that does not fit fails its batch, with its place; earlier batches stay."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema=SCHEMA))
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.run(pipeline)
@@ -658,7 +660,7 @@ def test_a_bad_csv_record_is_refused_with_file_and_line(inbox: Inbox, content: s
     ids=["no header", "one less", "a space", "other separator", "a column twice"],
 )
 def test_a_csv_file_with_another_header_is_refused(inbox: Inbox, content: str) -> None:
-    """Columns are never mixed up, and no first row is taken for a header: the header must name the schema's columns."""
+    """Columns are never confused, and a first row is not taken for a header: it must name the schema's columns."""
     pipeline = inbox.declare(CSV)
     file = inbox.write("01.csv", content)
     inbox.plan(pipeline, "run")
@@ -676,7 +678,7 @@ def test_a_compressed_csv_file_with_another_header_is_refused(inbox: Inbox) -> N
 
 
 def one_each(rows):
-    """Give rows without an amount one."""
+    """Give an amount to rows without one."""
     return rows.selectExpr("name", "1 AS amount")
 
 
@@ -711,12 +713,12 @@ def one_each(rows):
         "bare number",
         "bare text",
         "bare null",
-        "something behind it",
+        "something after it",
         "two records in a line",
     ],
 )
 def test_a_bad_json_record_is_refused_with_file_and_line(inbox: Inbox, record: str) -> None:
-    """A line that is not one object of the schema's types fails its batch; nothing of it is dropped or turned into NULL."""
+    """A line that is not one object of the schema's types fails its batch; no part is dropped or made NULL."""
     pipeline = inbox.declare(JSON)
     file = inbox.write("01.json", '{"name": "a", "amount": 1}\n' + record + "\n")
     inbox.plan(pipeline, "run")
@@ -726,7 +728,7 @@ def test_a_bad_json_record_is_refused_with_file_and_line(inbox: Inbox, record: s
 
 @pytest.mark.parametrize("source", [CSV, JSON], ids=lambda source: source.format)
 def test_a_decimal_with_more_digits_than_its_column_is_refused(inbox: Inbox, source: Files) -> None:
-    """No rounding that nobody asked for: rounded rows add up to another sum."""
+    """There is no implicit rounding: rounded rows would have another sum."""
     source = Files("inbox", format=source.format, schema={"name": "string", "amount": "decimal(10,2)"})
     pipeline = inbox.declare(source, states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
     good = {"csv": HEADER + "a,1.500\n", "json": '{"name": "a", "amount": 1.500}\n'}
@@ -750,10 +752,10 @@ def test_a_decimal_with_more_digits_than_its_column_is_refused(inbox: Inbox, sou
         ("01.json", b'{"name": "caf\xe9", "amount": 1}\n', 1),
         ("01.txt.gz", gzip.compress(b"a\ncaf\xe9\n"), 2),
     ],
-    ids=["latin 1", "surrogate", "cut off at the end", "behind the first block", "csv", "json", "gz"],
+    ids=["latin 1", "surrogate", "cut off at the end", "after the first block", "csv", "json", "gz"],
 )
 def test_bytes_that_are_not_utf8_are_refused_with_their_line(inbox: Inbox, name: str, bytes_: bytes, line: int) -> None:
-    """Spark would replace such bytes silently, and make one key out of several."""
+    """Spark would replace such bytes silently, and merge several keys."""
     source = {"txt": TEXT, "csv": CSV, "json": JSON}[name.split(".")[1]]
     pipeline = inbox.declare(source, transform=text_as_name if source is TEXT else None)
     file = inbox.write(name, bytes_)
@@ -767,7 +769,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(inbox: Inbox, name:
 @pytest.mark.parametrize("source", [CSV, TEXT], ids=lambda source: source.format)
 @pytest.mark.parametrize("damage", [lambda data: data[:-12], lambda _: b"no gzip at all"], ids=["cut off", "not gzip"])
 def test_a_damaged_compressed_file_is_refused(inbox: Inbox, source: Files, damage: Callable[[bytes], bytes]) -> None:
-    """A file that does not decompress to its end is no shorter file."""
+    """A file that does not decompress to its end is not read as a shorter file."""
     pipeline = inbox.declare(source, transform=None if source is not TEXT else text_as_name)
     content = {"csv": HEADER + "a,1\n" * 1000, "text": "a\n" * 1000}
     file = inbox.write(f"01.{source.glob[2:-1]}.gz", damage(gzip.compress(content[source.format].encode())))
@@ -792,7 +794,7 @@ PARQUET_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", PARQUET_DAMAGES.values(), ids=PARQUET_DAMAGES.keys())
 def test_a_damaged_parquet_file_is_refused(inbox: Inbox, damage: Callable[[bytes], bytes]) -> None:
-    """A file that is not whole fails its batch by its name."""
+    """An incomplete file fails its batch, and the error names it."""
     pipeline = inbox.declare(PARQUET)
     names: list[str | None] = [f"{random.Random(n).getrandbits(200):x}" for n in range(1000)]
     write_parquet(inbox, "01.parquet", people(["a"], [1]))
@@ -821,9 +823,9 @@ PARQUET_OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("table", "told"), PARQUET_OTHERS.values(), ids=PARQUET_OTHERS.keys())
-def test_a_parquet_file_with_other_columns_is_refused(inbox: Inbox, table: pa.Table, told: str) -> None:
-    """A column that is missing is not NULL, and a type that could lose something is not cast; what to do is said."""
+@pytest.mark.parametrize(("table", "message_part"), PARQUET_OTHERS.values(), ids=PARQUET_OTHERS.keys())
+def test_a_parquet_file_with_other_columns_is_refused(inbox: Inbox, table: pa.Table, message_part: str) -> None:
+    """A missing column is not NULL, and a type that could lose something is not cast; the error gives advice."""
     pipeline = inbox.declare(PARQUET)
     write_parquet(inbox, "01.parquet", people(["a"], [1]))
     file = write_parquet(inbox, "02.parquet", table)
@@ -831,8 +833,8 @@ def test_a_parquet_file_with_other_columns_is_refused(inbox: Inbox, table: pa.Ta
 
     message = inbox.refused(pipeline, MalformedRecord)
     assert message.startswith(f"{file}: ")
-    assert told in message
-    assert "schema" in message.partition(told)[2] or "Declare" in message
+    assert message_part in message
+    assert "schema" in message.partition(message_part)[2] or "Declare" in message
 
 
 UTC_US, LOCAL_US = pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -865,7 +867,7 @@ WIDENED = {
 
 @pytest.mark.parametrize(("values", "declared", "expected"), WIDENED.values(), ids=WIDENED.keys())
 def test_parquet_is_widened_where_nothing_is_lost(inbox: Inbox, values: pa.Array, declared: str, expected: list[Any]) -> None:
-    """Every value arrives as it was written; other columns, also odd ones, are left out."""
+    """Every value arrives as it was written; other columns, even odd ones, are left out."""
     write_parquet(inbox, "01.parquet", pa.table({"v": values, "V": values, "__index_level_0__": [5, 7]}))
 
     assert inbox.read(Files("inbox", schema={"v": declared})) == sorted([(value,) for value in expected], key=repr)
@@ -873,7 +875,7 @@ def test_parquet_is_widened_where_nothing_is_lost(inbox: Inbox, values: pa.Array
 
 @pytest.mark.parametrize("rows", [3, 30_000], ids=["read here", "read by tasks"])
 def test_pandas_default_parquet_is_read(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """With an index, with nanoseconds, in several files; an INT96 is an instant; brotli needs no library of Spark's."""
+    """It has an index, nanoseconds, several files; an INT96 is an instant; brotli needs no library of Spark's."""
     monkeypatch.setattr(parquet, "TASK_BYTES", 10_000)
     frame = pd.DataFrame(
         {"t": pd.date_range("2024-01-01", periods=rows, freq="1s"), "n": range(rows)}, index=range(5, 5 + rows)
@@ -903,9 +905,9 @@ FAR_ROWS = {
 }
 
 
-@pytest.mark.parametrize(("values", "declared", "options", "told"), FAR_ROWS.values(), ids=FAR_ROWS.keys())
+@pytest.mark.parametrize(("values", "declared", "options", "shown"), FAR_ROWS.values(), ids=FAR_ROWS.keys())
 def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
-    inbox: Inbox, values: pa.Array, declared: str, options: dict[str, Any], told: str
+    inbox: Inbox, values: pa.Array, declared: str, options: dict[str, Any], shown: str
 ) -> None:
     """File, row, column and value are named; with quarantine the other rows count, and a replay refuses it as before."""
     file = inbox.folder / "01.parquet"
@@ -917,7 +919,7 @@ def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
     message = inbox.refused(pipeline, MalformedRecord)
     assert message.startswith(f"{file}, row 2: ")
     assert "column v: " in message
-    assert told in message
+    assert shown in message
 
     tolerant = inbox.declare(source, states=states, on_poison="quarantine")
     assert inbox.run(tolerant, "second") == [1]
@@ -925,7 +927,7 @@ def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
     with StateStore.connect(inbox.settings) as store:
         (record,) = store.quarantined("inbox")
     assert record["origin"] == "01.parquet, row 2"
-    assert told in record["payload"]
+    assert shown in record["payload"]
     assert record["is_raw"]
     with spark_session(inbox.settings, "inbox") as spark:
         kept = spark.createDataFrame([("01.parquet, row 2", record["payload"])], f"{ORIGIN} string, {PAYLOAD} string")
@@ -946,7 +948,7 @@ def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
     ids=["json", "text", "csv", "csv of no bytes", "csv of a byte order mark", "parquet"],
 )
 def test_a_file_without_rows_is_a_batch_without_rows(inbox: Inbox, source: Files, name: str, content: bytes | None) -> None:
-    """It commits, so that it is not met again, and touches no state."""
+    """It commits, so that the file is not read again, and changes no state."""
     pipeline = inbox.declare(source, transform=None if source is not TEXT else text_as_name)
     if content is None:
         write_parquet(inbox, name, people([], []))
@@ -963,7 +965,7 @@ def test_a_file_without_rows_is_a_batch_without_rows(inbox: Inbox, source: Files
 
 
 def test_an_empty_folder_has_no_batch(inbox: Inbox) -> None:
-    """Nothing there is nothing to do, and no txid is spent."""
+    """There is no work, and no txid is spent."""
     pipeline = inbox.declare(CSV)
 
     assert inbox.plan(pipeline, "run") == []
@@ -972,7 +974,7 @@ def test_an_empty_folder_has_no_batch(inbox: Inbox) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(inbox: Inbox) -> None:
-    """A missing folder is no empty folder: its name may be wrong, or a disk is not there."""
+    """A missing folder is not an empty one: its name may be wrong, or a disk is not mounted."""
     pipeline = inbox.declare(CSV)
     inbox.folder.rmdir()
 
@@ -994,12 +996,12 @@ def make_dangling_link(path: Path) -> None:
 
 
 def make_pipe(path: Path) -> None:
-    """Put a pipe where a file is expected: whoever opens it waits for ever."""
+    """Put a pipe where a file is expected: a reader that opens it blocks for ever."""
     os.mkfifo(path)
 
 
 def make_unreadable(path: Path) -> None:
-    """Put a file there that its reader may not open."""
+    """Put a file without read permission where a file is expected."""
     path.write_text(HEADER)
     path.chmod(0)
     if os.access(path, os.R_OK):
@@ -1010,8 +1012,8 @@ def make_unreadable(path: Path) -> None:
     "make", [make_directory, make_dangling_link, make_pipe, make_unreadable], ids=lambda make: make.__name__
 )
 @pytest.mark.timeout(60)
-def test_what_cannot_be_read_as_a_file_is_refused_when_planned(inbox: Inbox, make: Callable[[Path], None]) -> None:
-    """It is named, and neither skipped nor is anything else planned without it."""
+def test_a_name_that_is_no_readable_file_is_refused_when_planned(inbox: Inbox, make: Callable[[Path], None]) -> None:
+    """The error names it; it is not skipped, and no other file is planned without it."""
     pipeline = inbox.declare(CSV)
     inbox.write("01.csv", HEADER + "a,1\n")
     make(inbox.folder / "02.csv")
@@ -1026,7 +1028,7 @@ def test_what_cannot_be_read_as_a_file_is_refused_when_planned(inbox: Inbox, mak
 @pytest.mark.parametrize("source", [CSV, JSON, TEXT, PARQUET], ids=lambda source: source.format)
 @pytest.mark.parametrize("folder", ["", "at 10:30/", "{[10:30]}/"])
 def test_a_name_with_a_colon_is_read(inbox: Inbox, source: Files, folder: str) -> None:
-    """A time is a usual name for a file, although Hadoop takes a colon for the end of an address' first part."""
+    """Times are usual file names, although Hadoop takes a colon for the end of a URI's scheme."""
     content = {"csv": HEADER + "a,1\n", "json": '{"name": "a", "amount": 1}\n', "text": "a,1"}.get(source.format, b"")
     if source.format == "parquet":
         sink = io.BytesIO()
@@ -1062,7 +1064,7 @@ def write_in_form(inbox: Inbox, form: str, name: str, number: int) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "json", "text", "parquet"])
 def test_names_of_folders_are_columns(inbox: Inbox, form: Any) -> None:
-    """What Hive, Spark and pyarrow write into the names of folders is there beside the rows, whatever the format."""
+    """Columns that Hive, Spark and pyarrow write into folder names are added to the rows, in every format."""
     folders = [
         "dt=2024-01-05/shop=a b",
         "dt=2024-01-05/shop=10%3A30",
@@ -1076,14 +1078,17 @@ def test_names_of_folders_are_columns(inbox: Inbox, form: Any) -> None:
     source = Files("inbox", glob="**/*", format=form, schema=schema, partitions=DAYS, max_files=10)
     day = datetime(2024, 1, 5, tzinfo=UTC).date()
 
-    said = [(day, "a b"), (day, "10:30"), (None, "a b"), (day, "x"), (day, "a b")]
-    rows = [(*((str(n),) if form == "text" else ("a", n)), *values) for n, values in zip([0, 1, 2, 3, 9], said, strict=True)]
+    folder_values = [(day, "a b"), (day, "10:30"), (None, "a b"), (day, "x"), (day, "a b")]
+    rows = [
+        (*((str(n),) if form == "text" else ("a", n)), *values)
+        for n, values in zip([0, 1, 2, 3, 9], folder_values, strict=True)
+    ]
     assert inbox.read(source, files=5) == sorted(rows, key=repr)
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_what_folders_say_is_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
-    """A bad record waits with its file's name, which says what its columns are when it is taken up again."""
+def test_partition_columns_are_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
+    """A bad record is kept with its file's name, which gives the partition columns at its replay."""
     source = Files("inbox", glob="**/*", format=form, schema=SCHEMA, partitions={"dt": "date"}, max_files=10)
     per_day = State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})
     pipeline = inbox.declare(source, states={"per_day": per_day}, check={"small": "amount < 100"}, on_poison="quarantine")
@@ -1120,7 +1125,7 @@ def _parsed_again(inbox: Inbox, source: Files, origin: str, payload: str) -> lis
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 def test_a_column_that_is_in_the_files_too_is_refused(inbox: Inbox, form: Any) -> None:
-    """Which of the two is meant is the author's to say."""
+    """The author has to say which of the two is meant."""
     write_in_form(inbox, form, f"amount=7/x.{form}", 1)
     source = Files("inbox", glob="**/*", format=form, schema={"name": "string"}, partitions={"amount": "int"})
     pipeline = inbox.declare(source, states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
@@ -1133,8 +1138,8 @@ def test_a_column_that_is_in_the_files_too_is_refused(inbox: Inbox, form: Any) -
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 @pytest.mark.parametrize("missing", ["refuse", "null"])
-def test_a_column_that_only_folders_have_is_never_null_in_silence(inbox: Inbox, form: Any, missing: Any) -> None:
-    """The schema names it, the files lack it, their folders have it: partitions are meant."""
+def test_a_column_that_only_folders_have_is_never_silently_null(inbox: Inbox, form: Any, missing: Any) -> None:
+    """The schema names it, the files lack it, and their folders have it: the author meant partitions."""
     write_in_form(inbox, form, f"dt=2024-01-05/x.{form}", 1)
     pipeline = inbox.declare(Files("inbox", glob="**/*", format=form, schema={**SCHEMA, "dt": "date"}, missing=missing))
     assert inbox.plan(pipeline, "run") == [1]
@@ -1143,7 +1148,7 @@ def test_a_column_that_only_folders_have_is_never_null_in_silence(inbox: Inbox, 
 
 
 def test_a_folder_of_another_form_is_refused_with_its_file(inbox: Inbox) -> None:
-    """Not with NULL: the file is named, and nothing of its batch counts."""
+    """The value is not NULL: the file is named, and its batch does not count."""
     write_in_form(inbox, "json", "dt=2024-1-5/x.json", 1)
     pipeline = inbox.declare(Files("inbox", glob="**/*", format="json", schema=SCHEMA, partitions={"dt": "date"}))
     assert inbox.plan(pipeline, "run") == [1]
@@ -1155,7 +1160,7 @@ def test_a_folder_of_another_form_is_refused_with_its_file(inbox: Inbox) -> None
 
 
 def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(inbox: Inbox) -> None:
-    """A file that becomes a link between plan and read is refused too, even one to the same bytes."""
+    """A file that becomes a link between plan and read is refused too, even with the same bytes."""
     secret = inbox.settings.home / "secret.csv"
     secret.write_text(HEADER + "a,1\n")
     pipeline = inbox.declare(CSV)
@@ -1173,7 +1178,7 @@ def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(inbox: I
 
 
 def test_a_file_name_that_is_not_utf8_is_refused(inbox: Inbox) -> None:
-    """Metadata is UTF-8; such a name cannot be written down, so it is named in an error and not dropped."""
+    """Metadata is UTF-8 and cannot hold such a name, so an error names the file instead of dropping it."""
     pipeline = inbox.declare(CSV)
     Path(os.fsdecode(bytes(inbox.folder) + b"/\xff.csv")).write_text(HEADER)
 
@@ -1183,7 +1188,7 @@ def test_a_file_name_that_is_not_utf8_is_refused(inbox: Inbox) -> None:
 
 
 def test_unfinished_and_hidden_files_are_left_alone(inbox: Inbox) -> None:
-    """What writers leave beside their files, and files that they have not finished, are no data."""
+    """Writers' auxiliary files, and files that they have not finished, are no data."""
     inbox.write("01.csv", HEADER)
     for name in (
         ".hidden.csv",
@@ -1212,7 +1217,7 @@ def test_a_file_that_a_glob_finds_in_several_ways_counts_once(inbox: Inbox, patt
 
 
 def test_a_young_file_waits(inbox: Inbox) -> None:
-    """A file that was just written may grow; those behind it are taken."""
+    """A file that was just written may grow; later ones are taken."""
     for name in ("01.csv", "02.csv", "03.csv"):
         os.utime(inbox.write(name, HEADER), (1_000_000_000, 1_000_000_000))
     source = Files("inbox", format="csv", schema=SCHEMA, max_files=5, min_age_seconds=3600)
@@ -1236,7 +1241,7 @@ def test_a_young_file_waits(inbox: Inbox) -> None:
     ],
 )
 def test_batches_are_cut_by_files_and_bytes(inbox: Inbox, max_files: int, max_bytes: int | None, expected: list[str]) -> None:
-    """A batch is the next files up to both limits, and never less than one file."""
+    """A batch is the next files within both limits, and never less than one file."""
     for name, size in {"1": 10, "2": 20, "3": 80, "4": 25, "5": 50}.items():
         inbox.write(name, "x" * size)
     source = Files("inbox", format="text", max_files=max_files, max_bytes=max_bytes)
@@ -1245,7 +1250,7 @@ def test_batches_are_cut_by_files_and_bytes(inbox: Inbox, max_files: int, max_by
 
 
 def test_replay_gets_the_very_same_metadata(inbox: Inbox) -> None:
-    """Asked again for a txid, with or without what was saved for it, the source gives the same bytes."""
+    """A second plan of a txid, with or without its saved metadata, gives the same bytes."""
     for name in ("01.csv", "02.csv", "03.csv"):
         inbox.write(name, HEADER + f"{name},1\n")
     source = Files("inbox", format="csv", schema=SCHEMA, max_files=2)
@@ -1259,7 +1264,7 @@ def test_replay_gets_the_very_same_metadata(inbox: Inbox) -> None:
 
 
 def test_only_new_files_are_read_the_next_time(inbox: Inbox) -> None:
-    """Each file belongs to exactly one batch, however the runs fall; source_rows shows what was read."""
+    """Each file belongs to exactly one batch, at any timing of the runs; source_rows has the rows read."""
     pipeline = inbox.declare(CSV)
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.write("02.csv", HEADER + "a,2\nb,3\n")
@@ -1277,7 +1282,7 @@ def test_only_new_files_are_read_the_next_time(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("name", ["00.csv", "015.csv", "01.CSV.csv"])
 def test_a_late_file_that_sorts_before_planned_ones_is_taken(inbox: Inbox, name: str) -> None:
-    """The next batch has it, before the new ones behind it."""
+    """The next batch has it, before new files with later names."""
     pipeline = inbox.declare(Files("inbox", format="csv", schema=SCHEMA))
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.write("02.csv", HEADER + "a,2\n")
@@ -1293,7 +1298,7 @@ def test_a_late_file_that_sorts_before_planned_ones_is_taken(inbox: Inbox, name:
 
 
 def change_a_byte(path: Path) -> None:
-    """Change one byte, and nothing that a listing shows."""
+    """Change one byte, but not size or time."""
     times = path.stat()
     content = path.read_bytes()
     path.write_bytes(content.replace(b"1", b"2", 1))
@@ -1313,7 +1318,7 @@ def remove(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [change_a_byte, append_a_row, remove], ids=lambda change: change.__name__)
 def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inbox, change: Callable[[Path], None]) -> None:
-    """A replay reads the planned bytes or nothing: the batch halts by the file's name, and goes on when they are back."""
+    """A replay reads the planned bytes or none: the batch halts, names the file, and goes on when they are back."""
     pipeline = inbox.declare(CSV)
     inbox.write("01.csv", HEADER + "a,1\n")
     file = inbox.write("02.csv", HEADER + "a,1\n")
@@ -1328,7 +1333,7 @@ def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inb
 
 
 def test_a_file_that_changes_while_it_is_read_is_found_before_the_seal(inbox: Inbox) -> None:
-    """Nothing that was read from other bytes than the planned ones is ever sealed."""
+    """Rows that were read from other than the planned bytes are never sealed."""
     file = inbox.write("01.csv", HEADER + "a,1\n")
 
     def meddle(rows):
@@ -1342,7 +1347,7 @@ def test_a_file_that_changes_while_it_is_read_is_found_before_the_seal(inbox: In
 
 @pytest.mark.parametrize("puts_back", ["the file itself", "its content"])
 def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(inbox: Inbox, puts_back: str) -> None:
-    """Its digest is right before and behind the read, and so is the number of rows; the values are another file's."""
+    """Its digest is right before and after the read, and so is the number of rows, but the values are another file's."""
     file = write_parquet(inbox, "01.parquet", people(["a"], [1]))
     planned, aside, metadata = file.read_bytes(), file.with_name("aside"), plan(inbox, PARQUET)
     with spark_session(inbox.settings, "inbox") as spark:
@@ -1361,7 +1366,7 @@ def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_se
 
 
 def test_another_source_of_files_is_another_declaration() -> None:
-    """What decides which rows are read is part of the pipeline's fingerprint; how they are cut into batches is not."""
+    """The choice of rows is part of the pipeline's fingerprint; their division into batches is not."""
 
     def fingerprint(**changes: Any) -> str:
         files = {"folder": "inbox", "format": "csv", "schema": SCHEMA, **changes}
@@ -1411,13 +1416,16 @@ def test_another_source_of_files_is_another_declaration() -> None:
         ({"format": "csv", "schema": SCHEMA, "options": {"encoding": "klingon"}}, "klingon is not known"),
         ({"format": "csv", "schema": SCHEMA, "options": {"unescapedQuoteHandling": "x"}}, "cannot take the option unescaped"),
         ({"format": "json", "schema": SCHEMA, "options": {"allowComments": "true"}}, "cannot take the option allowComments"),
-        ({"format": "csv", "schema": SCHEMA, "options": {"timestampFormat": "ss.SSSSSSSSS"}}, "cut off all behind"),
+        (
+            {"format": "csv", "schema": SCHEMA, "options": {"timestampFormat": "ss.SSSSSSSSS"}},
+            "cut off what follows microseconds",
+        ),
         ({"format": "csv", "schema": {"a": "interval day"}}, "is not a type"),
         ({"format": "csv", "schema": {"_tidegate_id": "int"}}, "names like that are Tidegate's own"),
         ({"format": "json", "schema": SCHEMA, "missing": "guess"}, "use 'refuse' or 'null'"),
     ],
 )
 def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:
-    """Whatever would make Spark drop, guess or repair rows is refused on construction, in words."""
+    """The constructor refuses options that would make Spark drop, guess or repair rows."""
     with pytest.raises(ValueError, match=message):
         Files("inbox", **arguments)

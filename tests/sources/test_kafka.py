@@ -1,4 +1,4 @@
-"""Kafka reads each record of a topic exactly once, or says by name what is in the way; on a real broker."""
+"""The Kafka source, on a real broker, reads each record exactly once or raises a named error."""
 
 import io
 import json
@@ -53,7 +53,7 @@ Row = tuple[int, int, str]
 
 
 class TestTopic:
-    """A topic of the test's own, and what Spark reads from it."""
+    """A test's own topic, with helpers to produce, plan and read."""
 
     __test__ = False
 
@@ -66,29 +66,29 @@ class TestTopic:
         self.create(partitions, **config)
 
     def create(self, partitions: int, brokers: list[list[int]] | None = None, **config: str) -> None:
-        """Create the topic, on these brokers or wherever the cluster likes, and wait until it is known."""
+        """Create the topic, on these brokers or on any, and wait until it is known."""
         where = {"replica_assignment": brokers} if brokers else {"replication_factor": 1}
-        wanted = NewTopic(self.name, partitions, config=config, **where)
-        self.admin.create_topics([wanted])[self.name].result(SECONDS)
+        new_topic = NewTopic(self.name, partitions, config=config, **where)
+        self.admin.create_topics([new_topic])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def delete(self) -> None:
-        """Delete it, and wait until it is gone."""
+        """Delete the topic, and wait until it is gone."""
         self.admin.delete_topics([self.name])[self.name].result(SECONDS)
         assert wait_until(lambda: self.name not in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def add_partitions(self, total: int) -> None:
-        """Let it have so many partitions."""
+        """Increase the number of partitions."""
         self.admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(SECONDS)
         known = self.admin.list_topics
         assert wait_until(lambda: len(known(self.name, SECONDS).topics[self.name].partitions) == total, SECONDS)
-        self.producer = self._new_producer()  # the old one remembers how many there were
+        self.producer = self._new_producer()  # the old producer remembers the old number
 
     def _new_producer(self) -> Producer:
         return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
 
     def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
-        """Write records, and remember where they stand."""
+        """Write records, and remember their offsets."""
 
         def remember(error: object, message: Any) -> None:
             assert error is None
@@ -102,8 +102,8 @@ class TestTopic:
 
     def expire(self, before: int, partition: int = 0) -> None:
         """Delete the partition's records before an offset, as retention does."""
-        asked = TopicPartition(self.name, partition, before)
-        self.admin.delete_records([asked])[asked].result(SECONDS)
+        end = TopicPartition(self.name, partition, before)
+        self.admin.delete_records([end])[end].result(SECONDS)
 
     def transaction(self, count: int, *, commit: bool) -> None:
         """Write records in a transaction, and commit or abort it."""
@@ -126,12 +126,12 @@ class TestTopic:
         return Kafka(self.name, **changes)
 
     def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
-        """Cut one batch with one look at the topic; frozen as the ledger would."""
+        """Plan one batch with one look at the topic, frozen as by the ledger."""
         metadata = source.coordinator(self.settings).initialize_transaction(txid, previous, current)
         return json.loads(json.dumps(metadata))
 
     def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
-        """Cut all that is there with one look at the topic."""
+        """Plan all available batches with one look at the topic."""
         coordinator, cut = source.coordinator(self.settings), []
         while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
             previous = metadata
@@ -139,7 +139,7 @@ class TestTopic:
         return cut
 
     def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
-        """Read a batch with Spark, verify it, and return its rows; errors as the pipeline would see them."""
+        """Read a batch with Spark, verify it, and return its rows. It raises the pipeline's errors."""
         attempt = Attempt("orders", 1, 1, metadata)
         with spark_session(self.settings, "kafka") as spark:
             emitter = source.emitter(spark, self.settings)
@@ -160,13 +160,13 @@ def topic(kafka_stack: Settings, settings: Settings) -> TestTopic:
 
 
 def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
-    """Return what a batch reads."""
+    """Return the ranges that a batch reads."""
     assert metadata is not None
     return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
 
 
 def signal_broker(stack: Settings, number: signal.Signals) -> None:
-    """Let the broker hang, or kill it as a crash would; the supervisor starts it again."""
+    """Suspend the broker, or kill it as a crash would; the supervisor starts it again."""
     broker = RunFolder(stack.stack_folder).read("kafka")
     assert broker is not None
     os.kill(broker.pid, number)
@@ -189,7 +189,7 @@ def await_broker(topic: TestTopic) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_is_in_exactly_one_batch(topic: TestTopic, kind: str) -> None:
-    """However plans and producers take turns, the batches are disjoint and together everything."""
+    """In any order of plans and producers, the batches are disjoint and complete."""
     topic.add_partitions(3)
     source = topic.source(kind=kind, max_records=13)
     cut: list[dict] = []
@@ -204,7 +204,7 @@ def test_every_record_is_in_exactly_one_batch(topic: TestTopic, kind: str) -> No
 
 @pytest.mark.parametrize("most", [1, 3, 10, 100])
 def test_shares_are_fair(most: int) -> None:
-    """Never more than the limit, all of it if there is as much, something for each, and the same answer each time."""
+    """Shares never exceed the limit, use all of it if possible, give each partition something, and are deterministic."""
     dice = random.Random(most)
     for _ in range(500):
         lags = {str(number): dice.choice([0, 0, 1, 2, 5, 50, 5000]) for number in range(dice.randrange(1, 13))}
@@ -220,7 +220,7 @@ def test_shares_are_fair(most: int) -> None:
 
 
 def test_a_batch_through_the_ledger_counts_each_record_once(topic: TestTopic, register: Callable[..., None]) -> None:
-    """Planned, processed and committed, with replays in between, the state is what was produced."""
+    """After plan, processing and commit, with replays in between, the state equals what was produced."""
     pipeline = declare(topic, register, max_records=10)
     for run in range(2):
         topic.produce(12, 0)
@@ -238,7 +238,7 @@ def test_a_batch_through_the_ledger_counts_each_record_once(topic: TestTopic, re
 
 
 def test_an_opaque_source_counts_each_record_once_in_opaque_states(topic: TestTopic, register: Callable[..., None]) -> None:
-    """Also when a batch is cut anew after later ones were planned and processed: those follow."""
+    """If a batch is planned again after later ones were planned and processed, those follow."""
     pipeline = declare(topic, register, kind="opaque", max_records=10)
     topic.produce(12, 0)
     topic.produce(5, 1)
@@ -256,7 +256,7 @@ def test_an_opaque_source_counts_each_record_once_in_opaque_states(topic: TestTo
 
 
 def test_two_planners_at_once_plan_each_record_once(topic: TestTopic, register: Callable[..., None]) -> None:
-    """Whoever is later looks again: txids have no gap, ranges no overlap."""
+    """The later planner looks again: txids have no gap, ranges no overlap."""
     pipeline = declare(topic, register, max_records=5)
     topic.produce(20, 0)
     topic.produce(20, 1)
@@ -292,7 +292,7 @@ def declare(topic: TestTopic, register: Callable[..., None], *, version: int = 1
 
 
 def run(topic: TestTopic, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Plan, process and commit whatever is there."""
+    """Plan, process and commit all available batches."""
     txids = steps.plan(topic.settings, pipeline, run_id=run_id)
     for txid in txids:
         steps.process(topic.settings, pipeline, txid, owner="test")
@@ -312,7 +312,7 @@ def per_shop(topic: TestTopic, pipeline: Pipeline) -> dict[str, int]:
 
 
 def test_earliest_reads_what_is_left_and_spends_no_txid_on_nothing(topic: TestTopic) -> None:
-    """The first batch begins with the first record there is."""
+    """The first batch begins with the first record that exists."""
     source = topic.source()
     assert topic.plan(source) is None
     topic.produce(5)
@@ -322,7 +322,7 @@ def test_earliest_reads_what_is_left_and_spends_no_txid_on_nothing(topic: TestTo
 
 
 def test_latest_keeps_its_place_before_there_is_anything_to_read(topic: TestTopic, register: Callable[..., None]) -> None:
-    """The first batch is empty and commits; what is produced until the next plan is not passed over."""
+    """The first batch is empty and commits; records produced until the next plan are not missed."""
     topic.produce(3)
     pipeline = declare(topic, register, start="latest")
     assert run(topic, pipeline, "first") == [1]
@@ -337,7 +337,7 @@ def test_latest_keeps_its_place_before_there_is_anything_to_read(topic: TestTopi
 
 
 def test_a_time_is_the_first_record_at_or_after_it(topic: TestTopic) -> None:
-    """Also in a partition whose records are all older: it is read from its end, not from its beginning."""
+    """A partition whose records are all older is read from its end, not from its beginning."""
     noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
     for minutes in (-2, -1, 0, 1):
         topic.produce(1, 0, timestamp=noon + timedelta(minutes=minutes))
@@ -355,7 +355,7 @@ def test_a_time_is_the_first_record_at_or_after_it(topic: TestTopic) -> None:
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: TestTopic, start: str, kind: str) -> None:
-    """Wherever the source starts: what a new partition holds was produced after the first plan."""
+    """The source's start does not matter: a new partition's records were produced after the first plan."""
     source = topic.source(start=start, kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -371,7 +371,7 @@ def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: T
 
 
 def test_replay_of_a_transactional_batch_is_identical(topic: TestTopic) -> None:
-    """The same metadata, the same rows, whatever has been produced since."""
+    """It has the same metadata and rows, even if records were produced since."""
     source = topic.source()
     topic.produce(3, 0)
     topic.produce(2, 1)
@@ -384,7 +384,7 @@ def test_replay_of_a_transactional_batch_is_identical(topic: TestTopic) -> None:
 
 
 def test_replay_of_an_opaque_batch_begins_where_it_began(topic: TestTopic) -> None:
-    """It may reach further now; also the first one of a source that starts at the end, which has moved."""
+    """It may reach further now. So may the first batch of a source that starts at the end, which has moved."""
     topic.produce(3)
     source = topic.source(kind="opaque", start="latest")
     first = topic.plan(source)
@@ -405,7 +405,7 @@ def test_replay_of_an_opaque_batch_begins_where_it_began(topic: TestTopic) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: str) -> None:
-    """They are not passed over: the batch says what is gone; what is left comes behind it."""
+    """They are not missed silently: the batch names the expired records; the others come after it."""
     source = topic.source(kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -421,8 +421,8 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: 
     assert ranges(topic.plan(source, expired, txid=3)) == {"0": (6, 8), "1": (0, 2)}
 
 
-def test_what_can_still_be_read_of_an_expired_batch_is_said_before_it_is_given_up(topic: TestTopic) -> None:
-    """A planned range stays as it is, so to skip it gives up more than what has expired: the message says how much."""
+def test_an_expired_batch_says_how_many_records_skipping_it_gives_up(topic: TestTopic) -> None:
+    """A planned range is fixed, so skipping it gives up more than the expired records: the message says how much."""
     source = topic.source()
     topic.produce(10)
     topic.produce(5, 1)
@@ -432,13 +432,13 @@ def test_what_can_still_be_read_of_an_expired_batch_is_said_before_it_is_given_u
     with pytest.raises(RangeExpired, match="of offsets 0 to 10, 4 have expired") as refusal:
         topic.read(source, first)
     message = str(refusal.value)
-    assert "The batch has 15 offsets, 11 of which can still be read" in message
+    assert "The batch has 15 offsets, and 11 of them can still be read" in message
     assert "partition 0 from 4 to 10, partition 1 from 0 to 5" in message
     assert 'tidegate skip orders 1 --reason "..."' in message
 
 
 def test_an_expired_batch_is_given_up_by_a_person_and_the_rest_counts(topic: TestTopic, register: Callable[..., None]) -> None:
-    """It halts, is skipped with a reason, and the pipeline goes on behind it."""
+    """It halts, is skipped with a reason, and the pipeline continues after it."""
     pipeline = declare(topic, register)
     topic.produce(3)
     assert run(topic, pipeline, "first") == [1]
@@ -456,7 +456,7 @@ def test_an_expired_batch_is_given_up_by_a_person_and_the_rest_counts(topic: Tes
 
 
 def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: TestTopic) -> None:
-    """Declared so, the next range starts with what is left, and the metadata names what was lost."""
+    """If declared, the next range starts with the remaining records, and the metadata names the lost ones."""
     source = topic.source(kind="opaque", when_expired="continue")
     topic.produce(3)
     first = topic.plan(source)
@@ -475,7 +475,7 @@ def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: T
 
 
 def test_the_first_opaque_batch_may_expire_too(topic: TestTopic) -> None:
-    """Cut anew, it still begins where it was planned, so that what was lost is named."""
+    """Planned again, it still begins at its planned offset, so that the lost records are named."""
     source = topic.source(kind="opaque", when_expired="continue")
     topic.produce(5)
     first = topic.plan(source)
@@ -488,7 +488,7 @@ def test_the_first_opaque_batch_may_expire_too(topic: TestTopic) -> None:
 
 
 def test_a_new_partition_that_expired_unread_is_no_different(topic: TestTopic) -> None:
-    """A partition that appears is read from offset 0, so what has expired of it is missed."""
+    """A new partition is read from offset 0, so its expired records are noticed."""
     source = topic.source()
     topic.produce(1)
     first = topic.plan(source)
@@ -501,7 +501,7 @@ def test_a_new_partition_that_expired_unread_is_no_different(topic: TestTopic) -
 
 
 def test_records_that_expire_before_spark_reads_them_are_missed(topic: TestTopic) -> None:
-    """Also between our look and Spark's."""
+    """They are noticed even if they expire between our look and Spark's."""
     source = topic.source()
     topic.produce(6)
     first = topic.plan(source)
@@ -511,7 +511,7 @@ def test_records_that_expire_before_spark_reads_them_are_missed(topic: TestTopic
 
 
 def test_records_that_expire_while_spark_reads_are_found_before_the_seal(topic: TestTopic) -> None:
-    """A second look after the read: a later state of the same batch might have missed them."""
+    """There is a second look after the read, because a later state of the same batch might have missed them."""
     source = topic.source()
     topic.produce(6)
     first = topic.plan(source)
@@ -528,8 +528,8 @@ def test_records_that_expire_while_spark_reads_are_found_before_the_seal(topic: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_topic_that_was_created_anew_is_never_taken_for_the_old_one(topic: TestTopic, kind: str) -> None:
-    """Even when its offsets reach as far: its records are others."""
+def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: TestTopic, kind: str) -> None:
+    """Its records are others, even if its offsets reach as far."""
     source = topic.source(kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -541,7 +541,7 @@ def test_a_topic_that_was_created_anew_is_never_taken_for_the_old_one(topic: Tes
 
     with pytest.raises(SourceChanged, match=f"Topic {topic.name} is another one than before"):
         topic.plan(source, first, txid=2)
-    with pytest.raises(SourceChanged, match="was deleted and created anew since this batch was planned"):
+    with pytest.raises(SourceChanged, match="was deleted and created again since this batch was planned"):
         topic.read(source, first)
 
 
@@ -549,7 +549,7 @@ def test_a_topic_that_was_created_anew_is_never_taken_for_the_old_one(topic: Tes
 def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
     topic: TestTopic, register: Callable[..., None], kind: str
 ) -> None:
-    """Declared with a new version: the new topic is read from its first record, whatever the start, and the state stays."""
+    """With a new version, the new topic is read from its first record, regardless of the start, and the state stays."""
     topic.produce(2)
     pipeline = declare(topic, register, kind=kind, start="latest")
     assert run(topic, pipeline, "first") == [1]
@@ -584,8 +584,8 @@ def test_another_topic_needs_another_pipeline(topic: TestTopic) -> None:
         other.plan(other.source(), first, txid=2)
 
 
-def test_a_position_behind_the_end_is_refused(topic: TestTopic) -> None:
-    """Brokers that have lost records would give their offsets to others."""
+def test_a_position_after_the_end_is_refused(topic: TestTopic) -> None:
+    """Brokers that lost records would give their offsets to new ones."""
     topic.produce(3)
     source = topic.source()
     first = topic.plan(source)
@@ -597,7 +597,7 @@ def test_a_position_behind_the_end_is_refused(topic: TestTopic) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_committed_records_of_transactions_are_read(topic: TestTopic, kind: str) -> None:
-    """Aborted ones never; and nothing behind a transaction that is open, because it may yet be committed."""
+    """Aborted records are never read, nor are records after an open transaction, which may yet be committed."""
     source = topic.source(kind=kind, gaps=True)
     topic.produce(2)
     topic.transaction(3, commit=False)
@@ -621,7 +621,7 @@ def test_only_committed_records_of_transactions_are_read(topic: TestTopic, kind:
 
 
 def test_a_range_without_any_record_is_an_empty_batch(topic: TestTopic, register: Callable[..., None]) -> None:
-    """A transaction that was aborted took offsets and left nothing: the batch commits without rows."""
+    """An aborted transaction took offsets and left no records: the batch commits without rows."""
     pipeline = declare(topic, register, gaps=True)
     topic.transaction(3, commit=False)
 
@@ -630,7 +630,7 @@ def test_a_range_without_any_record_is_an_empty_batch(topic: TestTopic, register
 
 
 def test_a_compacted_topic_is_an_opaque_source_only(settings: Settings) -> None:
-    """A replay finds fewer records than the first attempt; the range is valid all the same."""
+    """A replay finds fewer records than the first attempt, but the range stays valid."""
     quickly = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
     topic = TestTopic(settings, **{"cleanup.policy": "compact", **quickly})
     topic.produce(4, key="a")
@@ -649,7 +649,7 @@ def test_a_compacted_topic_is_an_opaque_source_only(settings: Settings) -> None:
 
 
 def test_offsets_without_records_are_refused_unless_declared(topic: TestTopic) -> None:
-    """Whether a record is missing cannot be told then, so the author has to say that it may."""
+    """Missing records cannot be detected then, so the author has to declare that offsets may have gaps."""
     source = topic.source()
     topic.produce(2)
     topic.transaction(3, commit=True)
@@ -659,7 +659,7 @@ def test_offsets_without_records_are_refused_unless_declared(topic: TestTopic) -
 
 
 def test_rows_that_the_transform_does_not_read_are_noticed(topic: TestTopic) -> None:
-    """The count is of what Spark has read of the range, not of what it could have read."""
+    """The count covers the records that Spark has read, not those that it could have read."""
     source = topic.source()
     topic.produce(40_000)
     first = topic.plan(source)
@@ -671,8 +671,8 @@ def test_rows_that_the_transform_does_not_read_are_noticed(topic: TestTopic) -> 
             emitter.verify_batch(attempt, first)
 
 
-def test_a_transform_that_does_not_read_all_rows_is_told_so(topic: TestTopic, register: Callable[..., None]) -> None:
-    """limit() ends Spark's reading: the brokers have lost nothing, and that is not what the error says."""
+def test_a_transform_that_does_not_read_all_rows_is_named_in_the_error(topic: TestTopic, register: Callable[..., None]) -> None:
+    """limit() ends Spark's reading: the brokers have lost nothing, and the error must not blame them."""
     source = topic.source()
     topic.produce(40_000)
     states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()})}
@@ -689,8 +689,8 @@ def test_a_transform_that_does_not_read_all_rows_is_told_so(topic: TestTopic, re
     assert "brokers" not in str(refusal.value)
 
 
-def test_text_that_is_not_utf8_is_told_with_its_place(topic: TestTopic, register: Callable[..., None]) -> None:
-    """Kafka's bytes become a text by a cast, which lets pass anything: partition and offset are named, for key and value."""
+def test_text_that_is_not_utf8_is_refused_with_its_place(topic: TestTopic, register: Callable[..., None]) -> None:
+    """A cast of bytes to text accepts anything, so the error names partition and offset, for key and value."""
     topic.produce(3)
     topic.producer.produce(topic.name, b"caf\xe9", None, partition=1)
     topic.producer.produce(topic.name, "good", b"\xff", partition=1)
@@ -705,7 +705,7 @@ def test_text_that_is_not_utf8_is_told_with_its_place(topic: TestTopic, register
 
 
 def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
-    """Also for a batch without ranges, and with headers if they are asked for."""
+    """A batch without ranges has them too, and headers are added if they are declared."""
     topic.producer.produce(topic.name, b"v", b"k", partition=1, headers=[("trace", b"7")])
     topic.producer.flush(SECONDS)
     source = topic.source(headers=True)
@@ -729,7 +729,7 @@ def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
 
 @contextmanager
 def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subprocess.Popen]:
-    """Let a second broker join the stack's cluster; it is killed in the end."""
+    """Let a second broker join the stack's cluster; it is killed at the end."""
     *java, main, file = Layout.load(stack.home).kafka.component().command
     properties = dict(line.split("=", 1) for line in Path(file).read_text().splitlines())
     cluster = next(
@@ -752,7 +752,7 @@ def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subproce
 def test_a_partition_without_a_leader_stops_a_transactional_source_only(
     topic: TestTopic, kafka_stack: Settings, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    """An opaque one goes on with the others; what it missed, also in a batch that is cut anew, comes in a later batch."""
+    """An opaque source reads the others; missing records, also of a batch planned again, come in a later batch."""
     topic.transaction(0, commit=True)  # Kafka's own topics come into being on the broker that stays
     topic.plan(topic.source())
     topic.source(group=topic.name).ack(Attempt("orders", 1, 1, {**topic.plan(topic.source(start="latest"))}), topic.settings)
@@ -786,7 +786,7 @@ def test_a_partition_without_a_leader_stops_a_transactional_source_only(
 
 
 def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: TestTopic, kafka_stack: Settings) -> None:
-    """It hangs, then it dies: at plan and at read. Then the very same batch goes through."""
+    """The broker hangs, then dies, at plan and at read. Afterwards the same batch goes through."""
     source = topic.source()
     topic.produce(5)
     first = topic.plan(source)
@@ -816,8 +816,8 @@ def test_a_broker_that_dies_under_spark_costs_nothing_but_time(topic: TestTopic,
     await_broker(topic)
 
 
-def test_wrong_passwords_are_told_apart_from_brokers_that_are_away(topic: TestTopic, tmp_path: Path) -> None:
-    """Trying again does not help; and the password is in no message."""
+def test_wrong_passwords_are_distinguished_from_brokers_that_are_away(topic: TestTopic, tmp_path: Path) -> None:
+    """A retry does not help, and no message contains the password."""
     password = kafka_client(topic.settings)["sasl.password"]
     wrong = tmp_path / "wrong.properties"
     wrong.write_text(topic.settings.kafka_properties_file.read_text().replace(password, "not-the-password"))
@@ -842,7 +842,7 @@ def test_wrong_passwords_are_told_apart_from_brokers_that_are_away(topic: TestTo
 
 
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> None:
-    """Spark is told where it is, not what it is."""
+    """Spark learns the password's place, not the password."""
     password = kafka_client(topic.settings)["sasl.password"]
     topic.produce(1)
     source = topic.source()
@@ -860,7 +860,7 @@ def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> No
 
 @pytest.mark.parametrize("password", ["back\\slash", 'quo"te'])
 def test_a_password_that_java_would_read_otherwise_is_refused(topic: TestTopic, tmp_path: Path, password: str) -> None:
-    """The one client takes it as it stands, Java's does not."""
+    """Unlike librdkafka, Java's client does not take it literally."""
     topic.produce(1)
     first = topic.plan(topic.source())
     odd = tmp_path / "odd.properties"
@@ -875,7 +875,7 @@ def test_a_password_that_java_would_read_otherwise_is_refused(topic: TestTopic, 
 
 
 def test_a_spark_without_the_connector_says_what_is_missing(topic: TestTopic, stack: Settings) -> None:
-    """The message says how to get it."""
+    """The message says how to install it."""
     topic.produce(1)
     without = replace(topic.settings, spark_remote=stack.spark_remote, spark_token_file=stack.spark_token_file)
     first = topic.plan(topic.source())
@@ -892,7 +892,7 @@ def test_a_spark_without_the_connector_says_what_is_missing(topic: TestTopic, st
 
 
 def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: TestTopic) -> None:
-    """Also when it comes late, twice and out of order; positions are never read from there."""
+    """It may come late, twice and out of order; positions are never read from there."""
     source = topic.source(max_records=4)
     topic.produce(6, 0)
     topic.produce(1, 1)
@@ -928,8 +928,8 @@ def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_identity_is_what_decides_which_rows_are_read() -> None:
-    """Where the brokers are, how much a batch holds and who shows the lag is not part of it."""
+def test_identity_decides_which_rows_are_read() -> None:
+    """The brokers' addresses, the batch size and the group for lag tools are not part of it."""
     same = Kafka("orders").identity
     for other in ({"max_records": 5}, {"bootstrap": "b:9092"}, {"properties_file": "p"}, {"group": "g"}, {"gaps": True}):
         assert Kafka("orders", **other).identity == same
@@ -956,6 +956,6 @@ def test_identity_is_what_decides_which_rows_are_read() -> None:
     ],
 )
 def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:
-    """On construction, in words."""
+    """The constructor raises an error in words."""
     with pytest.raises(ValueError, match=message):
         Kafka(**{"topic": "orders", **arguments})

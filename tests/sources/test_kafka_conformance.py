@@ -25,7 +25,7 @@ def spark(settings: Settings) -> Iterator[SparkSession]:
 
 @pytest.mark.parametrize(("kind", "promise"), CASES, ids=[f"{kind}-{promise[0]}" for kind, promise in CASES])
 def test_kafka_keeps_its_promises(settings: Settings, spark: SparkSession, kind: str, promise: tuple) -> None:
-    """Each promise of each kind; what a topic cannot suffer has tests of its own in tests/sources."""
+    """Each promise of each kind. Faults that a topic cannot have are tested in tests/sources."""
     name, holds = promise
     try:
         holds(Bench(KafkaFeed(settings, kind), spark, settings))

@@ -1,4 +1,4 @@
-"""Odd Parquet files, drawn at random: what Spark is given equals what pyarrow and Python make of them, or the file is refused.
+"""Random odd Parquet files are read as pyarrow and Python read them, or refused.
 
 Types, encodings, codecs, row groups, NULLs, page versions, dictionaries, INT96 and declared types are drawn; the oracle
 converts each value on its own with Python's numbers. SOAK=1 draws many more; SEED=... draws others.
@@ -27,7 +27,7 @@ SEED = int(os.environ.get("SEED", "1"))
 EPOCH, FIRST_DAY = datetime(1970, 1, 1), date(1970, 1, 1)
 MICROSECONDS = {"s": 10**6, "ms": 1000, "us": 1}
 CODECS = ["none", "snappy", "gzip", "zstd", "lz4", "brotli"]
-# What is read exactly as what; anything else may be refused, but not read as something else.
+# Stored types and the declared types that must read them exactly; other pairs may be refused, but not misread.
 INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 DECLARED = [
     *INTEGERS,
@@ -38,17 +38,17 @@ DECLARED = [
 
 
 class Unequal(AssertionError):
-    """A value came as another one."""
+    """A value was read as another value."""
 
 
 def integers(draw: random.Random, bits: int, *, is_signed: bool) -> Callable[[], int]:
-    """Return what draws whole numbers, often the outermost."""
+    """Return a function that draws integers, often the extreme ones."""
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
     return lambda: draw.choice([low, high, 0, 1, draw.randint(low, high), min(high, draw.randint(0, 99))])
 
 
 def ticks(draw: random.Random, unit: str) -> Callable[[], int]:
-    """Return what draws moments: some before 1582, some far away, some with nanoseconds."""
+    """Return a function that draws times: some before 1582, some far away, some with nanoseconds."""
     if unit == "ns":
         return lambda: draw.choice([draw.randint(-(2**62), 2**62), 1000 * draw.randint(-(2**52), 2**52), 0, 1])
     per_second = 10**6 // MICROSECONDS[unit]
@@ -60,7 +60,7 @@ def ticks(draw: random.Random, unit: str) -> Callable[[], int]:
 
 
 def column(draw: random.Random, rows: int) -> tuple[pa.Array, list[Any]]:
-    """Draw a type and values of it; the second are plain: numbers, texts, and moments as numbers of their unit."""
+    """Draw a type and values of it; the second result is plain: numbers, texts, and times as numbers of their unit."""
     kind, value = draw.choice(kinds(draw))
     nulls = draw.choice([0, 0.1, 1])
     values = [None if draw.random() < nulls else value() for _ in range(rows)]
@@ -78,7 +78,7 @@ def column(draw: random.Random, rows: int) -> tuple[pa.Array, list[Any]]:
 
 
 def kinds(draw: random.Random) -> list[tuple[pa.DataType, Callable[[], Any]]]:
-    """Return the types, each with what draws a value."""
+    """Return the types, each with a function that draws a value."""
     texts = ["", "a", "a", "é\U0001f30a", "x" * 300, "NULL", "2024-01-01", "1"]
     whole: list[tuple[pa.DataType, Callable[[], Any]]] = [
         (getattr(pa, f"{'' if is_signed else 'u'}int{bits}")(), integers(draw, bits, is_signed=is_signed))
@@ -120,9 +120,9 @@ def kinds(draw: random.Random) -> list[tuple[pa.DataType, Callable[[], Any]]]:
 
 
 def expected(kind: pa.DataType, value: Any, declared: str) -> Any:  # noqa: PLR0912 - a table of types
-    """Return a value as its declared type has it.
+    """Return a value in its declared type.
 
-    Raises: ValueError if it has no place there.
+    Raises: ValueError if it does not fit.
     """
     if value is None or pa.types.is_null(kind):
         return None
@@ -179,7 +179,7 @@ def _exact_number(value: int | Decimal, declared: str) -> int | Decimal:
 
 
 def plain(value: Any) -> Any:
-    """Return what Spark gave as the oracle has it."""
+    """Convert a value from Spark to the oracle's form."""
     if isinstance(value, datetime):
         gone = value.astimezone(UTC).replace(tzinfo=None) - EPOCH if value.tzinfo else value - EPOCH
         return gone.days * 86_400 * 10**6 + gone.seconds * 10**6 + gone.microseconds
@@ -189,7 +189,7 @@ def plain(value: Any) -> Any:
 
 
 class Fuzzer:
-    """Writes a file after another, has each read as a batch, and compares."""
+    """Writes files, has each read as a batch, and compares."""
 
     def __init__(self, settings: Settings, spark: Any, seed: int) -> None:
         self.settings, self.spark, self.seed = settings, spark, seed
@@ -219,16 +219,16 @@ class Fuzzer:
             name: draw.choice(likely[name] or DECLARED) if draw.random() < 0.93 else draw.choice(DECLARED)
             for name in draw.sample(names, draw.randint(1, len(names)))
         }
-        wanted: list[list[Any]] | None = []
+        columns: list[list[Any]] | None = []
         for name, declared in schema.items():
             array, values = columns[names.index(name)]
             kind = pa.timestamp(array.type.unit, "UTC") if int96 and pa.types.is_timestamp(array.type) else array.type
             try:
-                wanted.append([expected(kind, value, declared) for value in values])  # type: ignore[union-attr]
+                columns.append([expected(kind, value, declared) for value in values])  # type: ignore[union-attr]
             except ValueError:
-                wanted = None
+                columns = None
                 break
-        self._compare(path, schema, wanted, f"seed {self.seed}: {table.schema} as {schema}, int96={int96}")
+        self._compare(path, schema, columns, f"seed {self.seed}: {table.schema} as {schema}, int96={int96}")
 
     def _may_fit(self, kind: pa.DataType, declared: str, *, int96: bool) -> bool:
         samples = {pa.types.is_timestamp: 0, pa.types.is_date: 0}
@@ -260,7 +260,7 @@ class Fuzzer:
             use_deprecated_int96_timestamps=int96, data_page_size=draw.choice([None, 64]),
         )  # fmt: skip
 
-    def _compare(self, path: Path, schema: dict[str, str], wanted: list[list[Any]] | None, told: str) -> None:
+    def _compare(self, path: Path, schema: dict[str, str], columns: list[list[Any]] | None, case: str) -> None:
         source = Files("inbox", schema=schema, min_age_seconds=0)
         metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
@@ -269,24 +269,24 @@ class Fuzzer:
             rows = emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
             found = [[plain(row[name]) for name in range(len(schema))] for row in rows.collect()]
         except (MalformedRecord, SourceUnreadable) as refusal:
-            assert str(path) in str(refusal), told
-            assert isinstance(refusal, SourceUnreadable) or any(name in str(refusal) for name in schema), told
+            assert str(path) in str(refusal), case
+            assert isinstance(refusal, SourceUnreadable) or any(name in str(refusal) for name in schema), case
             self.outcomes["refused"] += 1
             return
         except Exception as error:
-            raise Unequal(f"{told}: {type(error).__name__}: {error}") from error
-        if wanted is None:
-            raise Unequal(f"{told}: taken, though a value has no place there")
-        there = [list(row) for row in zip(*wanted, strict=True)]
+            raise Unequal(f"{case}: {type(error).__name__}: {error}") from error
+        if columns is None:
+            raise Unequal(f"{case}: read, though a value does not fit")
+        there = [list(row) for row in zip(*columns, strict=True)]
         if sorted(map(repr, found)) != sorted(map(repr, there)):
-            raise Unequal(f"{told}: {found[:3]} ... where {there[:3]} ... was expected")
+            raise Unequal(f"{case}: {found[:3]} ... where {there[:3]} ... was expected")
         if emitter.expected_rows(metadata) != len(there):
-            raise Unequal(f"{told}: {emitter.expected_rows(metadata)} rows told, {len(there)} there")
+            raise Unequal(f"{case}: {emitter.expected_rows(metadata)} rows expected, {len(there)} there")
         self.outcomes["equal"] += 1
 
 
 def test_drawn_parquet_files_are_read_as_they_are_or_refused(settings: Settings) -> None:
-    """Nothing else happens to them: no value is changed, no row is lost, no error is without its place."""
+    """No value is changed, no row is lost, and no error lacks its place."""
     (settings.home / "inbox").mkdir()
     fuzzer = Fuzzer(settings, None, SEED)
     failures = []

@@ -1,4 +1,4 @@
-"""What people do to a table between two plans: where a row could get lost, PostgresTable says so; else it goes on."""
+"""PostgresTable notices alterations between two plans: it refuses those that could lose rows, and reads on after others."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ PARTITIONED = (
 
 @pytest.fixture(autouse=True)
 def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time asks for."""
+    """The stager sees the other sessions' transactions, as reading by time requires."""
     with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
         yield
 
@@ -53,7 +53,7 @@ def run(shop: Shop, statements: list[str]) -> None:
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 @pytest.mark.parametrize("own_grant", [True, False])
 def test_rows_of_a_partition_that_was_attached_are_not_passed_by(parted: Shop, source: PostgresTable, own_grant: bool) -> None:
-    """They have keys of rows that were read, from a sequence of their own: neither gaps nor the newest range tell."""
+    """They have keys of rows that were read, from a sequence of their own: neither gaps nor the newest range show them."""
     source = replace(source, max_rows=15)
     first, second = all_batches(parted, source)
     parted.execute("CREATE TABLE orders_2024 (LIKE orders)")
@@ -73,7 +73,7 @@ def test_rows_of_a_partition_that_was_attached_are_not_passed_by(parted: Shop, s
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 def test_a_new_partition_is_read_on(parted: Shop, source: PostgresTable) -> None:
-    """Each month or year has one: created empty, or attached with rows that are all new; sub-partitions too."""
+    """Each month or year has a partition: created empty, or attached with new rows only; sub-partitions too."""
     first = parted.planned(source)
     run(
         parted,
@@ -128,7 +128,7 @@ def test_a_partition_with_a_sequence_of_its_own_is_refused(parted: Shop) -> None
 def test_a_sequence_that_could_hide_rows_is_refused(
     shop: Shop, statements: list[str], error: type[TidegateError], message: str
 ) -> None:
-    """At the next plan, before anything is lost."""
+    """The next plan refuses it, before a row is lost."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     run(shop, statements)
@@ -147,7 +147,7 @@ def test_a_sequence_that_could_hide_rows_is_refused(
     ],
 )
 def test_a_sequence_that_was_altered_and_draws_higher_keys_is_read_on(shop: Shop, statements: list[str]) -> None:
-    """What was read stays as it was, so nothing was drawn twice."""
+    """The rows that were read are unchanged, so no key was drawn twice."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     run(shop, statements)
@@ -157,12 +157,12 @@ def test_a_sequence_that_was_altered_and_draws_higher_keys_is_read_on(shop: Shop
 
 
 def test_keys_that_were_drawn_twice_beside_an_old_row_are_noticed(shop: Shop) -> None:
-    """As many rows with the same keys as before, one of them even the old one: only what has written them differs."""
+    """The number of rows and their keys are the same, and one row is even the old one: only their writers differ."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     run(shop, ["DELETE FROM orders WHERE id < 20", "ALTER SEQUENCE orders_id_seq RESTART 1"])
     shop.sell(19)
-    run(shop, ["SELECT nextval('orders_id_seq')"])  # what an INSERT draws that fails at the old row
+    run(shop, ["SELECT nextval('orders_id_seq')"])  # the key of an INSERT that fails at the old row
     shop.sell(1)
     message = refused(shop, ORDERS, SourceChanged, first)
     assert "19 row(s) with such keys were written since, such as 1" in message
@@ -176,7 +176,7 @@ def test_keys_that_were_drawn_twice_beside_an_old_row_are_noticed(shop: Shop) ->
     ],
 )
 def test_a_late_row_is_noticed_where_keys_have_no_gaps(shop: Shop, statements: list[str], message: str) -> None:
-    """Texts that an author has promised to draw: only how many rows the newest range has, and which, can be compared."""
+    """For texts that the author promised to draw, only the newest range's rows and their number can be compared."""
     run(shop, ["CREATE TABLE words (code text PRIMARY KEY)", "INSERT INTO words VALUES ('a'), ('c'), ('e')"])
     source = PostgresTable(table="words", key="code", schema={"code": "string"}, key_is_drawn=True, wait_seconds=0)
     first = shop.planned(source)
@@ -189,7 +189,7 @@ def test_a_late_row_is_noticed_where_keys_have_no_gaps(shop: Shop, statements: l
 
 
 def test_another_column_under_the_keys_name_is_refused(shop: Shop) -> None:
-    """A position in one says nothing about the other; the table is the same, and so is the type."""
+    """A position in one column means nothing in the other, although the table and the type are the same."""
     shop.execute("ALTER TABLE orders ADD number bigserial")
     shop.sell(20)
     first = shop.planned(ORDERS)
@@ -198,7 +198,7 @@ def test_another_column_under_the_keys_name_is_refused(shop: Shop) -> None:
     assert "what is called id is not the column" in refused(shop, ORDERS, SourceChanged, first)
 
 
-def test_a_key_that_was_renamed_is_refused_until_the_pipeline_says_so(shop: Shop) -> None:
+def test_a_renamed_key_is_refused_until_the_pipeline_declares_it(shop: Shop) -> None:
     """The error names the column."""
     shop.sell(20)
     first = shop.planned(ORDERS)
@@ -207,7 +207,7 @@ def test_a_key_that_was_renamed_is_refused_until_the_pipeline_says_so(shop: Shop
 
 
 def test_a_view_in_the_place_of_the_table_is_refused(shop: Shop) -> None:
-    """It may hide rows, or count its keys otherwise."""
+    """A view may hide rows, or compute its keys differently."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     run(shop, ["ALTER TABLE orders RENAME TO sold", "CREATE VIEW orders AS SELECT id - 5 AS id, name, amount FROM sold"])
@@ -228,7 +228,7 @@ def test_a_key_that_became_wider_is_read_on(shop: Shop, inbox: Inbox) -> None:
 
 
 def test_a_view_that_shows_more_rows_than_before_is_noticed(shop: Shop) -> None:
-    """They stand where keys were missing."""
+    """The additional rows have keys that were missing."""
     shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount % 2 = 0")
     shop.sell(20)
     goods = replace(ORDERS, table="goods")
@@ -238,7 +238,7 @@ def test_a_view_that_shows_more_rows_than_before_is_noticed(shop: Shop) -> None:
 
 
 def test_a_table_of_the_same_name_in_another_schema_is_refused(shop: Shop) -> None:
-    """What an unqualified name means depends on the role's search_path."""
+    """The meaning of an unqualified name depends on the role's search_path."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     shop.execute("CREATE SCHEMA tidegate_stager")
@@ -251,7 +251,7 @@ def test_a_table_of_the_same_name_in_another_schema_is_refused(shop: Shop) -> No
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 def test_columns_that_are_not_declared_need_no_grant(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
-    """Grants per column will do; what is missing is named."""
+    """Grants per column are enough; a missing grant is named."""
     shop.sell(5)
     columns = ", ".join(source.schema)
     run(shop, ["REVOKE SELECT ON orders FROM tidegate_stager", "ALTER TABLE orders ADD secret text DEFAULT 'x'"])
@@ -266,7 +266,7 @@ def test_columns_that_are_not_declared_need_no_grant(shop: Shop, inbox: Inbox, s
 
 
 def test_row_level_security_that_comes_later_stops_the_next_plan(shop: Shop) -> None:
-    """Also where it is forced on the owner, and a view stands before it."""
+    """Security that is forced on the owner, or lies under a view, stops it too."""
     shop.execute("CREATE VIEW goods WITH (security_invoker) AS SELECT id, name, amount FROM orders")
     shop.sell(20)
     goods = replace(ORDERS, table="goods")
@@ -319,7 +319,7 @@ def test_tables_whose_rows_come_in_another_order_are_refused(shop: Shop) -> None
     ],
 )
 def test_transaction_numbers_are_compared_across_their_wraparound(shop: Shop, writer: int, newest: int, is_old: bool) -> None:
-    """A row has 32 bits of its number: the last one that ends like this, and is not above the server's, is meant."""
+    """A row has 32 bits of its number; they mean the last number with these bits that is not above the server's."""
     statement = sql.SQL("SELECT {} FROM (VALUES (%s::bigint, %s::bigint)) AS r (x, newest)")
     visible = _visible({"snapshot": f"{2**32 + 50}:{2**32 + 50}:"})
     assert shop.execute(statement.format(visible), [writer, newest]) == [(is_old,)]

@@ -1,4 +1,4 @@
-"""PostgresTable refuses a table of which it could pass rows by: each case here lost rows without a word."""
+"""PostgresTable refuses tables whose rows it could miss; each case here once lost rows silently."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +27,13 @@ TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amo
 
 @pytest.fixture(autouse=True)
 def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time asks for."""
+    """The stager sees the other sessions' transactions, as reading by time requires."""
     with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
         yield
 
 
 def refused(shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None) -> str:
-    """Plan, see it refused with exactly this error, and return its one line."""
+    """Plan, check that exactly this error is raised, and return its line."""
     with pytest.raises(error) as refusal:
         shop.plan(source, previous)
     assert type(refusal.value) is error
@@ -45,7 +45,7 @@ def refused(shop: Shop, source: PostgresTable, error: type[TidegateError], previ
 
 
 def test_a_sequence_that_cannot_be_seen_is_refused_with_the_grant_to_type(shop: Shop) -> None:
-    """With SELECT on the table alone, keys that were chosen by hand would go unnoticed; the message can be pasted."""
+    """With SELECT on the table alone, keys chosen by hand would go unnoticed; the message can be pasted."""
     shop.sell(5)
     shop.execute("REVOKE ALL ON SEQUENCE orders_id_seq FROM tidegate_stager")
     message = refused(shop, ORDERS, AccessRefused)
@@ -57,7 +57,7 @@ def test_a_sequence_that_cannot_be_seen_is_refused_with_the_grant_to_type(shop: 
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_key_above_its_sequence_is_refused_though_the_sequence_was_never_used(shop: Shop, used: bool) -> None:
-    """Rows that were loaded with their keys, as from a dump: the sequence has to be told."""
+    """Rows were loaded with their keys, as from a dump: the sequence has to be advanced."""
     if used:
         shop.sell()
     shop.execute("INSERT INTO orders (id) VALUES (1000)")
@@ -87,7 +87,7 @@ def test_a_key_above_its_sequence_is_refused_though_the_sequence_was_never_used(
 def test_a_key_that_no_sequence_fills_is_refused_unless_the_author_promises(
     shop: Shop, statements: list[str], message: str
 ) -> None:
-    """Rows with lower keys may come at any time; a trigger that draws the key cannot be seen, so its author says so."""
+    """Rows with lower keys may come at any time. A trigger that draws the key is invisible, so its author declares it."""
     for statement in statements:
         shop.execute(statement)
     shop.execute("INSERT INTO orders (id) VALUES (10), (20)")
@@ -106,7 +106,7 @@ def test_a_key_that_no_sequence_fills_is_refused_unless_the_author_promises(
     ],
 )
 def test_texts_and_uuids_are_not_keys_in_the_order_of_writing(shop: Shop, create: str) -> None:
-    """'A10' sorts below 'A9', and a uuid anywhere: only an author who knows better may use them."""
+    """'A10' sorts below 'A9', and a uuid anywhere: only an author's promise allows them."""
     shop.execute("DROP TABLE orders")
     shop.execute("CREATE SEQUENCE codes")
     shop.execute(create)
@@ -117,7 +117,7 @@ def test_texts_and_uuids_are_not_keys_in_the_order_of_writing(shop: Shop, create
 
 
 def test_two_sequences_do_not_make_one_order(shop: Shop) -> None:
-    """A UNION of two tables, and a child with a sequence of its own: rows of the slower one would be passed by."""
+    """A UNION of two tables, and a child with a sequence of its own: rows of the slower sequence would be missed."""
     shop.execute("CREATE TABLE returns (LIKE orders INCLUDING DEFAULTS)")
     shop.execute("CREATE SEQUENCE returned; ALTER TABLE returns ALTER id SET DEFAULT nextval('returned')")
     shop.sell(3)
@@ -139,20 +139,20 @@ def test_keys_between_the_steps_of_a_sequence_are_refused(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("value", ["'NaN'", "'Infinity'"])
-def test_a_key_behind_which_nothing_comes_is_refused(shop: Shop, value: str) -> None:
-    """NaN is the highest number: every later row would be passed by."""
+def test_a_key_after_which_no_key_can_come_is_refused(shop: Shop, value: str) -> None:
+    """NaN is the highest number: every later row would be missed."""
     shop.execute("CREATE TABLE odd (id numeric NOT NULL)")
     shop.execute(f"INSERT INTO odd VALUES (1), ({value})")
     source = PostgresTable(table="odd", key="id", schema={"id": "decimal(10,0)"}, key_is_drawn=True)
     assert "1 row(s) in which id is" in refused(shop, source, MalformedRecord)
 
 
-# --------------------------------------------------------------------------------------------- what may not be seen
+# --------------------------------------------------------------------------------------------------------- hidden rows
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 def test_row_level_security_is_an_error_and_not_a_filter(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
-    """At the plan and on an executor alike: fewer rows than there are is never all of them."""
+    """Both the plan and an executor refuse to read only the rows that a policy shows."""
     shop.sell(5)
     metadata = shop.planned(source)
     shop.execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
@@ -164,11 +164,11 @@ def test_row_level_security_is_an_error_and_not_a_filter(shop: Shop, inbox: Inbo
         shop.rows(source, metadata)
 
 
-# ------------------------------------------------------------------------------------- a table that is another by now
+# ------------------------------------------------------------------------------------------- a table that was replaced
 
 
 def test_a_sequence_that_was_set_back_is_refused(shop: Shop, inbox: Inbox) -> None:
-    """TRUNCATE ... RESTART IDENTITY: the rows of afterwards have keys that were read already."""
+    """After TRUNCATE ... RESTART IDENTITY, new rows have keys that were read already."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     shop.execute("TRUNCATE orders RESTART IDENTITY")
@@ -180,7 +180,7 @@ def test_a_sequence_that_was_set_back_is_refused(shop: Shop, inbox: Inbox) -> No
 
 
 def test_a_sequence_that_was_set_back_and_has_caught_up_is_refused(shop: Shop) -> None:
-    """27 rows after TRUNCATE ... RESTART IDENTITY: numbers alone would not tell, but none of the old rows is left."""
+    """27 rows came after TRUNCATE ... RESTART IDENTITY: the numbers match, but none of the old rows is left."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     shop.execute("TRUNCATE orders RESTART IDENTITY")
@@ -189,7 +189,7 @@ def test_a_sequence_that_was_set_back_and_has_caught_up_is_refused(shop: Shop) -
 
 
 def test_a_truncated_table_whose_sequence_goes_on_is_read_on(shop: Shop) -> None:
-    """Also after VACUUM FULL, and after its sequence was altered: its keys are higher than all before."""
+    """Its keys are higher than all before, even after VACUUM FULL and after its sequence was altered."""
     shop.sell(20)
     first = shop.planned(ORDERS)
     shop.execute("VACUUM FULL orders")
@@ -203,8 +203,8 @@ def test_a_truncated_table_whose_sequence_goes_on_is_read_on(shop: Shop) -> None
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
-def test_a_table_that_was_created_anew_is_never_taken_for_the_old_one(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
-    """Its rows are others, whatever their keys: at the next plan, and when a planned batch is read."""
+def test_a_table_that_was_created_again_is_never_taken_for_the_old_one(shop: Shop, inbox: Inbox, source: PostgresTable) -> None:
+    """Its rows are others, even with the same keys: the next plan and the read of a planned batch refuse it."""
     shop.sell(20)
     pipeline = inbox.declare(replace(ORDERS, max_rows=15))
     assert inbox.plan(pipeline, "run") == [1, 2]
@@ -219,7 +219,7 @@ def test_a_table_that_was_created_anew_is_never_taken_for_the_old_one(shop: Shop
 
 @pytest.mark.parametrize("keeps_position", [False, True])
 def test_the_next_generation_of_a_table_goes_on_with_the_same_state(shop: Shop, inbox: Inbox, keeps_position: bool) -> None:
-    """Declared with a new version: it is read from its beginning, or on from where it stood if its rows were put back."""
+    """With a new version it is read from its beginning, or from its last position if its rows were put back."""
     shop.sell(20)
     pipeline = inbox.declare(ORDERS)
     assert inbox.run(pipeline, "first") == [1]
@@ -250,7 +250,7 @@ def test_the_next_generation_of_a_table_goes_on_with_the_same_state(shop: Shop, 
 
 
 def test_batches_that_an_older_version_planned_are_read_and_followed(shop: Shop, inbox: Inbox) -> None:
-    """Their metadata has four entries; the first batch behind them has all."""
+    """Their metadata has four entries; the first batch after them has all."""
     shop.sell(20)
     for source in (replace(ORDERS, max_rows=15), replace(DATED, max_rows=15)):
         first = {name: value for name, value in shop.planned(source).items() if name in ("after", "to", "splits", "rows")}
@@ -260,11 +260,11 @@ def test_batches_that_an_older_version_planned_are_read_and_followed(shop: Shop,
         assert shop.plan(source, second) is None
 
 
-# ------------------------------------------------------------------------------------------- rows that come too late
+# ----------------------------------------------------------------------------------------------------------- late rows
 
 
 def test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed(shop: Shop) -> None:
-    """As many rows as when it was planned, but not the same."""
+    """The range has the same number of rows as when it was planned, but other rows."""
     shop.execute("SELECT nextval('orders_id_seq')")
     shop.sell(5)
     first = shop.planned(ORDERS)
@@ -275,7 +275,7 @@ def test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed(shop: Shop) -> N
 
 @pytest.mark.parametrize("late", [-7, 2, 7])
 def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
-    """However many batches ago the gap was passed, and whatever has been deleted since."""
+    """It is noticed many batches later, and after deletions."""
     source = replace(ORDERS, max_rows=2)
     for skipped in (2, 0, 1, 0, 0, 0):
         for _ in range(skipped):
@@ -292,8 +292,8 @@ def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
     assert f"key {late}" in refusal
 
 
-def test_rows_that_are_deleted_or_changed_after_they_have_counted_are_nobodys_business(shop: Shop) -> None:
-    """Retention, and a flag that marks a row as exported."""
+def test_rows_may_be_deleted_or_changed_after_they_have_counted(shop: Shop) -> None:
+    """Examples are retention, and a flag that marks a row as exported."""
     shop.sell(50)
     first = shop.planned(ORDERS)
     shop.execute("DELETE FROM orders WHERE id < 40")
@@ -303,7 +303,7 @@ def test_rows_that_are_deleted_or_changed_after_they_have_counted_are_nobodys_bu
 
 
 def test_gaps_are_remembered_up_to_a_limit(shop: Shop) -> None:
-    """A filtered query has as many gaps as rows: the newest are watched, and metadata stays small."""
+    """A filtered query has a gap for each row: the newest are watched, and metadata stays small."""
     shop.sell(3000)
     source = replace(ORDERS, table=None, query="SELECT * FROM orders WHERE id % 3 = 0")
     first = shop.planned(source)
@@ -321,7 +321,7 @@ def test_gaps_are_remembered_up_to_a_limit(shop: Shop) -> None:
     ],
 )
 def test_a_row_that_is_written_without_its_time_is_noticed(shop: Shop, write: str) -> None:
-    """By time: an UPDATE that leaves updated_at alone, a clock that was put back for a while, rows loaded with old times."""
+    """Examples are an UPDATE that leaves updated_at alone, a clock set back for a while, and rows loaded with old times."""
     for _ in range(3):
         shop.sell()
     first = shop.planned(DATED)
@@ -334,7 +334,7 @@ def test_a_row_that_is_written_without_its_time_is_noticed(shop: Shop, write: st
 
 
 def test_a_table_that_was_rewritten_has_no_late_rows(shop: Shop) -> None:
-    """ALTER TABLE and VACUUM FULL write every row again, and change none."""
+    """ALTER TABLE and VACUUM FULL write every row again but change none."""
     shop.sell(5)
     first = shop.planned(DATED)
     shop.execute("ALTER TABLE orders ALTER amount TYPE integer USING amount + 0")
@@ -345,7 +345,7 @@ def test_a_table_that_was_rewritten_has_no_late_rows(shop: Shop) -> None:
 
 
 def test_a_key_whose_type_changed_is_refused(shop: Shop) -> None:
-    """'10' is below '9' among texts: the position would mean other rows."""
+    """'10' is below '9' as text: the position would mean other rows."""
     shop.execute("CREATE TABLE odd (id bigint)")
     shop.execute("INSERT INTO odd SELECT generate_series(1, 9)")
     source = PostgresTable(table="odd", key="id", schema={"id": "string"}, key_is_drawn=True, wait_seconds=0)
@@ -357,7 +357,7 @@ def test_a_key_whose_type_changed_is_refused(shop: Shop) -> None:
 
 
 def test_a_server_that_was_put_back_in_time_is_refused(shop: Shop) -> None:
-    """Restored from a backup: its transaction numbers are below those of the plan."""
+    """After a restore from a backup, its transaction numbers are below those of the plan."""
     shop.sell(3)
     first: dict[str, Any] = shop.planned(ORDERS)
     first["snapshot"] = "99999999999:99999999999:"

@@ -1,4 +1,4 @@
-"""PostgresTable reads every row exactly once, whoever is still writing, and refuses what it could not keep its promise on."""
+"""PostgresTable reads every row exactly once despite open writers, and refuses unsafe tables."""
 
 import os
 import random
@@ -87,7 +87,7 @@ class Shop:
         return metadata
 
     def ids(self, metadata: dict, key: str = "id") -> list[int]:
-        """Return which rows the range has now, by plain SQL."""
+        """Return the ids that the range has now, by plain SQL."""
         zero = [["-infinity", "0"] if "," in key else ["0"], metadata["after"]][metadata["after"] is not None]
         lower, upper = ", ".join(f"'{v}'" for v in zero), ", ".join(f"'{v}'" for v in metadata["to"])
         return [
@@ -98,21 +98,21 @@ class Shop:
         ]
 
     def rows(self, source: PostgresTable, metadata: dict) -> list[tuple]:
-        """Return the rows that an executor would read, without Spark, as Python's values, in the key's order."""
+        """Return the rows that an executor would read, without Spark, as Python values in the key's order."""
         conninfo = self.settings.conninfo(user=self.settings.pg_stager)
         batches = [batch for part in parts_of(metadata) for batch in read_part(conninfo, source.selection, part)]
         rows = [row for batch in batches for row in batch.to_pylist()]
         return [tuple(row.values()) for row in sorted(rows, key=lambda row: [row[name] for name in source.selection.key])]
 
     def wait_until(self, statement: str, parameters: Any = None) -> None:
-        """Wait until a statement finds something."""
+        """Wait until a statement returns a row."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not self.execute(statement, parameters):
             assert time.monotonic() < deadline, statement
             time.sleep(0.02)
 
     def wait_until_polling(self, times: int = 1) -> None:
-        """Wait until the plan has looked for writers, and again some times."""
+        """Wait until the plan has looked for writers several times."""
         planner = "SELECT query_start FROM pg_stat_activity WHERE application_name = 'tidegate plan'"
         self.wait_until(f"{planner} AND query LIKE '%%virtualtransaction%%'", [])
         for _ in range(times):
@@ -122,7 +122,7 @@ class Shop:
 
 @pytest.fixture(scope="module", autouse=True)
 def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as the source's documentation asks for."""
+    """The stager sees the other sessions' transactions, as the source's documentation requires."""
     with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
         yield
 
@@ -187,7 +187,7 @@ def prepared_shop(other_server: tuple[EmbeddedPostgres, Callable[..., Any]]) -> 
 
 
 def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:
-    """Return all batches that one plan cuts."""
+    """Return all batches of one plan."""
     coordinator, batches, previous = source.coordinator(shop.settings), [], None
     while metadata := coordinator.initialize_transaction(len(batches) + 1, previous, None):
         batches.append(metadata)
@@ -196,7 +196,7 @@ def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:
 
 
 def expected(shop: Shop, table: str = "orders") -> list[dict]:
-    """Return what the pipeline's state must be, by plain SQL."""
+    """Return the expected state of the pipeline, by plain SQL."""
     found = shop.execute(f'SELECT name, count(*), sum(amount) FROM {table} GROUP BY name ORDER BY name COLLATE "C"')
     return [dict(zip(("name", "lines", "amount"), row, strict=True)) for row in found]
 
@@ -205,7 +205,7 @@ def expected(shop: Shop, table: str = "orders") -> list[dict]:
 
 
 def test_rows_count_once_from_the_table_to_the_state(shop: Shop, inbox: Inbox) -> None:
-    """Batches of at most max_rows rows, read in parallel, give what one SELECT gives; a later run adds what is new."""
+    """Batches of at most max_rows rows, read in parallel, equal one SELECT; a later run adds the new rows."""
     shop.sell(1000)
     pipeline = inbox.declare(replace(ORDERS, max_rows=400, partitions=3))
 
@@ -218,13 +218,13 @@ def test_rows_count_once_from_the_table_to_the_state(shop: Shop, inbox: Inbox) -
 
 
 def test_rows_count_once_while_others_write(shop: Shop, inbox: Inbox) -> None:
-    """Writers commit in another order than they draw keys, two planners run at once; every row is in the state once."""
+    """Writers commit in another order than they draw keys, and two planners run at once; every row counts once."""
     source = replace(ORDERS, max_rows=400, partitions=2, wait_seconds=10)
     pipeline = inbox.declare(source)
     with writing(shop, transactions=60):
         for round_number in range(2):
             with ThreadPoolExecutor(2) as planners:
-                for txids in planners.map(lambda who: inbox.plan(pipeline, who), [f"{round_number}a", f"{round_number}b"]):
+                for txids in planners.map(lambda run: inbox.plan(pipeline, run), [f"{round_number}a", f"{round_number}b"]):
                     for txid in txids:
                         steps.process(inbox.settings, pipeline, txid, owner="test")
                         steps.commit(inbox.settings, pipeline, txid, owner="test")
@@ -235,7 +235,7 @@ def test_rows_count_once_while_others_write(shop: Shop, inbox: Inbox) -> None:
 
 
 def test_a_replay_reads_the_identical_rows(shop: Shop, inbox: Inbox) -> None:
-    """Rows that came behind the range do not change what a second attempt reads."""
+    """Rows that came after the range do not change a second attempt's rows."""
     shop.sell(300)
     source = replace(ORDERS, max_rows=200, partitions=4)
     metadata = shop.planned(source)
@@ -248,7 +248,7 @@ def test_a_replay_reads_the_identical_rows(shop: Shop, inbox: Inbox) -> None:
 
 
 def test_an_opaque_batch_reads_what_is_still_there(shop: Shop, inbox: Inbox) -> None:
-    """A row that was updated after the plan leaves its batch and is in the next one, as it is then."""
+    """A row that was updated after the plan leaves its batch; the next one has its new values."""
     shop.sell(3)
     first = shop.planned(DATED)
     shop.execute("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
@@ -259,8 +259,8 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop, inbox: Inbox) -> 
     assert [row[1:] for row in spark_rows(inbox, DATED, shop.planned(DATED, first))] == [(2, "n2", 99)]
 
 
-def test_an_opaque_batch_is_cut_anew_where_the_one_before_it_now_ends(shop: Shop) -> None:
-    """Never None, because the position would be lost: a batch without rows stands where the last one ended."""
+def test_an_opaque_batch_is_planned_again_after_its_predecessors_new_end(shop: Shop) -> None:
+    """It is never None, because the position would be lost: a batch without rows has the end of the last one."""
     shop.sell(3)
     first = shop.planned(DATED)
     elsewhere = {**first, "after": ["2020-01-01 00:00:00+00", "1"]}
@@ -285,7 +285,7 @@ def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tupl
 
 @contextmanager
 def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callable[[], bool]]:
-    """Let sessions insert, commit late, and roll back now and then; yield a function that tells whether they still do."""
+    """Let sessions insert, commit late, and sometimes roll back; yield a function that returns whether they still write."""
 
     def write(seed: int, cursor: Any) -> None:
         dice = random.Random(seed)
@@ -305,7 +305,7 @@ def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callabl
 
 @pytest.mark.parametrize("source", [replace(ORDERS, wait_seconds=10), replace(DATED, kind="transactional", margin_seconds=0.2)])
 def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTable) -> None:
-    """What a range holds at its plan is all it ever holds; the ranges together hold every row once."""
+    """A range never gains rows after its plan; the ranges together hold every row once."""
     key = ", ".join(source.selection.key)
     previous, seen = None, []
     source = replace(source, max_rows=100)
@@ -325,7 +325,7 @@ def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTabl
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Key 2 is committed and key 1 is not: nothing is planned, with the session that is waited for in the log."""
+    """Key 2 is committed and key 1 is not: no batch is planned, and the log names the session waited for."""
     writer = shop.session()
     writer.execute("BEGIN")
     writer.execute("INSERT INTO orders (name) VALUES ('early') RETURNING id")
@@ -337,8 +337,8 @@ def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, capl
     assert shop.ids(shop.planned(ORDERS)) == ([1, 2] if end == "COMMIT" else [2])
 
 
-def test_a_plan_waits_for_the_writers_it_found_and_for_nobody_else(shop: Shop) -> None:
-    """Who begins to write after the look has higher keys, and may take as long as he likes."""
+def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
+    """Writers that begin after the look have higher keys, and may take any time."""
     found, later = shop.session(), shop.session()
     found.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
     shop.sell()
@@ -355,7 +355,7 @@ def test_a_plan_waits_for_the_writers_it_found_and_for_nobody_else(shop: Shop) -
     assert shop.ids(shop.planned(ORDERS, metadata)) == [3]
 
 
-def test_readers_and_maintenance_hold_up_nothing(shop: Shop) -> None:
+def test_readers_and_maintenance_delay_nothing(shop: Shop) -> None:
     """A long report, and locks like those of VACUUM and CREATE INDEX, write no rows."""
     shop.sell()
     for statement in (
@@ -377,8 +377,8 @@ def test_readers_and_maintenance_hold_up_nothing(shop: Shop) -> None:
         "WITH all_orders AS (SELECT * FROM orders) SELECT id, name, amount FROM all_orders;",
     ],
 )
-def test_writers_of_tables_behind_a_query_are_waited_for(shop: Shop, query: str) -> None:
-    """Views, joins and WITH are looked through: what counts is which tables are read."""
+def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> None:
+    """Views, joins and WITH are resolved to the tables that are read."""
     shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0")
     shop.execute("CREATE TABLE titles (code text, name text)")
     shop.execute("INSERT INTO titles VALUES ('n1', 'Paper'), ('n2', 'Ink')")
@@ -394,7 +394,7 @@ def test_writers_of_tables_behind_a_query_are_waited_for(shop: Shop, query: str)
     assert shop.ids(shop.planned(source)) == [1, 2]
 
 
-def test_a_partition_is_held_back_by_who_writes_through_its_parent(shop: Shop) -> None:
+def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> None:
     """An INSERT draws its key with a lock on the parent alone; the partition is locked only afterwards."""
     shop.execute("CREATE TABLE parent (LIKE orders INCLUDING ALL) PARTITION BY RANGE (id)")
     shop.execute("CREATE TABLE child PARTITION OF parent DEFAULT")
@@ -409,7 +409,7 @@ def test_a_partition_is_held_back_by_who_writes_through_its_parent(shop: Shop) -
 
 
 def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop) -> None:
-    """It writes after the look, with the time of its beginning; rows of later times wait for it, those before do not."""
+    """It writes after the look, with the time of its beginning; rows of later times wait for it, earlier ones do not."""
     shop.sell()
     early = shop.session()
     early.execute("BEGIN; SELECT 1")
@@ -425,7 +425,7 @@ def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop
 
 
 def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
-    """A row younger than the margin, or with a time to come, is not planned yet."""
+    """A row younger than the margin, or with a future time, is not planned yet."""
     shop.sell()
     shop.execute("INSERT INTO orders (written) VALUES (now() - interval '2 hours'), (now() + interval '2 hours')")
     first = shop.planned(replace(DATED, margin_seconds=3600))
@@ -435,7 +435,7 @@ def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
 
 
 def test_a_clock_that_was_put_back_is_refused(shop: Shop) -> None:
-    """What is written now has times that were planned already."""
+    """Rows written now have times that were planned already."""
     shop.sell()
     ahead = {"after": None, "to": ["2999-01-01 00:00:00+00", "1"], "splits": [], "rows": 1}
     with pytest.raises(SourceChanged, match="clock says"):
@@ -446,7 +446,7 @@ def test_a_clock_that_was_put_back_is_refused(shop: Shop) -> None:
 def test_a_prepared_transaction_is_waited_for(
     prepared_shop: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two-phase commit: its session is gone, its rows are not there yet."""
+    """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
     shop, key = prepared_shop, ", ".join(source.selection.key)
     writer = shop.session()
     writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
@@ -460,7 +460,7 @@ def test_a_prepared_transaction_is_waited_for(
 
 
 def test_a_writer_that_prepares_meanwhile_is_still_waited_for(prepared_shop: Shop) -> None:
-    """Its session has let go of it and does other things; others that are prepared later are not waited for."""
+    """Its session has detached from it and does other work; transactions prepared later are not waited for."""
     shop = prepared_shop
     writer, other = shop.session(), shop.session()
     writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
@@ -481,7 +481,7 @@ def test_a_writer_that_prepares_meanwhile_is_still_waited_for(prepared_shop: Sho
 
 
 def test_hidden_transactions_are_refused(shop: Shop, server: Server) -> None:
-    """Without pg_read_all_stats nobody knows what is open; the error says what to grant."""
+    """Without pg_read_all_stats open transactions are invisible; the error names the grant."""
     server.execute(sql.SQL("REVOKE pg_read_all_stats FROM tidegate_stager"))
     try:
         with pytest.raises(AccessRefused, match="GRANT pg_read_all_stats TO tidegate_stager"):
@@ -492,7 +492,7 @@ def test_hidden_transactions_are_refused(shop: Shop, server: Server) -> None:
 
 
 def test_sessions_that_do_not_show_their_transactions_are_refused(shop: Shop, server: Server) -> None:
-    """track_activities = off hides since when a session writes."""
+    """track_activities = off hides the start of a session's transaction."""
     shop.sell()
     hidden = psycopg2.connect(**{**shop.settings.conninfo(user="postgres"), "options": "-c track_activities=off"})
     with closing(hidden):
@@ -562,7 +562,7 @@ def test_a_standby_is_refused(other_server: tuple[EmbeddedPostgres, Callable[...
 def test_tables_that_would_lose_rows_are_refused(
     shop: Shop, statements: list[str], error: type[TidegateError], message: str
 ) -> None:
-    """Each condition of the promise that can be looked up is looked up, at every plan."""
+    """Every plan checks each condition of the promise that can be checked."""
     shop.sell()
     for statement in statements:
         shop.execute(statement)
@@ -581,8 +581,8 @@ def test_rows_without_a_usable_time_are_refused(shop: Shop, value: str, message:
         shop.plan(DATED)
 
 
-def test_a_sequence_behind_a_view_is_found(shop: Shop) -> None:
-    """A view's column does not say where it comes from, so all sequences of its tables must be in order."""
+def test_a_sequence_under_a_view_is_found(shop: Shop) -> None:
+    """A view's column does not name its origin, so all sequences of its tables must be in order."""
     shop.execute("CREATE VIEW goods AS SELECT id + 0 AS id, name, amount FROM orders")
     shop.sell()
     assert shop.planned(replace(ORDERS, table="goods"))["to"] == ["1"]
@@ -592,7 +592,7 @@ def test_a_sequence_behind_a_view_is_found(shop: Shop) -> None:
 
 
 def test_a_row_that_came_too_late_is_noticed(shop: Shop) -> None:
-    """Somebody drew a key before the INSERT: the next plan halts and says so."""
+    """A writer drew a key before the INSERT: the next plan halts and says so."""
     shop.execute("SELECT nextval('orders_id_seq')")
     shop.sell(2)
     first = shop.planned(ORDERS)
@@ -612,7 +612,7 @@ def test_a_row_that_came_too_late_is_noticed(shop: Shop) -> None:
     ],
 )
 def test_a_batch_that_cannot_be_replayed_halts(shop: Shop, inbox: Inbox, statement: str, message: str) -> None:
-    """What was planned is gone: the error names the table."""
+    """Planned rows are gone: the error names the table."""
     shop.sell(10)
     pipeline = inbox.declare(ORDERS)
     inbox.plan(pipeline, "run")
@@ -623,7 +623,7 @@ def test_a_batch_that_cannot_be_replayed_halts(shop: Shop, inbox: Inbox, stateme
 
 
 def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_port: Callable[[], int]) -> None:
-    """At the plan and on an executor alike."""
+    """Both the plan and an executor raise an error that is retried."""
     shop.sell()
     metadata = shop.planned(ORDERS)
     nowhere = {**shop.settings.conninfo(), "port": free_port()}
@@ -643,7 +643,7 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_por
 def test_another_server_is_read_by_a_password_file(
     other_server: tuple[EmbeddedPostgres, Callable[..., Any]], inbox: Inbox
 ) -> None:
-    """Planner and executors find the password where `connection` says; it is in nothing that is kept."""
+    """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
     postgres, running = other_server
     with running() as settings, ExitStack() as sessions:
         shop = Shop(settings, sessions)
@@ -678,7 +678,7 @@ def test_batches_and_their_parts_are_disjoint_and_complete(shop: Shop) -> None:
 
 
 def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
-    """A cut between them would lose some: the batch grows instead."""
+    """A boundary between them would lose some: the batch grows instead."""
     source = replace(DATED, key="written", max_rows=2, partitions=2)
     for rows in (1, 4, 1):
         shop.sell(rows)
@@ -695,7 +695,7 @@ def test_an_empty_table_has_no_batch(shop: Shop, inbox: Inbox) -> None:
 
 
 def test_names_are_those_of_sql(shop: Shop) -> None:
-    """Capitals, spaces, quotes and other alphabets, in schema, table and column."""
+    """Schema, table and column may have capitals, spaces, quotes and other alphabets."""
     shop.execute('CREATE SCHEMA "My Shop"')
     shop.execute('CREATE TABLE "My Shop"."Order ""Lines"" %" ("Line No" serial, "select" text, "Größe;--" int)', None)
     shop.execute(
@@ -819,7 +819,7 @@ def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
     batches = all_batches(shop, source)
     assert len(parts_of(batches[0])) == 2
     assert [row for batch in batches for row in shop.rows(source, batch)] == raw
-    # Spark gives times in the zone of this process, without saying so.
+    # Spark returns times in the zone of this process, without a zone.
     zones = [column for column, (_, kind) in enumerate(TYPED.values()) if kind == "timestamp"]
     for row, through_spark in zip(raw, (row for batch in batches for row in spark_rows(inbox, source, batch)), strict=True):
         assert through_spark == tuple(
@@ -856,7 +856,7 @@ def test_a_value_that_does_not_fit_fails_with_column_and_key(
 
 
 def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
-    """The executor's finding is the ledger's reason."""
+    """The executor's error is the ledger's reason."""
     shop.execute("ALTER TABLE orders ALTER amount TYPE bigint")
     shop.execute("INSERT INTO orders (name, amount) VALUES ('fits', 1), ('does not', 3000000000)")
     pipeline = inbox.declare(ORDERS)
@@ -905,7 +905,7 @@ def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:
     ],
 )
 def test_mistakes_are_refused_where_they_are_made(changes: dict[str, Any], message: str) -> None:
-    """At construction, with the table's name, and without the password that should not have been there."""
+    """The constructor's error has the table's name, but not a misplaced password."""
     with pytest.raises(ValueError, match="PostgresTable") as refusal:
         replace(ORDERS, **changes)
     assert message in str(refusal.value)
@@ -913,13 +913,13 @@ def test_mistakes_are_refused_where_they_are_made(changes: dict[str, Any], messa
 
 
 def test_the_kind_is_what_the_key_can_promise() -> None:
-    """Times may be set again, so they are opaque unless the author knows better."""
+    """Times may be set again, so they are opaque unless the author declares otherwise."""
     assert (ORDERS.kind, DATED.kind, replace(DATED, kind="transactional").kind) == ("transactional", "opaque", "transactional")
     assert PostgresTable(table="t", key="at", schema={"at": "timestamp"}).kind == "opaque"
 
 
 def test_the_identity_says_which_rows_and_where() -> None:
-    """It changes with what is read, and not with how."""
+    """It changes with the rows that are read, not with the way of reading."""
     connection = {"host": "a", "dbname": "b", "user": "c", "passfile": "/secret/place"}
     there = replace(ORDERS, connection=connection)
     assert '"host": "a"' in there.identity
@@ -934,11 +934,11 @@ def test_the_identity_says_which_rows_and_where() -> None:
     ("text", "name"), [("LONG", "bigint"), (" Dec ( 5 , 2 ) ", "decimal"), ("decimal", "decimal"), ("Byte", "tinyint")]
 )
 def test_types_have_the_names_that_spark_knows(text: str, name: str) -> None:
-    """In capitals or not."""
+    """Case does not matter."""
     assert SparkType.parse(text).name == name
 
 
-def test_what_is_read_cannot_write(shop: Shop) -> None:
+def test_a_query_that_writes_is_refused(shop: Shop) -> None:
     """A query that changes rows is refused by its own transaction."""
     shop.sell()
     source = replace(ORDERS, table=None, query="SELECT nextval('orders_id_seq') AS id, name, amount FROM orders")

@@ -1,4 +1,4 @@
-"""Processes that follow one another share a Spark server: what it remembers of one must not be what it reads for the next."""
+"""Processes share a Spark server, whose caches of one process must not reach the next."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Files, Pipeline
-from jobs.compute.session import spark_session
+from jobs.compute.session import PINNED, spark_session
 from jobs.sources.files.formats.parquet import ParquetReader
 from state_store import Settings, StateStore
 from state_store.errors import RowsLost
@@ -25,7 +25,7 @@ CLONE = Path(__file__).parents[2]
 
 
 def write(folder: Path, rows: int) -> None:
-    """Write the one file of a pipeline's folder, with so many rows: the amounts are 1, 2, 3 ..."""
+    """Write the only file of a pipeline's folder, with this many rows: the amounts are 1, 2, 3 ..."""
     format = folder.name.partition("_")[0]
     path, amounts = folder / f"1.{format}", range(1, rows + 1)
     if format == "csv":
@@ -37,16 +37,16 @@ def write(folder: Path, rows: int) -> None:
 
 
 def run_in_a_process(settings: Settings, run_id: str) -> None:
-    """Run all of them in a process of its own."""
+    """Run all pipelines in a new process."""
     command = [sys.executable, "-m", "tests.sources.second_process", run_id]
     done = subprocess.run(command, input=pickle.dumps(settings), cwd=CLONE, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_file_is_read_as_it_is_whatever_an_earlier_process_saw_under_its_name(
+def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Two rows, then a thousand in a new file of the same name; the second process says to Spark what the first one said."""
+    """Two rows, then a thousand in a new file of the same name; both processes send Spark the same requests."""
     declared = pipelines()
     register(*declared)
     for rows in (2, 1000):
@@ -73,7 +73,7 @@ def counted(settings: Settings, pipeline: Pipeline) -> tuple[int, int]:
 def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, transform: Any
 ) -> None:
-    """Should Spark see less of a file than there is, the digest fits all the same; what is missing is missed."""
+    """If Spark sees only a part of a file, the digest fits all the same, but the count does not."""
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA), transform=transform)
     pq.write_table(pa.table({"name": ["a", "b"], "amount": pa.array([1, 2], pa.int32())}), inbox.folder / "1.parquet")
     real = ParquetReader._read
@@ -84,7 +84,7 @@ def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
 
 
 def test_spark_keeps_no_plans_and_so_no_listings(settings: Settings) -> None:
-    """Its cache of plans would answer the next process with the files of the last one."""
+    """Spark's cache of plans would answer the next process with the files of the last one."""
     with spark_session(settings, "inbox") as session:
         assert session.conf.get("spark.connect.session.planCache.enabled") == "false"
-    assert session.PINNED["spark.connect.session.planCache.enabled"] == "false"
+    assert PINNED["spark.connect.session.planCache.enabled"] == "false"

@@ -1,4 +1,4 @@
-"""Real embedded stacks, each in a folder of its own, and what the operating system says about their processes."""
+"""Real embedded stacks, each in a folder of its own, and the operating system's view of their processes."""
 
 import json
 import os
@@ -22,23 +22,23 @@ from tidegate.stack.postgres import EmbeddedPostgres
 
 @dataclass(frozen=True)
 class Stack:
-    """One stack as its operator and the operating system see it."""
+    """One stack, seen by its operator and by the operating system."""
 
     home: Path
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of whoever works with this stack."""
+        """The environment of an operator of this stack."""
         return {**os.environ, "TIDEGATE_HOME": str(self.home)}
 
     @property
     def settings(self) -> Settings:
-        """The settings as they lead to the stack now."""
+        """The current settings that lead to the stack."""
         return Settings.load(self.environ)
 
     @property
     def folder(self) -> Path:
-        """Where the stack keeps everything."""
+        """The folder of the stack."""
         return self.settings.stack_folder
 
     def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ class Stack:
         )
 
     def statuses(self) -> dict[str, embedded.ComponentStatus]:
-        """Return how each component is, by name."""
+        """Return the state of each component, by name."""
         return {status.name: status for status in embedded.status(self.settings)}
 
     def supervisor(self) -> psutil.Process:
@@ -57,7 +57,7 @@ class Stack:
         return process
 
     def kill(self, name: str) -> embedded.ComponentStatus:
-        """Kill a component with -9 and wait until the supervisor has brought it back; return how it is then."""
+        """Kill a component with -9, wait until the supervisor has restarted it, and return its new status."""
         before = self.statuses()[name]
         psutil.Process(before.pid).kill()
 
@@ -69,24 +69,24 @@ class Stack:
         return self.statuses()[name]
 
     def marked(self) -> list[psutil.Process]:
-        """Return the processes that carry the stack's marker in their environment."""
+        """Return the processes with the stack's marker in their environment."""
         return [process for process in psutil.process_iter() if marker(process)[0] == str(self.folder)]
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes: those with the marker, and what shares a session with them.
+        """Return all processes: those with the marker, and those that share a session with them.
 
-        Servers that write their titles over their environment, Postgres and Airflow, hide the marker in their children.
+        Postgres and Airflow overwrite the environment of their children with titles, which hides the marker.
         """
         leaders = {session(process) for process in self.marked()} | {status.pid for status in self.statuses().values()}
         return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
 
     def sessions_of(self, component: str) -> set[int | None]:
-        """Return the sessions in which a component runs: one, unless it is doubled."""
+        """Return the sessions of a component: one, unless it runs twice."""
         return {session(process) for process in self.marked() if marker(process)[1] == component}
 
 
 def marker(process: psutil.Process) -> tuple[str | None, str | None]:
-    """Return the stack and the component that a live process names in its environment."""
+    """Return the stack and the component from a live process's environment."""
     with suppress(psutil.Error):
         if is_alive(process):
             environ = process.environ()
@@ -103,7 +103,7 @@ def session(process: psutil.Process) -> int | None:
 
 @pytest.fixture(scope="module")
 def new_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stack]]:
-    """A function that returns a stack that was never started; whatever is started of it is ended."""
+    """A function that returns a stack that was never started; at the end the stack is removed."""
     with ExitStack() as cleanup:
 
         def create(name: str) -> Stack:
@@ -123,7 +123,7 @@ def remove(stack: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def bystander() -> Iterator[psutil.Process]:
-    """A process that has nothing to do with any stack."""
+    """A process that belongs to no stack."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     yield psutil.Process(process.pid)
     process.kill()
@@ -132,7 +132,7 @@ def bystander() -> Iterator[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def small(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> Stack:
-    """A stack without Airflow, started by two operators at once over the leftovers of a machine that was switched off."""
+    """A stack without Airflow, started by two operators at once, with stale files of a machine that was switched off."""
     stack = new_stack("small")
     run = stack.folder / "run"
     run.mkdir(parents=True)
@@ -146,16 +146,16 @@ def small(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> Stack
 
 @pytest.fixture
 def running(small: Stack) -> Stack:
-    """The stack without Airflow, made whole if the test before left it otherwise."""
+    """The stack without Airflow, restored if the previous test has changed it."""
     embedded.up(small.settings, without_airflow=True)
     return small
 
 
 @pytest.fixture(scope="module")
 def occupied() -> Iterator[set[int]]:
-    """The usual ports, each somebody else's: a listener's that is not ours to end, or another test's stack's.
+    """The usual ports, all taken: by listeners of this fixture, or by another test's stack.
 
-    A stack keeps the port of a component that a test has just killed, so a port that nobody listens on may not be ours to take.
+    A stack keeps the port of a component that a test has just killed, so a port without a listener may still be reserved.
     """
     with ExitStack() as listeners:
         for port in USUAL_PORTS.values():
@@ -170,7 +170,7 @@ def occupied() -> Iterator[set[int]]:
 
 @pytest.fixture(scope="module")
 def full(new_stack: Callable[[str], Stack], occupied: set[int]) -> Stack:
-    """A stack with Airflow, in a folder with a difficult name, while somebody else has all the usual ports."""
+    """A stack with Airflow, in a folder with a difficult name, while all the usual ports are taken."""
     stack = new_stack("Zürich à la carte")
     embedded.up(stack.settings)
     return stack

@@ -1,4 +1,4 @@
-"""Another account of the same machine: a process with a user number that nobody has, and no right of ours."""
+"""Another account of the same machine: processes with an unused user number, and without our rights."""
 
 import os
 import pwd
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-NOBODYS = range(61_000, 62_000)
-# It gives its rights up by itself, with its modules loaded, because it may not reach the Python of the account that tests.
+UNUSED_NUMBERS = range(61_000, 62_000)
+# It gives up its rights by itself, with its modules loaded, because it may not reach the Python of the testing account.
 BECOME = """
 import encodings.idna, encodings.latin_1, fcntl, http.server, json, os, pathlib, socket, stat, struct, subprocess, sys
 os.umask(0o022); os.setgroups([]); os.setgid({0}); os.setuid({0})
@@ -26,7 +26,7 @@ def account() -> int:
     if os.geteuid() != 0:
         pytest.skip("only root can start processes of another account: run the tests as root")
     known = {user.pw_uid for user in pwd.getpwall()}
-    return next(number for number in NOBODYS if number not in known)
+    return next(number for number in UNUSED_NUMBERS if number not in known)
 
 
 def run_as(user: int, program: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -35,20 +35,20 @@ def run_as(user: int, program: str, *arguments: object, check: bool = True) -> s
 
 
 def command_as(user: int, program: str, *arguments: object, imports: str = "") -> list[str]:
-    """Return how to run a Python program as another user; what it imports is loaded before."""
+    """Return the command that runs a Python program as another user; `imports` run before the change of user."""
     return [sys.executable, "-c", imports + BECOME.format(user) + program, *map(str, arguments)]
 
 
 @dataclass(frozen=True)
 class Server:
-    """A program that keeps a port, given as its address and number, and says what it is sent; these bytes end it."""
+    """A program that keeps a port, given as address and number, and prints what it receives; `end` ends it."""
 
     program: str
     end: bytes = b"END"
     imports: str = ""
 
 
-# Keeps a port and says what it is sent, one line per connection.
+# Keeps a port and prints what it receives, one line per connection.
 LISTENER = Server("""
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 server = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
@@ -75,7 +75,7 @@ server.close()
 print("holds", flush=True)
 sys.stdin.read()
 """
-# A Spark server that says which login each call brings.
+# A Spark server that prints the login of each call.
 SPARK = Server(
     """
 class Calls(grpc.GenericRpcHandler):
@@ -94,7 +94,7 @@ ended.wait()
     end=b"",  # by a call of /END
     imports="import grpc, threading, concurrent.futures.thread",
 )
-# A Postgres that asks for the password in clear, as libpq answers it unless told otherwise.
+# A Postgres that asks for the password in clear, which libpq sends by default.
 ASKS_FOR_PASSWORD = Server(
     """
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -116,7 +116,7 @@ while True:
 """,
     struct.pack("!i", 7) + b"END",
 )
-# An Airflow that notes what it is sent.
+# An Airflow that prints what it receives.
 WEB_PAGE = Server(
     """
 class Page(http.server.BaseHTTPRequestHandler):
@@ -141,7 +141,7 @@ server.serve_forever()
 
 
 class Impostor:
-    """A server of the neighbour's, and what it was told."""
+    """A neighbour's server, and what it has received."""
 
     def __init__(self, process: subprocess.Popen[str], address: tuple[str, int], end: bytes) -> None:
         self._process = process
@@ -150,13 +150,13 @@ class Impostor:
         assert process.stdout is not None
         assert process.stdout.readline() == "listens\n", "the neighbour's server did not start"
 
-    def heard(self) -> list[str]:
-        """End the server behind all that came before, and return what each connection sent."""
+    def received(self) -> list[str]:
+        """End the server after all earlier connections, and return what each of them sent."""
         if self._end:
             with socket.create_connection(self._address, 10) as last:
                 last.sendall(self._end)
-        said, _ = self._process.communicate(timeout=30)
-        return said.splitlines()
+        output, _ = self._process.communicate(timeout=30)
+        return output.splitlines()
 
 
 @contextmanager
@@ -184,12 +184,12 @@ def with_hosts(tmp_path: Path, hosts: str, command: list[str]) -> list[str]:
     return [*private, *command]
 
 
-# In the stack's folder, as if all that is above could be entered: opens everything whose path it is told, looks at all
-# processes, at the folders that all accounts share, and at what each of the stack's ports answers. Prints what it could read.
+# In the stack's folder, as if all folders above it could be entered: opens each requested path, and reads all processes, the
+# folders that all accounts share, and the answers of the stack's ports. Prints what it could read.
 SCAN = """
-told = json.load(sys.stdin)
+request = json.load(sys.stdin)
 found = {"opened": [], "listed": [], "written": [], "texts": {}}
-for path in told["paths"]:
+for path in request["paths"]:
     for flags, key in ((os.O_RDONLY, "opened"), (os.O_WRONLY, "written")):
         try:
             os.close(os.open(path, flags | os.O_NONBLOCK))
@@ -207,7 +207,7 @@ for path in told["paths"]:
     except OSError:
         pass
 def note(place, content):
-    found["texts"][place] = [name for name, secret in told["secrets"].items() if secret.encode() in content]
+    found["texts"][place] = [name for name, secret in request["secrets"].items() if secret.encode() in content]
 for number in filter(str.isdigit, os.listdir("/proc")):
     for name in ("cmdline", "environ", "stat", "maps", "io", "fd", "cwd", "root", "exe", "mem"):
         try:
@@ -221,12 +221,12 @@ for shared in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/lib/tidegate"):
             path = os.path.join(folder, name)
             try:
                 status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode) and status.st_mtime >= told["since"] and status.st_size < 2_000_000:
+                if stat.S_ISREG(status.st_mode) and status.st_mtime >= request["since"] and status.st_size < 2_000_000:
                     with open(path, "rb") as file:
                         note(path, file.read())
             except OSError:
                 pass
-for address, port in told["listeners"]:
+for address, port in request["listeners"]:
     for question in (b"GET / HTTP/1.0\\r\\n\\r\\n", b"\\0\\0\\0\\x08\\x04\\xd2\\x16\\x2f", b"stats\\n"):
         try:
             with socket.create_connection((address, port), 5) as connection:

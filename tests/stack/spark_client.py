@@ -1,9 +1,9 @@
-"""Asks the ports that Spark opens besides the Connect server's what they tell a client without a secret; prints JSON.
+"""Queries Spark's ports, other than the Connect server's, as a client without a secret; prints the answers as JSON.
 
     python spark_client.py PORT ...
 
-Spark's own classes are the client. Its first answer is that of a Spark without authentication, which the program starts to
-show that it would be told something.
+Spark's own classes are the client. The first answer is that of a Spark without authentication, which the program starts to show
+that the queries would be answered.
 """
 
 import json
@@ -25,7 +25,7 @@ def single(package: Any, name: str) -> Any:
 
 
 def configuration() -> Any:
-    """Return the settings of a client that knows no secret and does not wait for long."""
+    """Return the settings of a client without a secret and with short timeouts."""
     settings = jvm.org.apache.spark.SparkConf(False)
     for name in ("spark.rpc.askTimeout", "spark.rpc.lookupTimeout"):
         settings.set(name, SECONDS)
@@ -35,7 +35,7 @@ def configuration() -> Any:
 
 
 def control(port: int) -> str:
-    """Look up the driver's endpoint for blocks, and ask it how much memory there is."""
+    """Look up the driver's endpoint for blocks, and ask it for the memory status."""
     settings, nothing = configuration(), single(jvm.scala, "None")
     manager = jvm.org.apache.spark.SecurityManager(
         settings, nothing, single(jvm.org.apache.spark.internal.config, "package").AUTH_SECRET_FILE()
@@ -53,7 +53,7 @@ def control(port: int) -> str:
 
 
 def blocks(port: int) -> str:
-    """Ask a block manager where it keeps its files."""
+    """Ask a block manager for its local folders."""
     network = jvm.org.apache.spark.network
     settings = network.util.TransportConf("shuffle", network.util.MapConfigProvider.EMPTY)
     client = network.shuffle.ExternalBlockStoreClient(settings, None, False, 10_000)
@@ -71,7 +71,7 @@ def blocks(port: int) -> str:
 
 
 def causes(error: Py4JJavaError) -> str:
-    """Return what was thrown and why, one line."""
+    """Return an exception and its causes in one line."""
     texts, cause = [], error.java_exception
     while cause is not None:
         texts.append(str(cause.toString()).splitlines()[0])

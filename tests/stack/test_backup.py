@@ -1,4 +1,4 @@
-"""Ledger and states can be backed up and put back, and what was lost in between is said, not passed over."""
+"""Ledger and states can be backed up and restored, and commits lost in between are reported."""
 
 import stat
 from dataclasses import replace
@@ -24,8 +24,8 @@ def commit(tally: Tally, *txids: int) -> None:
         tally.commit(txid)
 
 
-def test_a_backup_is_put_back_and_says_what_was_lost_since(running: Stack, tmp_path: Path) -> None:
-    """Three commits, a backup after two: the pipeline halts, tells of the third, goes on behind the second once accepted."""
+def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path: Path) -> None:
+    """Three commits, a backup after two: the pipeline halts, names the third, goes on after the second once accepted."""
     register_pipelines(running.settings, TALLY)
     file, tidegate = tmp_path / "backup", running.tidegate
     with StateStore.connect(running.settings) as store:
@@ -36,7 +36,7 @@ def test_a_backup_is_put_back_and_says_what_was_lost_since(running: Stack, tmp_p
         assert tidegate("backup", str(file)).returncode == 2  # never over another one
         commit(tally, 3)
 
-    assert tidegate("restore", str(file)).returncode == 2  # it has to be said twice
+    assert tidegate("restore", str(file)).returncode == 2  # it needs --yes
     done = tidegate("restore", str(file), "--yes")
     assert done.returncode == 0, done.stderr
     kept = next(word.rstrip(".") for word in done.stderr.split() if word.startswith("tidegate_before_"))
@@ -49,7 +49,7 @@ def test_a_backup_is_put_back_and_says_what_was_lost_since(running: Stack, tmp_p
             tally.plan(run_id="next")
         accepted = tidegate("migrate", "--accept-epoch")
         assert accepted.returncode == 0, accepted.stderr
-        assert "tally goes on behind txid 2; given up:" in accepted.stderr
+        assert "tally goes on after txid 2; given up:" in accepted.stderr
         assert "txid 3 is lost" in accepted.stderr
         commit(tally, 3, 4)
     with StateStore.connect(replace(running.settings, pg_database=kept), user="tidegate_owner") as store:
@@ -59,7 +59,7 @@ def test_a_backup_is_put_back_and_says_what_was_lost_since(running: Stack, tmp_p
 
 
 def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> None:
-    """It is read as a whole before anything is put in its place, and leaves no database behind."""
+    """It is read completely before the database is replaced, and the unfinished one is dropped."""
     file = tmp_path / "backup"
     assert running.tidegate("backup", str(file)).returncode == 0
     with file.open("r+b") as opened:
@@ -76,8 +76,8 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
         pass
 
 
-def test_without_a_stack_the_verbs_say_where_to_read(tmp_path: Path) -> None:
-    """A server of one's own is backed up with its own tools."""
+def test_without_a_stack_the_verbs_name_the_documentation(tmp_path: Path) -> None:
+    """Other servers are backed up with their own tools."""
     done = Stack(tmp_path).tidegate("backup", str(tmp_path / "backup"))
     assert done.returncode == 2
     assert "docs/backup.md" in done.stderr

@@ -13,20 +13,20 @@ from tidegate.stack import class_archive, spark
 from tidegate.stack import component as components
 
 
-def test_sparks_server_maps_the_archive_that_set_up_has_made(running: Stack) -> None:
-    """The archive fits the Java and the Spark of this environment, so the server reads its classes from there."""
+def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> None:
+    """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
     if archive is None:
         pytest.skip("This environment has no archive of Spark's classes. Make it: python -m tidegate.stack.class_archive")
     server = psutil.Process(running.statuses()["spark"].pid)
     if not hasattr(server, "memory_maps"):
-        pytest.skip("This system does not tell what a process has mapped. Linux does.")
+        pytest.skip("This system does not show the files that a process has mapped. Linux does.")
 
     assert archive in {Path(region.path) for region in server.memory_maps()}
 
 
-def test_an_archive_that_does_not_fit_is_ignored_without_a_word(tmp_path: Path) -> None:
-    """After a change of Java, or with a broken file, the server starts all the same, and its log does not speak of it."""
+def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> None:
+    """After a change of Java, or with a broken file, the server starts all the same, without a line in its log."""
     archive = tmp_path / "not an archive.jsa"
     archive.write_bytes(b"made by another Java" * 1000)
     with ExitStack() as until:
@@ -43,8 +43,8 @@ def test_an_archive_that_does_not_fit_is_ignored_without_a_word(tmp_path: Path) 
     assert "[cds]" not in log
 
 
-def test_what_prevents_an_archive_is_said_and_stops_nobody(tmp_path: Path) -> None:
-    """Without a Java there is no archive; set-up says so in one line, and goes on."""
+def test_a_failure_to_make_the_archive_is_reported_and_stops_nothing(tmp_path: Path) -> None:
+    """Without Java there is no archive; setup says so in one line, and goes on."""
     done = subprocess.run(
         [sys.executable, "-m", class_archive.__name__],
         env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
@@ -60,7 +60,7 @@ def test_what_prevents_an_archive_is_said_and_stops_nobody(tmp_path: Path) -> No
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python environment that belongs to somebody else keeps its Spark as it is; set-up says which file was meant."""
+    """In an environment of another account Spark stays without the archive; setup names the file."""
     taken = tmp_path / "share"
     taken.write_text("a file where the folder should be")
     archive = taken / "tidegate" / "spark.jsa"

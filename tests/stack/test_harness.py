@@ -1,4 +1,4 @@
-"""`make test` is a promise too: what a test run starts ends with it, and an interrupt reaches who is interrupted."""
+"""Processes that a test run starts end with it, and an interrupt reaches its target."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_that_is_killed(tmp_path):
 
 
 def test_servers_end_with_a_killed_test_run(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """After kill -9 of pytest nothing lives that its tests have started, not even an orphan of a killed Postgres."""
+    """After kill -9 of pytest no process of its tests lives, not even an orphan of a killed Postgres."""
     (tmp_path / "test_killed.py").write_text(KILLED_RUN.format(port=free_port()))
     base = tmp_path / "base"
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir", tmp_path, "--basetemp", base]
@@ -66,10 +66,10 @@ def test_servers_end_with_a_killed_test_run(tmp_path: Path, free_port: Callable[
     assert done.returncode == -signal.SIGKILL, done.stdout
     data = Path(done.stdout.partition("DATA ")[2].strip())
 
-    def left() -> list[psutil.Process]:
+    def remaining() -> list[psutil.Process]:
         return [p for p in psutil.process_iter() if _is_of(p, base, data)]
 
-    assert wait_until(lambda: not left(), 60), left()
+    assert wait_until(lambda: not remaining(), 60), remaining()
     assert data.is_relative_to(base) or wait_until(lambda: not data.exists(), 10)
 
 
@@ -81,27 +81,27 @@ def _is_of(process: psutil.Process, base: Path, data: Path) -> bool:
         return False
 
 
-def test_the_next_run_ends_what_a_dead_one_left(tmp_path: Path) -> None:
-    """If its reaper was killed too; what belongs to a run that lives stays."""
+def test_the_next_run_ends_the_processes_of_a_dead_one(tmp_path: Path) -> None:
+    """They remain if its reaper was killed too; those of a live run stay."""
     dead = subprocess.Popen(["true"])
     owner = Identity.of(dead.pid)
     dead.wait()
     marks = [Run(identity, tmp_path).mark for identity in (owner, Identity.of(os.getpid()))]
-    left, living = (subprocess.Popen(["sleep", "600"], env={VARIABLE: mark}, start_new_session=True) for mark in marks)
+    orphan, living = (subprocess.Popen(["sleep", "600"], env={VARIABLE: mark}, start_new_session=True) for mark in marks)
     try:
         reap_the_dead()
 
-        assert left.wait(10) == -signal.SIGTERM
+        assert orphan.wait(10) == -signal.SIGTERM
         assert living.poll() is None
     finally:
-        for process in (left, living):
+        for process in (orphan, living):
             process.kill()
             process.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's clusters are outside the tests' folder")
 def test_the_next_run_removes_roots_clusters_of_deleted_tests() -> None:
-    """The cluster of a stack in a test's folder that is no more; others stay."""
+    """The cluster of a stack in a deleted test folder is removed; others stay."""
     gone, kept = ROOTS_FOLDER / "data-harness-gone", ROOTS_FOLDER / "data-harness-kept"
     for data, stack in {gone: "/tmp/pytest-of-root/pytest-none/.tidegate", kept: "/srv/none/.tidegate"}.items():
         data.mkdir(parents=True)
@@ -117,8 +117,8 @@ def test_the_next_run_removes_roots_clusters_of_deleted_tests() -> None:
         kept.with_name(f"{kept.name}.stack").unlink()
 
 
-def test_an_interrupt_reaches_what_a_run_in_the_background_starts() -> None:
-    """A script's background ignores SIGINT and hands that down; tests that interrupt a process would wait for ever."""
+def test_an_interrupt_reaches_processes_of_a_background_run() -> None:
+    """A script's background job ignores SIGINT, and so do its children; tests that interrupt a process would wait for ever."""
     child = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     parent = f"import subprocess, sys, tests.conftest; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -132,15 +132,15 @@ def test_an_interrupt_reaches_what_a_run_in_the_background_starts() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
 def test_tests_end_with_a_killed_make(tmp_path: Path) -> None:
-    """They would go on for a quarter of an hour, on cores that somebody else wants."""
-    said = tmp_path / "pid"
+    """They would go on unseen and keep the cores busy."""
+    pid_file = tmp_path / "pid"
     waits = "import os, time, pathlib; from tests.reaper import die_with_make; die_with_make(); "
-    waits += f"pathlib.Path({str(said)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    waits += f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     (tmp_path / "Makefile").write_text(f'test:\n\t@exec {sys.executable} -c "{waits}"\n')
     make = subprocess.Popen(["make", "-f", tmp_path / "Makefile"], cwd=PROJECT)
     try:
-        assert wait_until(lambda: said.exists() and said.read_text() != "", 60)
-        tests = psutil.Process(int(said.read_text()))
+        assert wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", 60)
+        tests = psutil.Process(int(pid_file.read_text()))
     finally:
         make.kill()
         make.wait()

@@ -1,4 +1,4 @@
-"""`tidegate up --with kafka`: a real broker with real libraries from Maven Central, reached with its password only."""
+"""`tidegate up --with kafka` starts a real broker, with libraries from Maven Central and a password."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ SECONDS = 30
 
 @pytest.fixture(scope="module")
 def with_kafka(new_stack: Callable[[str], Stack]) -> Stack:
-    """A stack without Airflow in a folder with a difficult name, to which Kafka was added while it ran."""
+    """A stack without Airflow, in a folder with a difficult name, with Kafka added while it runs."""
     fetch_kafka()
     stack = new_stack("Zürich à la carte")
     embedded.up(stack.settings, without_airflow=True)
@@ -40,7 +40,7 @@ def with_kafka(new_stack: Callable[[str], Stack]) -> Stack:
 
 @pytest.fixture
 def running(with_kafka: Stack) -> Stack:
-    """The same stack, made whole if the test before left it otherwise."""
+    """The same stack, restored if the previous test has changed it."""
     embedded.up(with_kafka.settings, without_airflow=True, extras=["kafka"])
     return with_kafka
 
@@ -52,7 +52,7 @@ def create_topic(settings: Settings, name: str) -> None:
 
 
 def produce(settings: Settings, topic: str, values: range) -> None:
-    """Write numbers to a topic, in turn to each partition, and wait until the broker has them."""
+    """Write numbers to the partitions of a topic in turn, and wait until the broker has them."""
     producer = Producer(kafka_client(settings))
     for value in values:
         producer.produce(topic, str(value), partition=value % PARTITIONS)
@@ -60,7 +60,7 @@ def produce(settings: Settings, topic: str, values: range) -> None:
 
 
 def consume(settings: Settings, topic: str, group: str, count: int) -> list[tuple[int, int]]:
-    """Read that many partitions and numbers as a new consumer group."""
+    """Read `count` records as a new consumer group; return partitions and numbers."""
     consumer = Consumer({**kafka_client(settings), "group.id": group, "auto.offset.reset": "earliest"})
     found: list[tuple[int, int]] = []
 
@@ -80,7 +80,7 @@ def consume(settings: Settings, topic: str, group: str, count: int) -> list[tupl
 
 
 def test_kafka_is_added_to_a_running_stack(running: Stack) -> None:
-    """Kafka is a component like the others, and the settings lead to it; a plain `up` leaves it where it is."""
+    """Kafka is a component like the others, and the settings lead to it; a plain `up` leaves it running."""
     before = running.statuses()
     assert list(before) == ["postgres", "spark", "kafka"]
     assert {status.state for status in before.values()} == {"up"}
@@ -101,7 +101,7 @@ def test_a_topic_is_written_and_read(running: Stack) -> None:
     assert consume(running.settings, "numbers", "readers", 1000) == sorted((n % PARTITIONS, n) for n in range(1000))
 
 
-def test_a_topic_that_was_not_made_is_not_made_by_accident(running: Stack) -> None:
+def test_a_topic_is_not_created_by_accident(running: Stack) -> None:
     """A misspelt topic is an error, not an empty topic."""
     refused: list[object] = []
     producer = Producer(kafka_client(running.settings) | {"message.timeout.ms": "5000"})
@@ -114,8 +114,8 @@ def test_a_topic_that_was_not_made_is_not_made_by_accident(running: Stack) -> No
 
 
 @pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}, {"sasl.username": "root"}])
-def test_who_does_not_know_the_password_is_refused(change: dict[str, str], running: Stack) -> None:
-    """Without login, with another password or as somebody else nobody gets in; the controller is closed to all."""
+def test_a_client_without_the_password_is_refused(change: dict[str, str], running: Stack) -> None:
+    """A client without login, with another password or another name is refused; the controller refuses every client."""
     right = kafka_client(running.settings)
     controller = {"bootstrap.servers": f"127.0.0.1:{Layout.load(running.home).ports['kafka_controller']}"}
 
@@ -126,7 +126,7 @@ def test_who_does_not_know_the_password_is_refused(change: dict[str, str], runni
 
 
 def test_the_broker_listens_on_loopback_only(running: Stack) -> None:
-    """Neither the broker nor its controller can be reached from another machine."""
+    """Other machines reach neither the broker nor its controller."""
     listening = [
         c for c in psutil.Process(running.statuses()["kafka"].pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
@@ -137,7 +137,7 @@ def test_the_broker_listens_on_loopback_only(running: Stack) -> None:
 
 
 def test_kafkas_secrets_are_in_private_files_only(running: Stack) -> None:
-    """Passwords are in files that only their owner reads: no argument, no environment, no log, no setting tells them."""
+    """Passwords are in files that only their owner reads, and in no argument, environment, log or setting."""
     folder = running.folder / "secrets"
     secrets = {name: (folder / name).read_text() for name in ("kafka_tidegate_password", "kafka_controller_password")}
     texts = {str(log): log.read_text(errors="replace") for log in (running.folder / "logs").iterdir()}
@@ -156,7 +156,7 @@ def test_kafkas_secrets_are_in_private_files_only(running: Stack) -> None:
 
 
 def test_a_killed_broker_comes_back_with_its_data(running: Stack) -> None:
-    """After kill -9 the supervisor starts the broker again; what it had confirmed is there, the others did not notice."""
+    """After kill -9 the supervisor restarts the broker with all confirmed records; other components are not affected."""
     before = running.statuses()
     create_topic(running.settings, "kept")
     produce(running.settings, "kept", range(100))
@@ -168,22 +168,22 @@ def test_a_killed_broker_comes_back_with_its_data(running: Stack) -> None:
     assert consume(running.settings, "kept", "after", 100) == sorted((n % PARTITIONS, n) for n in range(100))
 
 
-def test_a_broker_that_does_not_answer_is_not_well(running: Stack) -> None:
-    """A broker that is stopped still listens; `status` says that it does not answer."""
+def test_a_broker_that_does_not_answer_is_not_healthy(running: Stack) -> None:
+    """A stopped broker still listens; `status` says that it does not answer."""
     process = psutil.Process(running.statuses()["kafka"].pid)
     process.suspend()
     try:
-        said = running.statuses()["kafka"]
+        status = running.statuses()["kafka"]
     finally:
         process.resume()
 
-    assert said.state == "starting"
-    assert "does not answer" in said.reason
+    assert status.state == "starting"
+    assert "does not answer" in status.reason
     assert wait_until(lambda: running.statuses()["kafka"].state == "up", SECONDS)
 
 
 def test_spark_reads_a_topic(running: Stack) -> None:
-    """The Connect server has the connector: it reads a topic in one batch, with the options that the settings give."""
+    """The Connect server has the connector: it reads a topic in one batch, with the options from the settings."""
     create_topic(running.settings, "spark")
     produce(running.settings, "spark", range(1000))
     options = {f"kafka.{name}": value for name, value in kafka_java_client(running.settings).items()}
@@ -196,7 +196,7 @@ def test_spark_reads_a_topic(running: Stack) -> None:
 
 
 def test_down_ends_the_broker_and_up_finds_its_data(running: Stack) -> None:
-    """`down` leaves no process and ends the wish for Kafka; whoever wants it again needs no network and finds the topics."""
+    """After `down` no process is left and a plain `up` starts no Kafka; a new one needs no network and has the topics."""
     create_topic(running.settings, "lasting")
     produce(running.settings, "lasting", range(10))
     assert_ends(running)
@@ -210,8 +210,8 @@ def test_down_ends_the_broker_and_up_finds_its_data(running: Stack) -> None:
     assert len(consume(running.settings, "lasting", "later", 10)) == 10
 
 
-def test_a_killed_supervisor_does_not_make_kafka_forgotten(running: Stack) -> None:
-    """After kill -9 of the supervisor a plain `up` brings the broker back too."""
+def test_kafka_stays_part_of_the_stack_after_a_killed_supervisor(running: Stack) -> None:
+    """After kill -9 of the supervisor a plain `up` restarts the broker too."""
     running.supervisor().kill()
 
     embedded.up(running.settings, without_airflow=True)
@@ -219,8 +219,8 @@ def test_a_killed_supervisor_does_not_make_kafka_forgotten(running: Stack) -> No
     assert {name: status.state for name, status in running.statuses().items()}["kafka"] == "up"
 
 
-def test_an_extra_that_there_is_not_is_refused(new_stack: Callable[[str], Stack]) -> None:
-    """The refusal lists what there is; nothing is started."""
+def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
+    """The refusal lists the known ones; nothing is started."""
     stack = new_stack("misspelt")
 
     done = stack.tidegate("up", "--with", "kafak")
@@ -234,14 +234,14 @@ def test_an_extra_that_there_is_not_is_refused(new_stack: Callable[[str], Stack]
 
 # -- the libraries -----------------------------------------------------------------------------------------------------
 
-# A proxy that nobody is: Java gets nowhere, and nothing else is hindered.
+# A proxy that does not exist: it stops Java, and nothing else.
 NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
 SMALL = "org.slf4j:slf4j-simple:1.7.36"
 FETCH = "import sys; from tidegate.stack import maven; maven.fetch(sys.argv[1:], print); print('done')"
 
 
 def fetch(cache: Path, *packages: str, **environ: str) -> "subprocess.Popen[str]":
-    """Start to fetch packages into a cache, in a process of its own."""
+    """Start a process that fetches packages into a cache."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **environ}
     return subprocess.Popen(
         [sys.executable, "-c", FETCH, *packages], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -249,42 +249,42 @@ def fetch(cache: Path, *packages: str, **environ: str) -> "subprocess.Popen[str]
 
 
 def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Stack], tmp_path: Path) -> None:
-    """What cannot be fetched is named, with the reason and the ways out; nothing is started, nothing half-made is kept."""
+    """The line names the package, the reason and the ways out; nothing is started, nothing unfinished is kept."""
     stack = new_stack("offline")
 
     done = stack.tidegate("up", "--with", "kafka", JAVA_TOOL_OPTIONS=NO_NETWORK, XDG_CACHE_HOME=str(tmp_path))
 
-    said = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
     assert done.returncode == 1
-    assert len(said) == 1
-    assert "spark-sql-kafka" in said[0]
-    assert "Connection refused" in said[0]
-    assert "JAVA_TOOL_OPTIONS" in said[0]
-    assert str(tmp_path) in said[0]
+    assert len(messages) == 1
+    assert "spark-sql-kafka" in messages[0]
+    assert "Connection refused" in messages[0]
+    assert "JAVA_TOOL_OPTIONS" in messages[0]
+    assert str(tmp_path) in messages[0]
     assert "Traceback" not in done.stderr
     assert [path for path in (tmp_path / "tidegate" / "jars").iterdir() if path.suffix != ".lock"] == []
     assert not any((stack.folder / "run").iterdir())
 
 
-def test_two_who_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
-    """One of them fetches; both find all of it, and nothing else is left in the cache. Later nobody needs a network."""
+def test_two_processes_that_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
+    """One of them fetches; both find all of it, and nothing else is left in the cache. Later runs need no network."""
     cache = tmp_path / "Zürich (à la carte)"
     left_over = cache / "tidegate" / "jars" / f"{maven.folder([SMALL]).name}.unfinished-1"
-    left_over.mkdir(parents=True)  # somebody was killed
+    left_over.mkdir(parents=True)  # of a killed process
     both = [fetch(cache, SMALL) for _ in range(2)]
     answers = [process.communicate(timeout=200) for process in both]
     if refused := next((error for _, error in answers if "cannot be fetched from Maven Central" in error), None):
         pytest.skip(refused.splitlines()[-1])
 
-    said = sorted(text.splitlines() for text, _ in answers)
-    assert said == [["Fetching org.slf4j:slf4j-simple:1.7.36 from Maven Central, this once", "done"], ["done"]]
+    outputs = sorted(text.splitlines() for text, _ in answers)
+    assert outputs == [["Fetching org.slf4j:slf4j-simple:1.7.36 from Maven Central, this once", "done"], ["done"]]
     (found,) = [path for path in left_over.parent.iterdir() if path.is_dir()]
     assert {jar.name for jar in found.iterdir()} == {"slf4j-simple-1.7.36.jar", "slf4j-api-1.7.36.jar"}
     assert fetch(cache, SMALL, JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[0] == "done\n"
 
 
-def test_what_is_no_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
-    """A misspelt setting is shown, with the form that is wanted; nothing is started."""
+def test_a_malformed_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
+    """The refusal shows the misspelt setting and the expected form; nothing is started."""
     stack = new_stack("no-package")
 
     done = stack.tidegate("up", TIDEGATE_SPARK_PACKAGES="org.slf4j:slf4j-simple")
@@ -293,7 +293,7 @@ def test_what_is_no_package_is_refused(new_stack: Callable[[str], Stack]) -> Non
     assert done.stderr.strip() == "tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version."
 
 
-def test_the_setting_adds_to_what_kafka_needs() -> None:
+def test_the_setting_adds_to_kafkas_packages() -> None:
     """Packages of the setting are loaded with the connector, unless the setting names a connector itself."""
     assert embedded.spark_packages(Settings(), []) == []
     assert embedded.spark_packages(Settings(spark_packages=f"{SMALL}, "), ["kafka"]) == [SMALL, *kafka.SPARK_PACKAGES]

@@ -34,7 +34,7 @@ TRY_AGAIN = 75
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A folder on a small disk of its own, which everybody reaches."""
+    """A folder on a small disk of its own, which every account reaches."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-disk-"))
     folder.chmod(0o755)
     mounted = subprocess.run(
@@ -49,7 +49,7 @@ def small_disk() -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Use up all room on a disk; return the file that does."""
+    """Fill a disk; return the file that does."""
     ballast = disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
@@ -60,8 +60,8 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_ends_nothing_for_good(small_disk: Path) -> None:
-    """The supervisor lives on, `up` says what it cannot write, and what has died comes back when there is room again."""
+def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
+    """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
     stack.home.mkdir()
     try:
@@ -72,12 +72,12 @@ def test_a_full_disk_ends_nothing_for_good(small_disk: Path) -> None:
             psutil.Process(before[name].pid).kill()
         assert wait_until(lambda: stack.statuses()["spark"].state != "up", 10)
 
-        said = stack.tidegate("up", "--without-airflow")
+        done = stack.tidegate("up", "--without-airflow")
 
-        assert said.returncode == TRY_AGAIN, said.stderr
-        assert f"{stack.folder}/" in said.stderr
-        assert "No space left on device. Make room there" in said.stderr
-        assert "Traceback" not in said.stderr
+        assert done.returncode == TRY_AGAIN, done.stderr
+        assert f"{stack.folder}/" in done.stderr
+        assert "No space left on device. Make room there" in done.stderr
+        assert "Traceback" not in done.stderr
         assert not wait_until(lambda: not is_alive(supervisor), 5)
         assert stack.statuses()["spark"].state != "up"
 
@@ -106,17 +106,17 @@ def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
             assert "TIDEGATE_HOME" in done.stderr
 
 
-def test_logs_are_cut_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last part is kept beside, the writer goes on in the same file, and its next line is there."""
+def test_logs_are_truncated_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part is kept in another file, and the writer's next line is in the log."""
     monkeypatch.setattr(components, "LOG_KEPT_BYTES", 1000)
     log = log_file(tmp_path, "spark")
     log.parent.mkdir()
     with log.open("ab", buffering=0) as writer:
         for number in range(300):
             writer.write(b"line %03d\n" % number)
-        components.cut_log(log)
+        components.truncate_log(log)
         writer.write(b"the next line\n")
-        components.cut_log(log)  # short now, so left alone
+        components.truncate_log(log)  # short now, so unchanged
 
     assert log.read_bytes() == b"the next line\n"
     kept = log.with_suffix(".log.1").read_bytes()
@@ -124,8 +124,8 @@ def test_logs_are_cut_while_they_are_written(tmp_path: Path, monkeypatch: pytest
     assert kept.endswith(b"line 299\n")
 
 
-def test_the_logs_of_a_running_stack_are_cut(running: Stack) -> None:
-    """By its supervisor, which looks every few seconds; the components keep running and writing."""
+def test_the_logs_of_a_running_stack_are_truncated(running: Stack) -> None:
+    """Its supervisor does that while the components keep running and writing."""
     before, log = running.statuses(), log_file(running.folder, "spark")
     with log.open("ab") as file:
         file.write(b"a line that fills the disk\n" * (components.LOG_KEPT_BYTES // 27 + 1000))
@@ -141,7 +141,7 @@ def test_the_logs_of_a_running_stack_are_cut(running: Stack) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Path]:
-    """The project folder of a stack whose Postgres was started once, and its cluster with it."""
+    """The project folder of a stack with an initialized cluster."""
     home = tmp_path / "home"
     EmbeddedPostgres(home / ".tidegate", 1).initialize()
     yield home
@@ -150,7 +150,7 @@ def cluster(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_moved_project_keeps_its_ledger(cluster: Path) -> None:
-    """Wherever Postgres' files are: they are written down, not worked out from the folder's name."""
+    """The place of Postgres' files is recorded, not derived from the folder's name."""
     before = Cluster.at(EmbeddedPostgres(cluster / ".tidegate", 1).data)
     moved = cluster.rename(cluster.with_name("moved"))
 
@@ -160,8 +160,8 @@ def test_a_moved_project_keeps_its_ledger(cluster: Path) -> None:
     assert Cluster.at(postgres.data).identifier == before.identifier
 
 
-def test_a_ledger_that_is_gone_is_missed(cluster: Path) -> None:
-    """An empty one in its place would begin all pipelines at txid 1, on states that are lost."""
+def test_a_missing_ledger_is_noticed(cluster: Path) -> None:
+    """An empty one in its place would begin all pipelines at txid 1, without their states."""
     postgres = EmbeddedPostgres(cluster / ".tidegate", 1)
     aside = postgres.data.rename(postgres.data.with_name("aside"))
     try:
@@ -173,7 +173,7 @@ def test_a_ledger_that_is_gone_is_missed(cluster: Path) -> None:
 
 
 def test_another_ledger_in_its_place_is_noticed(cluster: Path) -> None:
-    """The cluster's own number tells."""
+    """The cluster's system identifier differs."""
     record = cluster / ".tidegate" / "cluster.json"
     known = json.loads(record.read_text())
     record.write_text(json.dumps({**known, "identifier": known["identifier"] + 1}))
@@ -186,7 +186,7 @@ def test_another_ledger_in_its_place_is_noticed(cluster: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's clusters are outside their stack's folder: run the tests as root")
 def test_a_copy_of_a_project_does_not_take_its_ledger(cluster: Path) -> None:
-    """Root's copy leads to the same cluster: two stacks on it would each end the other's server."""
+    """Root's copy records the same cluster: two stacks on it would each end the other's server."""
     original = EmbeddedPostgres(cluster / ".tidegate", 1)
     copy = cluster.with_name("copy")
     shutil.copytree(cluster, copy)
@@ -200,7 +200,7 @@ def test_a_copy_of_a_project_does_not_take_its_ledger(cluster: Path) -> None:
 
 
 def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
-    """After a power cut `down` ends what runs, `up` chooses anew what it cannot read, and other verbs say so."""
+    """After a power cut `down` ends the stack, `up` makes a new file, and other verbs say what is wrong."""
     file = running.folder / "stack.json"
     for content in ('{"ports": {"post', "[]", '"text"', '{"ports": {"spark": "x"}}', '{"ports": [1]}', ""):
         file.write_text(content)
@@ -210,16 +210,16 @@ def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in running.tidegate("status").stderr
 
-    said = running.tidegate("get", "flights", "daily", "UA", "2013-01-01").stderr
-    assert f"{file} cannot be read" in said
-    assert "tidegate up" in said
+    message = running.tidegate("get", "flights", "daily", "UA", "2013-01-01").stderr
+    assert f"{file} cannot be read" in message
+    assert "tidegate up" in message
     up = running.tidegate("up", "--without-airflow")
     assert up.returncode == 0, up.stderr
     assert can_query(running)
 
 
 def test_a_deleted_stack_folder_ends_the_stack(new_stack: Callable[[str], Stack]) -> None:
-    """Nobody could find what runs on; and `down` finds it if it is quicker."""
+    """Its processes could not be found by their records; `down` still finds those that have not ended."""
     stack = new_stack("deleted")
     embedded.up(stack.settings, without_airflow=True)
     data = Layout.load(stack.home).postgres.data
@@ -237,8 +237,8 @@ def test_a_deleted_stack_folder_ends_the_stack(new_stack: Callable[[str], Stack]
 # -- ports -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_somebody_took_meanwhile_is_named_and_given_up(running: Stack) -> None:
-    """Between a component's death and its next start another program was faster: others are chosen, the settings follow."""
+def test_a_port_that_another_process_took_is_named_and_given_up(running: Stack) -> None:
+    """If a port is taken between a component's death and its restart, others are chosen, and the settings follow."""
     before, supervisor = running.statuses(), running.supervisor()
     port = Layout.load(running.home).ports["spark"]
     spark = psutil.Process(before["spark"].pid)
@@ -261,21 +261,21 @@ def test_a_port_that_somebody_took_meanwhile_is_named_and_given_up(running: Stac
 # -- stopped and replaced ----------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_supervisor_is_told_of_and_ended(running: Stack) -> None:
-    """`status` says how to wake it, and `down` ends it at once."""
+def test_a_stopped_supervisor_is_reported_and_ended(running: Stack) -> None:
+    """`status` says how to wake it, and `down` ends it."""
     supervisor = running.supervisor()
     supervisor.suspend()
 
-    said = json.loads(running.tidegate("status", "--json").stdout)["advice"]
+    advice = json.loads(running.tidegate("status", "--json").stdout)["advice"]
     done = subprocess.run([COMMAND, "down"], env=running.environ, check=False, timeout=60)
 
-    assert said.endswith(f"kill -CONT {supervisor.pid}")
+    assert advice.endswith(f"kill -CONT {supervisor.pid}")
     assert done.returncode == 0
     assert running.marked() == []
 
 
 def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
-    """`status`, `up` and `migrate` of newer code say that the stack has to be restarted; new pipelines are no reason to."""
+    """`status`, `up` and `migrate` of newer code say that the stack has to be restarted; new pipelines need no restart."""
     for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
         shutil.copytree(PROJECT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "requirements.txt"):
@@ -304,8 +304,8 @@ def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
         assert "Restart it: tidegate down && tidegate up" in newer(*verb).stderr
 
 
-def test_a_stack_that_was_asleep_goes_on(running: Stack) -> None:
-    """All of its processes stood still, as those of a suspended machine do: nothing is restarted, nothing is lost."""
+def test_a_suspended_stack_goes_on(running: Stack) -> None:
+    """After all of its processes were stopped, as on a suspended machine, nothing is restarted and nothing is lost."""
     before = running.statuses()
     processes = running.processes()
     for process in processes:

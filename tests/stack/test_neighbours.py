@@ -67,7 +67,7 @@ def neighbour() -> int:
 
 
 def has_ipv6() -> bool:
-    """Tell whether this machine has the other loopback address."""
+    """Return whether this machine has the loopback address ::1."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -77,7 +77,7 @@ def has_ipv6() -> bool:
 
 
 def call_spark(settings: Settings) -> str:
-    """Make a call as a session would, behind all that looks at the port before; return how it failed."""
+    """Make a call as a session does after all checks of the port; return its failure."""
     with _Channel(settings, str(uuid.uuid4())).toChannel() as channel, pytest.raises(grpc.RpcError) as failure:
         channel.unary_unary("/anything")(b"", timeout=10)
     return str(failure.value)
@@ -96,9 +96,9 @@ def end_spark(address: str) -> None:
 def test_a_listener_on_the_other_loopback_address_sees_nothing(
     host: str, stack: Settings, neighbour: int, tmp_path: Path
 ) -> None:
-    """Where ``localhost`` is ::1 first, and a neighbour listens there, Spark is asked all the same, and nobody else."""
+    """If ``localhost`` is ::1 first, and a neighbour listens there, only Spark is called."""
     if not has_ipv6():
-        pytest.skip("this machine has no ::1: nobody can listen there")
+        pytest.skip("this machine has no ::1: no process can listen there")
     port = int(stack.spark_remote.rpartition(":")[2])
     joins = [sys.executable, "-c", JOINS_SPARK, f"sc://{host}:{port}"]
     command = with_hosts(tmp_path, "::1 localhost\n127.0.0.1 localhost\n", joins)
@@ -106,14 +106,14 @@ def test_a_listener_on_the_other_loopback_address_sees_nothing(
 
     with impostor(neighbour, LISTENER, "::1", port) as listener:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
-        heard = listener.heard()
+        received = listener.received()
 
-    assert heard == []
+    assert received == []
     assert done.stdout == "3\n", done.stderr[-3000:]
 
 
-def test_a_neighbour_who_took_sparks_port_gets_no_token(stack: Settings, neighbour: int, free_port: Callable[[], int]) -> None:
-    """While Spark is away its port is free: who took it is named, and told nothing, not even by a client that was faster."""
+def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: int, free_port: Callable[[], int]) -> None:
+    """While Spark is away its port is free: an account that takes it is named, and receives nothing from any client."""
     port = free_port()
     settings = replace(stack, spark_remote=f"sc://localhost:{port}")
 
@@ -123,20 +123,20 @@ def test_a_neighbour_who_took_sparks_port_gets_no_token(stack: Settings, neighbo
             spark_session(settings, "neighbours"),
         ):
             pass
-        heard = [call_spark(settings), call_spark(replace(settings, trusted_users=str(neighbour)))]
+        failures = [call_spark(settings), call_spark(replace(settings, trusted_users=str(neighbour)))]
         end_spark(f"127.0.0.1:{port}")
-        said = server.heard()
+        logins = server.received()
 
     token = stack.spark_token_file.read_text()
-    assert "is in the hands of" in heard[0]
-    assert said == [f"Bearer {token}", "None"]  # to whom we trust, and none from the call that ends it
+    assert "is in the hands of" in failures[0]
+    assert logins == [f"Bearer {token}", "None"]  # to a trusted account, and none from the call that ends it
 
 
 @pytest.mark.parametrize("way", ["_ask", "_look_up"])
-def test_a_connection_to_a_neighbour_is_told_nothing_though_the_port_is_ours_again(
+def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
     way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who had the port for a moment may hold a connection of ours: as long as one is there, the port counts as theirs."""
+    """An account that had the port briefly may hold a connection of ours: while it does, the port is not trusted."""
     if way == "_look_up":
         monkeypatch.setattr(loopback, "_ask", refuse)
     port = free_port()
@@ -155,25 +155,25 @@ def test_a_connection_to_a_neighbour_is_told_nothing_though_the_port_is_ours_aga
                 assert ours.recv(1) == b""
                 holder.wait()
                 server.check()
-                assert run_check_as(neighbour, port) == ""  # root's is trusted by all; to ask needs no right
+                assert run_check_as(neighbour, port) == ""  # all accounts trust root's, and the check needs no right
 
 
 def refuse(*_arguments: object) -> None:
-    """What a sandbox answers that does not let a process ask."""
+    """Refuse, as a sandbox that forbids the query does."""
     raise PermissionError
 
 
 def run_check_as(user: int, port: int) -> str:
-    """Look at a port as another account does; return what went wrong."""
+    """Check a port as another account; return the error."""
     program = f"jobs.compute.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
     command = command_as(user, program, imports="import jobs.compute.loopback\n")
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
-def test_sparks_own_ports_refuse_who_has_no_secret(stack: Settings) -> None:
-    """What Spark opens besides its server answers a client of its own kind only if that knows the secret.
+def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> None:
+    """Spark's ports besides its server's answer a client of Spark's own only if it knows the secret.
 
-    The same client gets answers where authentication is off: it would have got them here.
+    The same client gets answers where authentication is off, so it would have got them here.
     """
     (status,) = [status for status in embedded.status(stack) if status.name == "spark"]
     server = psutil.Process(status.pid)
@@ -195,7 +195,7 @@ def test_sparks_own_ports_refuse_who_has_no_secret(stack: Settings) -> None:
 
 
 def refuses(answer: str) -> bool:
-    """Tell whether a server has refused a client because it did not log in."""
+    """Return whether a server has refused a client because it did not log in."""
     return "Expected SaslMessage" in answer
 
 
@@ -203,28 +203,28 @@ def refuses(answer: str) -> bool:
 
 
 @pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
-def test_an_impostor_of_postgres_is_not_told_the_password(
+def test_an_impostor_of_postgres_does_not_get_the_password(
     verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int]
 ) -> None:
-    """A server that asks for the password in clear gets none, and the verb says what it was and how to allow it."""
+    """A server that asks for the password in clear gets none, and the verb says so and how to allow it."""
     port = free_port()
     environ = {**os.environ, "TIDEGATE_HOME": str(stack.home), "PGPORT": str(port)}
 
     with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
         done = subprocess.run([COMMAND, *verb], env=environ, capture_output=True, text=True, check=False)
-        heard = server.heard()
+        received = server.received()
 
-    assert heard, "it was not asked at all"
-    assert set(heard) == {"b''"}
+    assert received, "no client connected"
+    assert set(received) == {"b''"}
     assert done.returncode == 1
     assert "does not prove that it is the right one" in done.stderr
     assert "PGREQUIREAUTH" in done.stderr
 
 
-def test_the_stack_tells_an_impostor_no_superusers_password(
+def test_an_impostor_gets_no_password_of_a_superuser(
     stack: Settings, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor's look at Postgres, its superuser, and both drivers of Airflow tell nothing to who has taken the port."""
+    """The health check of Postgres, its superuser, and both drivers of Airflow send nothing to an account on its port."""
     port = free_port()
     layout = Layout.load(stack.home)
     postgres = EmbeddedPostgres(layout.folder, port)
@@ -243,25 +243,25 @@ def test_the_stack_tells_an_impostor_no_superusers_password(
         monkeypatch.setenv(POSTGRES_USER_VARIABLE, str(neighbour))
         with pytest.raises(Exception, match="connection"):
             asyncio.run(connect(airflow[ADDRESS_VARIABLE], CONNECT_ARGS))
-        *unanswered, told = server.heard()
+        *unanswered, last = server.received()
 
     assert set(unanswered) == {"b''"}
     passwords = dict(line.split(":")[3:] for line in postgres.passfile.read_text().splitlines())
-    assert passwords["airflow"] in told  # the impostor would have heard it
+    assert passwords["airflow"] in last  # a trusted server gets it
 
 
 async def connect(address: str, connect_args: dict[str, Any]) -> None:
-    """Connect as Airflow does where it works asynchronously."""
+    """Connect as Airflow's asynchronous code does."""
     engine = create_async_engine(address, connect_args=connect_args)
     async with engine.connect():
         pass
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_an_impostor_of_airflow_is_not_told_the_password(
+def test_an_impostor_of_airflow_does_not_get_the_password(
     host: str, neighbour: int, free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line sends Airflow's password to no stranger, and past every proxy; to an account that is trusted it does."""
+    """The command line sends Airflow's password to trusted accounts only, and past every proxy."""
     port = free_port()
     (tmp_path / "password").write_text("correct horse")
     settings = Settings(airflow_url=f"http://{host}:{port}", airflow_password_file=tmp_path / "password")
@@ -272,10 +272,10 @@ def test_an_impostor_of_airflow_is_not_told_the_password(
             AirflowClient(settings)
         with pytest.raises(PermanentError, match="refuses the user or password"):
             AirflowClient(replace(settings, trusted_users=str(neighbour)))
-        heard = server.heard()
+        received = server.received()
 
-    assert len(heard) == 1
-    assert "correct horse" in heard[0]
+    assert len(received) == 1
+    assert "correct horse" in received[0]
 
 
 # -- files and folders -------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_an_impostor_of_airflow_is_not_told_the_password(
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for temporary files as every account has it: all may write, none may remove what is another's."""
+    """A folder for temporary files like /tmp: all may write, but remove only their own files."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
         yield Path(folder)
@@ -310,7 +310,7 @@ os.chmod(folder, int(sys.argv[5], 8))
 def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     mode: str, shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """A neighbour made the folder of claims in the shared folder, with our file as a claim: the file stays whole."""
+    """If a neighbour makes the folder of claims, with a link to our file as a claim, the file is unchanged."""
     precious, port = tmp_path / "precious.txt", free_port() + 1_000
     precious.write_text("her text")
     run_as(neighbour, LAYS_OUT, shared, os.geteuid(), port, precious, mode)
@@ -323,10 +323,10 @@ def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     assert done.stdout.strip() == str(port), done.stderr
 
 
-def test_an_account_without_a_home_claims_ports_in_no_folder_of_a_neighbours(
+def test_an_account_without_a_home_claims_no_ports_in_a_neighbours_folder(
     shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """An account whose only folder is the shared one uses its own there, and refuses to use another's, which it names."""
+    """It uses a folder of its own in the shared one, and refuses a neighbour's with the owner's name."""
     port, other = free_port() + 1_000, neighbour + 1
     claim = "import tempfile; tempfile.tempdir = sys.argv[2]\n" + CLAIM
     imports = "import tidegate.stack.component\n"
@@ -357,7 +357,7 @@ sys.stdin.read()
 
 
 def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -> None:
-    """A neighbour who held the lock of an earlier version, which all could read, holds up no `down`, and gets no new one."""
+    """A neighbour with the lock of an earlier version, which all could read, does not block `down`, and gets no new lock."""
     folder = shared / "project" / ".tidegate"
     folder.mkdir(parents=True)
     folder.chmod(0o711)
@@ -374,15 +374,15 @@ def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -
         holder.communicate()
 
 
-def test_an_operator_who_waits_is_told_for_whom(tmp_path: Path) -> None:
-    """`down` beside an `up` that takes its time says after a second which process it waits for, and goes on behind it."""
+def test_a_waiting_operator_sees_the_process_that_blocks(tmp_path: Path) -> None:
+    """`down` during a long `up` names the process that it waits for, and goes on after it."""
     folder = tmp_path / ".tidegate"
     folder.mkdir()
-    settings, said = Settings(home=tmp_path), queue.Queue()
+    settings, messages = Settings(home=tmp_path), queue.Queue()
     with ThreadPoolExecutor(1) as other:
-        with embedded._only_one(folder, said.put):
-            waiting = other.submit(embedded.down, settings, tell=said.put)
-            message = said.get(timeout=60)
+        with embedded._locked(folder, messages.put):
+            waiting = other.submit(embedded.down, settings, tell=messages.put)
+            message = messages.get(timeout=60)
             assert not waiting.done()
         assert waiting.result(60) == 0
     assert message.startswith(f"Waiting for process {os.getpid()} (")
@@ -390,7 +390,7 @@ def test_an_operator_who_waits_is_told_for_whom(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [["up", "--without-airflow"], ["down"]], ids=["up", "down"])
 def test_a_neighbours_stack_is_neither_started_nor_ended(verb: list[str], neighbour: int, shared: Path) -> None:
-    """Files in a folder of a neighbour's that name a process of ours as the supervisor end nothing; the verb says whose."""
+    """Files in a neighbour's folder that name our process as the supervisor end nothing; the verb names the owner."""
     run = shared / ".tidegate" / "run"
     run.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as bystander:

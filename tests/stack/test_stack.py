@@ -1,6 +1,6 @@
-"""`tidegate up`, `down` and `status` on the real stack: found whole again after every kill, gone without trace when told so.
+"""`tidegate up`, `down` and `status` on the real stack: it recovers from every kill, and ends without a trace.
 
-Two stacks serve all tests: `running` without Airflow, which each test finds whole, and `full` with Airflow.
+Two stacks serve all tests: `running` without Airflow, which is restored before each test, and `full` with Airflow.
 """
 
 import json
@@ -35,7 +35,7 @@ COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESS
 
 
 def can_query(stack: Stack) -> bool:
-    """Tell whether the ledger answers."""
+    """Return whether the ledger answers."""
     connection = psycopg2.connect(**stack.settings.conninfo())
     try:
         with connection, connection.cursor() as cursor:
@@ -49,20 +49,20 @@ def can_query(stack: Stack) -> bool:
 
 
 def test_two_operators_start_one_stack(small: Stack) -> None:
-    """Two `up` at the same moment both succeed, and there is one supervisor with one process per component."""
+    """Two simultaneous `up` both succeed, and there is one supervisor with one process per component."""
     assert {status.state for status in small.statuses().values()} == {"up"}
     assert [len(small.sessions_of(name)) for name in ("supervisor", "postgres", "spark")] == [1, 1, 1]
     assert can_query(small)
 
 
-def test_stale_pid_files_harm_nobody(small: Stack, bystander: psutil.Process) -> None:
-    """A pid file whose number belongs to somebody else by now, or that is cut short, is not believed by `up`."""
+def test_stale_pid_files_harm_no_other_process(small: Stack, bystander: psutil.Process) -> None:
+    """`up` does not trust a pid file whose number another process has by now, or that is truncated."""
     assert is_alive(bystander)
     assert bystander.pid not in {status.pid for status in small.statuses().values()}
 
 
-def test_down_over_stale_pid_files_harms_nobody(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> None:
-    """`down` does not believe such files either, and removes them."""
+def test_down_with_stale_pid_files_harms_no_other_process(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> None:
+    """`down` does not trust such files either, and removes them."""
     stack = new_stack("stale")
     run = stack.folder / "run"
     run.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_down_over_stale_pid_files_harms_nobody(new_stack: Callable[[str], Stack
 
 
 def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
-    """`up` on a stack that is well leaves every process as it is."""
+    """`up` on a healthy stack leaves every process running."""
     before = {process.pid for process in running.processes()}
     statuses = running.statuses()
 
@@ -88,7 +88,7 @@ def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
     assert {process.pid for process in running.processes()} == before
 
 
-def test_status_tells_programs_how_each_component_is(running: Stack) -> None:
+def test_status_shows_programs_the_state_of_each_component(running: Stack) -> None:
     """`status --json` names each component with state, address, process and log file."""
     done = running.tidegate("status", "--json")
     answer = {component["name"]: component for component in json.loads(done.stdout)["components"]}
@@ -107,8 +107,8 @@ NO_JAVA = {"nothing": None, "too old": 'openjdk version "11.0.2"', "too new": 'o
 
 
 @pytest.mark.parametrize("version", NO_JAVA.values(), ids=NO_JAVA.keys())
-def test_a_missing_java_is_the_first_thing_said(version: str | None, new_stack: Callable[[str], Stack]) -> None:
-    """Without a Java that Spark runs on, the first line says so and what to install; nothing is started or written."""
+def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callable[[str], Stack]) -> None:
+    """Without a suitable Java, the first line says so and what to install; nothing is started or written."""
     stack = new_stack("without-java")
     programs = stack.home / "programs"
     programs.mkdir()
@@ -136,12 +136,12 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
     done = stack.tidegate("up", "--without-airflow")
 
     log = stack.folder / "logs" / "postgres.log"
-    said = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("tidegate:")]
     assert done.returncode in {1, 75}
-    assert len(said) == 1
-    assert "postgres did not come up" in said[0]
-    assert str(log) in said[0]
-    assert "postgresql.conf" in said[0]
+    assert len(messages) == 1
+    assert "postgres did not come up" in messages[0]
+    assert str(log) in messages[0]
+    assert "postgresql.conf" in messages[0]
     assert "Traceback" not in done.stderr
     assert_ends(stack)
 
@@ -153,14 +153,14 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
 def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
     """After kill -9 the supervisor starts the component again, at the same address, and counts it."""
     before = running.statuses()
-    left = running.folder / "spark" / "tmp" / "blockmgr-of-the-killed" / "rows"
-    left.parent.mkdir(parents=True)
-    left.write_text("rows")
+    remnant = running.folder / "spark" / "tmp" / "blockmgr-of-the-killed" / "rows"
+    remnant.parent.mkdir(parents=True)
+    remnant.write_text("rows")
 
     after = running.kill(name)
 
-    assert left.exists() is (name != "spark")
-    shutil.rmtree(left.parent, ignore_errors=True)
+    assert remnant.exists() is (name != "spark")
+    shutil.rmtree(remnant.parent, ignore_errors=True)
     assert after.restarts == before[name].restarts + 1
     assert after.address == before[name].address
     assert len(running.sessions_of(name)) == 1
@@ -170,7 +170,7 @@ def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
 
 
 def test_a_killed_supervisor_is_replaced(running: Stack) -> None:
-    """After kill -9 of the supervisor `up` makes the stack whole: a new supervisor, the old ports, no process doubled."""
+    """After kill -9 of the supervisor `up` restores the stack: a new supervisor, the old ports, no process doubled."""
     before, settings = running.processes(), running.settings
     supervisor = running.supervisor()
     supervisor.kill()
@@ -185,7 +185,7 @@ def test_a_killed_supervisor_is_replaced(running: Stack) -> None:
     assert can_query(running)
 
 
-def test_down_finds_what_a_killed_supervisor_left(running: Stack, bystander: psutil.Process) -> None:
+def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystander: psutil.Process) -> None:
     """`down` ends every process of the stack, even if its supervisor was killed and its pid files are gone; no other."""
     supervisor = running.supervisor()
     supervisor.kill()
@@ -198,7 +198,7 @@ def test_down_finds_what_a_killed_supervisor_left(running: Stack, bystander: psu
 
 
 def assert_ends(stack: Stack) -> None:
-    """Stop a stack; afterwards nothing of it lives, by marker, by session, or by the folder it works in."""
+    """Stop a stack; check that none of its processes lives, by marker, session or working folder."""
     processes = stack.processes()
 
     done = stack.tidegate("down")
@@ -211,7 +211,7 @@ def assert_ends(stack: Stack) -> None:
 
 
 def works_in(process: psutil.Process, *folders: Path) -> bool:
-    """Tell whether a process's working folder is one of these or below; one that ends meanwhile does not."""
+    """Return whether a process's working folder is one of these or below; False if the process ends meanwhile."""
     try:
         return any(Path(process.cwd()).is_relative_to(folder) for folder in folders)
     except (psutil.Error, OSError):
@@ -222,7 +222,7 @@ def works_in(process: psutil.Process, *folders: Path) -> bool:
 
 
 def test_airflow_starts_in_a_folder_with_a_difficult_name(full: Stack) -> None:
-    """Spaces and umlauts in the project's path do not matter; every process of Airflow is well, the Dags are there."""
+    """Spaces and umlauts in the project's path do not matter; every process of Airflow is healthy."""
     statuses = full.statuses()
     token = httpx.post(
         f"{full.settings.airflow_url}/auth/token",
@@ -235,8 +235,8 @@ def test_airflow_starts_in_a_folder_with_a_difficult_name(full: Stack) -> None:
     assert full.tidegate("status").returncode == 0
 
 
-def test_airflow_keeps_the_python_path_of_who_starts_it(full: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipelines that the shell's Python finds, Airflow finds too; the project's own modules come first."""
+def test_airflow_keeps_the_python_path_of_its_operator(full: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow finds the pipelines that the shell's Python finds; the project's own modules come first."""
     airflow = Layout.load(full.home).airflow
     monkeypatch.delenv("PYTHONPATH", raising=False)
     ours = airflow.environment()["PYTHONPATH"].split(os.pathsep)
@@ -246,7 +246,7 @@ def test_airflow_keeps_the_python_path_of_who_starts_it(full: Stack, monkeypatch
     assert airflow.environment()["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
 
 
-def test_taken_ports_are_left_to_who_has_them(full: Stack, occupied: set[int]) -> None:
+def test_taken_ports_are_left_to_their_holders(full: Stack, occupied: set[int]) -> None:
     """If the usual ports are taken, others are chosen, and the settings lead to them."""
     ports = Layout.load(full.home).ports
     settings = full.settings
@@ -259,7 +259,7 @@ def test_taken_ports_are_left_to_who_has_them(full: Stack, occupied: set[int]) -
 
 
 def test_everything_listens_on_loopback_only(full: Stack) -> None:
-    """No process of the stack, child processes included, can be reached from another machine."""
+    """Other machines reach no process of the stack, child processes included."""
     ours = {process.pid for process in full.processes()}
     listening = [
         c for c in psutil.net_connections("inet") if c.pid in ours and c.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}
@@ -271,7 +271,7 @@ def test_everything_listens_on_loopback_only(full: Stack) -> None:
 
 
 def secrets_of(stack: Stack) -> dict[str, str]:
-    """Return every secret of a stack, by where it is."""
+    """Return every secret of a stack, by its place."""
     found = {}
     for file in sorted((stack.folder / "secrets").iterdir()):
         content = file.read_text()
@@ -315,14 +315,14 @@ def test_another_account_sees_nothing(full: Stack) -> None:
     user = account()
     paths = [os.path.relpath(path, full.folder) for path in full.folder.rglob("*") if not path.is_symlink()]
     listeners = sorted({(c.laddr.ip, c.laddr.port) for process in full.processes() for c in listening(process)})
-    told = {
+    request = {
         "paths": [".", *paths],
         "secrets": secrets_of(full),
         "since": (full.folder / "secrets" / "pgpass").stat().st_mtime,
         "listeners": listeners,
     }
     command = command_as(user, SCAN, imports=f"import os; os.chdir({str(full.folder)!r})\n")
-    done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -401,15 +401,15 @@ def test_airflows_history_is_kept_for_a_while_only(full: Stack, monkeypatch: pyt
     assert remembered() == ["new", "new", "old", "old"]
     os.utime(history.marker(airflow.folder), times=(time.time() - 2 * history.DAY_SECONDS,) * 2)
 
-    said = log_file(full.folder, "airflow-history")
-    assert wait_until(lambda: "old" not in remembered(), 120), said.read_text() if said.exists() else "it was not started"
+    log = log_file(full.folder, "airflow-history")
+    assert wait_until(lambda: "old" not in remembered(), 120), log.read_text() if log.exists() else "it was not started"
     assert remembered() == ["new", "new"]
     assert {folder.name for folder in (logs / "dag_id=flights").iterdir()} == {"run_id=new"}
     assert not history.is_due(airflow.folder)
 
 
 def test_down_leaves_no_process(full: Stack) -> None:
-    """`down` ends Airflow's processes with everything that they have forked; a second `down` says that nothing was running."""
+    """`down` ends Airflow's processes and their forks; a second `down` says that nothing was running."""
     assert_ends(full)
 
     assert full.tidegate("down").stderr.strip() == "Nothing was running."
@@ -417,7 +417,7 @@ def test_down_leaves_no_process(full: Stack) -> None:
 
 
 def test_a_cluster_whose_passwords_are_gone_is_kept(tmp_path: Path) -> None:
-    """Somebody deleted the secrets: the ledger behind them is neither overwritten nor silently replaced by an empty one."""
+    """If the secrets are deleted, the ledger is neither overwritten nor silently replaced by an empty one."""
     cluster = EmbeddedPostgres(tmp_path / ".tidegate", 1)
     cluster.initialize()
     content = (cluster.data / "PG_VERSION").read_text()
@@ -431,12 +431,12 @@ def test_a_cluster_whose_passwords_are_gone_is_kept(tmp_path: Path) -> None:
         cluster.delete()
 
 
-# -- what machines do --------------------------------------------------------------------------------------------------
+# -- machines ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def computing(running: Stack) -> Iterator[psutil.Process]:
-    """A backend of the stack's Postgres that computes, so that it does not notice the death of its server."""
+    """A busy backend of the stack's Postgres, which does not notice the death of its server."""
     settings = running.settings
     query = "SELECT sum(a) FROM generate_series(1, 100000) a, generate_series(1, 10000000) b"
     program = f"import psycopg2; psycopg2.connect(**{settings.conninfo()!r}).cursor().execute({query!r})"
@@ -456,7 +456,7 @@ def computing(running: Stack) -> Iterator[psutil.Process]:
 
 
 def test_postgres_comes_back_though_a_backend_computes(running: Stack, computing: psutil.Process) -> None:
-    """Its server's death is nothing to a backend that computes, and while it lives no server starts: so it is ended first."""
+    """A busy backend does not notice its server's death, and while it lives no server starts, so it is ended first."""
     before = running.statuses()["postgres"]
 
     after = running.kill("postgres")
@@ -468,7 +468,7 @@ def test_postgres_comes_back_though_a_backend_computes(running: Stack, computing
 
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_a_backend_that_outlives_supervisor_and_server_is_found(verb: str, running: Stack, computing: psutil.Process) -> None:
-    """Both were killed at once: `down` leaves nothing, and `up` needs no hand."""
+    """If both are killed at once, `down` leaves nothing, and `up` recovers by itself."""
     server = psutil.Process(running.statuses()["postgres"].pid)
     supervisor = running.supervisor()
     for process in (supervisor, server):
@@ -485,7 +485,7 @@ def test_a_backend_that_outlives_supervisor_and_server_is_found(verb: str, runni
 
 
 def test_roots_cluster_keeps_the_account_that_it_was_made_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A better account that is made later does not part a cluster from its files."""
+    """A better account that is created later does not separate a cluster from its files."""
     if os.geteuid() != 0:
         pytest.skip("only root's cluster runs under another account: run the tests as root")
     monkeypatch.setattr(postgres, "ACCOUNTS", ("nobody-has-this-name", "daemon", "nobody"))

@@ -1,4 +1,4 @@
-"""How a stack tells its processes from others."""
+"""How a stack recognizes its own processes."""
 
 import os
 
@@ -9,7 +9,7 @@ from tidegate.stack.component import Identity, RunFolder
 
 
 def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step of the clock or a resumed machine moves, the time of boot, has no part in who a process is."""
+    """The time of boot moves with the clock or a resumed machine, so it is no part of a process's identity."""
     run = RunFolder(tmp_path)
     run.write("spark", Identity.of(os.getpid()))
     boot = psutil.boot_time()
@@ -22,8 +22,8 @@ def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch:
     assert run.sessions() == {os.getpid()}
 
 
-def test_a_process_of_another_boot_is_somebody_else(tmp_path) -> None:
-    """The same number at the same tick of another boot, and what an earlier version wrote, name no process."""
+def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
+    """The same number at the same tick of another boot, and a file of an earlier version, identify no process."""
     run = RunFolder(tmp_path)
     mine = Identity.of(os.getpid())
     run.write("spark", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))

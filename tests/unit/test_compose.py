@@ -1,4 +1,4 @@
-"""The team server's stack: docker-compose.yml says what the embedded stack does, and its scripts do what they say.
+"""The team server's stack: docker-compose.yml agrees with the embedded stack, and its scripts work.
 
 No Docker engine is needed: the file is compared with the embedded stack's own code, the scripts run here, and the roles are
 made in a Postgres of the same version.
@@ -49,14 +49,14 @@ DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> Layout:
-    """The embedded stack as it is when the usual ports are free; nothing of it runs."""
+    """The embedded stack's layout with the usual ports; nothing of it runs."""
     (tmp_path / ".tidegate").mkdir(mode=0o711)
     (tmp_path / ".tidegate" / "stack.json").write_text(json.dumps({"ports": USUAL_PORTS}))
     return Layout.load(tmp_path)
 
 
 def given(service: str, *, with_kafka: bool = False) -> dict[str, str]:
-    """Return the environment of a service; compose knows it as text only, and some of it as empty without Kafka."""
+    """Return the environment of a service; all values are text, and some are empty without Kafka."""
     files = [properties_of(PROJECT / file) for file in SERVICES[service].get("env_file", [])]
     environment = {name: value for file in files for name, value in file.items()} | SERVICES[service].get("environment", {})
     only_with_kafka = re.compile(r"\$\{COMPOSE_PROFILES:\+([^}]*)\}")
@@ -77,7 +77,7 @@ def properties_of(file: Path) -> dict[str, str]:
 
 
 def test_services_are_the_embedded_components(embedded: Layout) -> None:
-    """Every component of the embedded stack is a service; what is added is migrations, shared loopback and command line."""
+    """Every component of the embedded stack is a service; migrations, shared loopback and command line are added."""
     names = {part.component().name for part in (embedded.postgres, embedded.spark, embedded.kafka)}
     names |= {component.name for component in embedded.airflow.components()}
 
@@ -97,20 +97,20 @@ def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
     def options(words: list[str]) -> dict[str, str]:
         return dict(re.findall(r"-c ?(\w+)=(\S*)", " ".join(words)))
 
-    wanted = options(list(embedded.postgres.component().command))
+    expected = options(list(embedded.postgres.component().command))
     actual = options(SERVICES["postgres"]["command"])
 
-    assert wanted.keys() - actual.keys() == {
+    assert expected.keys() - actual.keys() == {
         *("port", "listen_addresses", "unix_socket_directories"),
         "max_parallel_workers_per_gather",  # Postgres' own default is for three cores and more
     }
-    assert actual.keys() <= wanted.keys()
+    assert actual.keys() <= expected.keys()
     of_the_machine = "shared_buffers"
-    assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: wanted[k] for k in actual if k != of_the_machine}
+    assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: expected[k] for k in actual if k != of_the_machine}
 
 
 def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) -> None:
-    """By the same program, every day, with the same limit, where the logs are."""
+    """The same program removes it every day, with the same limit, where the logs are."""
     service = SERVICES["airflow-history"]
 
     assert service["command"] == [*by_place(list(embedded.airflow.history().command)), "--daily"]
@@ -121,26 +121,26 @@ def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) 
 
 @pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate", "airflow-history"])
 def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
-    """Every process has every shared setting with its value, and settings for the same things as the embedded one."""
+    """Every process has all shared settings with their values, and the same names of settings as the embedded one."""
     actual = {name: value for name, value in given(service).items() if name.startswith("AIRFLOW")}
-    wanted = {name for name in embedded.airflow.environment() if name.startswith("AIRFLOW")}
+    expected = {name for name in embedded.airflow.environment() if name.startswith("AIRFLOW")}
 
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
-    assert actual.keys() == wanted
+    assert actual.keys() == expected
     assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
 
 
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
-def test_every_service_is_told_where_the_others_are(service: str, embedded: Layout) -> None:
+def test_every_service_has_the_addresses_of_the_others(service: str, embedded: Layout) -> None:
     """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""
     variables = Settings.environment_names()
     actual = {name: value for name, value in given(service, with_kafka=True).items() if name.startswith(("TIDEGATE_", "PG"))}
-    wanted = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {
+    expected = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {
         "TIDEGATE_HOME",
         "TIDEGATE_WITNESS_FOLDER",
     }
 
-    assert actual.keys() - {"TIDEGATE_SPARK_PACKAGES"} == wanted
+    assert actual.keys() - {"TIDEGATE_SPARK_PACKAGES"} == expected
     settings = Settings.load(actual)
     assert settings.kafka_bootstrap.split(":")[0] in SERVICES
     assert Settings.load(given(service)).kafka_bootstrap is None
@@ -151,38 +151,38 @@ def test_every_service_is_told_where_the_others_are(service: str, embedded: Layo
 
 
 def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
-    """The Connect server's properties differ in folders, in memory, and in the token, which is no file of the project."""
+    """The Connect server's properties differ in folders, memory, and the token, which is not in a file of the project."""
 
     def properties(text: str) -> dict[str, str]:
         return dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#"))
 
     embedded.spark.initialize()
-    wanted = properties((embedded.folder / "secrets" / "spark.conf").read_text())
+    expected = properties((embedded.folder / "secrets" / "spark.conf").read_text())
     actual = properties((COMPOSE / "spark.conf").read_text())
 
-    assert wanted.keys() - actual.keys() == {"spark.driver.memory", "spark.connect.authenticate.token"}
+    assert expected.keys() - actual.keys() == {"spark.driver.memory", "spark.connect.authenticate.token"}
     folders = {"spark.local.dir", "spark.sql.warehouse.dir"}
-    assert {k: v for k, v in actual.items() if k not in folders} == {k: wanted[k] for k in actual if k not in folders}
+    assert {k: v for k, v in actual.items() if k not in folders} == {k: expected[k] for k in actual if k not in folders}
 
 
 def test_kafka_has_the_embedded_properties(embedded: Layout) -> None:
     """The broker's properties differ in addresses and folders; one more listener is for this machine."""
     fetch_kafka()
     embedded.kafka.initialize()
-    wanted = properties_of(embedded.folder / "secrets" / "kafka_server.properties")
+    expected = properties_of(embedded.folder / "secrets" / "kafka_server.properties")
     actual = properties_of(COMPOSE / "kafka.properties")
     places = {"controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs", "listener.security.protocol.map"}
-    same = wanted.keys() & actual.keys() - places
+    same = expected.keys() & actual.keys() - places
     address = given("spark", with_kafka=True)["TIDEGATE_KAFKA_BOOTSTRAP"]
 
-    assert {name for name in wanted.keys() - actual.keys() if not name.endswith("jaas.config")} == set()
-    assert actual.keys() - wanted.keys() == {"listener.name.host.sasl.enabled.mechanisms"}
-    assert {name: actual[name] for name in same} == {name: wanted[name] for name in same}
+    assert {name for name in expected.keys() - actual.keys() if not name.endswith("jaas.config")} == set()
+    assert actual.keys() - expected.keys() == {"listener.name.host.sasl.enabled.mechanisms"}
+    assert {name: actual[name] for name in same} == {name: expected[name] for name in same}
     assert all(pair.endswith(":SASL_PLAINTEXT") for pair in actual["listener.security.protocol.map"].split(","))
     assert f"CLIENT://{address}" in actual["advertised.listeners"].split(",")
 
 
-def test_kafka_is_there_if_it_is_wanted() -> None:
+def test_kafka_runs_only_if_requested() -> None:
     """Profile kafka starts the broker, and only then Spark loads the embedded stack's connector."""
     assert SERVICES["kafka"]["profiles"] == ["kafka"]
     assert given("spark")["TIDEGATE_SPARK_PACKAGES"] == ""
@@ -193,9 +193,9 @@ def test_kafka_is_there_if_it_is_wanted() -> None:
 
 def test_spark_has_the_embedded_environment(embedded: Layout) -> None:
     """Executors find the project's packages, Postgres and their passwords by the variables of the embedded stack."""
-    wanted = embedded.spark.component().environment.keys()
+    expected = embedded.spark.component().environment.keys()
 
-    assert wanted <= given("spark").keys() | set(re.findall(r"^(?:ENV|  +) ?([A-Z_]+)=", DOCKERFILE, re.MULTILINE))
+    assert expected <= given("spark").keys() | set(re.findall(r"^(?:ENV|  +) ?([A-Z_]+)=", DOCKERFILE, re.MULTILINE))
 
 
 def test_spark_and_its_users_share_a_loopback() -> None:
@@ -208,7 +208,7 @@ def test_spark_and_its_users_share_a_loopback() -> None:
 
 
 def test_planned_files_have_one_path_everywhere() -> None:
-    """The data folder is below the project folder, at the same path wherever batches are planned or read."""
+    """The data folder is below the project folder, at the same path in every service that plans or reads batches."""
     mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
     places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
 
@@ -217,8 +217,8 @@ def test_planned_files_have_one_path_everywhere() -> None:
     assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
 
 
-def test_whoever_commits_keeps_the_witness_outside_the_database() -> None:
-    """Tasks commit, reports of failed ones do, and people by hand; who migrates accepts a loss. All see one folder."""
+def test_committing_services_keep_the_witness_outside_the_database() -> None:
+    """Tasks, failure callbacks and the command line commit; the migration accepts a loss. All see one folder."""
     folder = "/var/lib/tidegate/witness"
     mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
 
@@ -232,8 +232,8 @@ def test_whoever_commits_keeps_the_witness_outside_the_database() -> None:
     assert folder in made[made.index("install --directory --owner tidegate") :]  # or the volume would be root's
 
 
-def test_only_who_calls_back_to_a_source_may_move_its_files() -> None:
-    """`done_folder` needs a data folder that can be written, if the operator says so; Spark only ever reads."""
+def test_only_services_that_ack_may_move_source_files() -> None:
+    """`done_folder` needs a writable data folder, if the operator says so; Spark only reads."""
     modes = {
         name: mode
         for name, service in SERVICES.items()
@@ -250,7 +250,7 @@ def test_only_who_calls_back_to_a_source_may_move_its_files() -> None:
 
 
 def test_ports_are_the_usual_ones_on_loopback_only() -> None:
-    """What is published is published on 127.0.0.1, on the embedded stack's usual port; Spark is not published at all."""
+    """Ports are published only on 127.0.0.1, with the embedded stack's usual numbers; Spark's is not published."""
     published = {name: [port.split(":") for port in service.get("ports", [])] for name, service in SERVICES.items()}
 
     assert {(name, address, port) for name, ports in published.items() for address, port, _ in ports} == {
@@ -277,7 +277,7 @@ def test_images_are_pinned(embedded: Layout) -> None:
 
 
 def test_the_image_has_java_and_every_file_it_copies() -> None:
-    """The image has a Java that Spark runs on; every file it copies exists and is let through to the builder."""
+    """The image has a Java that Spark supports; every file it copies exists and is not ignored by the builder."""
     ignore = (COMPOSE / "Dockerfile.dockerignore").read_text().splitlines()
     sources = [source for line in re.findall(r"^COPY (.*)", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]]
 
@@ -290,7 +290,7 @@ def test_the_image_has_java_and_every_file_it_copies() -> None:
 
 
 def test_one_service_builds_the_image() -> None:
-    """Several that build the same name at once fail; and none takes an image of this name from a registry."""
+    """Several services that build the same name at once would fail; none pulls an image of this name from a registry."""
     ours = {name: service for name, service in SERVICES.items() if service["image"].startswith("tidegate:")}
 
     assert [name for name, service in ours.items() if "build" in service] == ["loopback"]
@@ -299,14 +299,14 @@ def test_one_service_builds_the_image() -> None:
 
 
 def test_nothing_grows_without_bounds() -> None:
-    """Logs of containers are rotated, and no service may start processes until the machine has none left."""
+    """Logs of containers are rotated, and the number of processes of each service is limited."""
     for name, service in SERVICES.items():
         assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert service["pids_limit"] > 0, name
 
 
 def test_a_reboot_starts_the_stack_in_its_order() -> None:
-    """The engine alone may leave Spark down, because it starts containers before the one whose loopback they share."""
+    """The engine alone may leave Spark down, because it may start containers before the one whose loopback they share."""
     unit = configparser.ConfigParser(strict=False)
     unit.optionxform = str
     unit.read_string((COMPOSE / "tidegate.service").read_text())
@@ -335,14 +335,14 @@ def test_every_service_is_watched_or_runs_once() -> None:
 
 
 def test_airflow_starts_after_both_migrations() -> None:
-    """No process of Airflow meets a database that is not migrated; Spark is there before tasks are."""
+    """No process of Airflow meets a database that is not migrated; Spark runs before tasks do."""
     for name in AIRFLOW:
         conditions = {other: how["condition"] for other, how in SERVICES[name]["depends_on"].items()}
         assert conditions["airflow-migrate"] == conditions["tidegate-migrate"] == "service_completed_successfully"
     assert SERVICES["airflow-scheduler"]["depends_on"]["spark"]["condition"] == "service_healthy"
 
 
-def test_roles_passwords_go_to_who_logs_in_as_them() -> None:
+def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
     """Only Postgres knows the administrator, only the migration the owner, only Spark the stager: least privileges."""
     users = {
         role: {name for name, service in SERVICES.items() if f"postgres_{role}" in service.get("secrets", [])} - {"postgres"}
@@ -360,7 +360,7 @@ def test_roles_passwords_go_to_who_logs_in_as_them() -> None:
 
 
 def test_no_value_is_a_secret() -> None:
-    """Whatever is called a password, key, secret or token is a file or the command that prints one; nothing looks random."""
+    """A password, key, secret or token is a file or the command that prints one; no value looks random."""
 
     def leaves(node: object, name: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(node, dict):
@@ -403,7 +403,7 @@ def test_every_secret_is_declared_used_and_made(secrets: Path) -> None:
 
 
 def test_secrets_are_random_closed_and_kept(secrets: Path) -> None:
-    """Each secret differs, nobody else of this machine reaches them, and a second run changes none."""
+    """Each secret differs, no other account can read them, and a second run changes none."""
     before = {file.name: file.read_text() for file in secrets.iterdir()}
     again = subprocess.run([COMPOSE / "secrets.sh", secrets], check=True, capture_output=True, text=True)
 
@@ -414,8 +414,8 @@ def test_secrets_are_random_closed_and_kept(secrets: Path) -> None:
     assert not any(value in again.stdout + again.stderr for value in before.values())
 
 
-def test_what_is_mounted_can_be_read_by_the_containers_users(tmp_path: Path) -> None:
-    """Whatever umask the clone was made with: a Postgres that cannot read its roles would come up without any."""
+def test_mounted_files_can_be_read_by_the_containers_users(tmp_path: Path) -> None:
+    """Under any umask of the clone: a Postgres that cannot read its roles would start without any."""
     clone = tmp_path / "compose"
     shutil.copytree(COMPOSE, clone, ignore=shutil.ignore_patterns("secrets"))
     mounted = [Path(v.split(":")[0]).name for s in SERVICES.values() for v in map(str, s.get("volumes", [])) if v[0] == "."]
@@ -466,7 +466,7 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("with_kafka", [False, True], ids=["without Kafka", "with Kafka"])
 def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafka: bool) -> None:
-    """The properties that Spark is started with are those of the project, the token and the connector, private to Spark."""
+    """Spark starts with the project's properties, the token and the connector, in a file that is private to Spark."""
     if with_kafka:
         fetch_kafka()
     binaries = tmp_path / "bin"
@@ -489,7 +489,7 @@ def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafk
 
 
 def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """The script starts a broker that lets in who has the secret, after a restart too, and tells it in no argument."""
+    """The script starts a broker that accepts the secret, also after a restart, and passes it in no argument."""
     fetch_kafka()
     run, binaries, data = tmp_path / "run", tmp_path / "bin", tmp_path / "data"
     for folder in (run, binaries, data):
@@ -521,8 +521,8 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
 
     log = tmp_path / "log"
     for _ in range(2):
-        with log.open("a") as said:
-            process = subprocess.Popen(["sh", "-c", script, "kafka.sh"], stdout=said, stderr=subprocess.STDOUT)
+        with log.open("a") as output:
+            process = subprocess.Popen(["sh", "-c", script, "kafka.sh"], stdout=output, stderr=subprocess.STDOUT)
         try:
             assert components.wait_until(lambda: brokers() == 1, 120), f"{process.poll()}: {log.read_text()}"
             assert brokers(**{"sasl.password": "wrong"}) == 0
@@ -541,7 +541,7 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[EmbeddedPostgres]:
-    """A new cluster with no role but its administrator, as the image's entry point leaves it to the init script."""
+    """A new cluster with only its administrator, as the image's entry point leaves it to the init script."""
     home = tmp_path_factory.mktemp("cluster")
     postgres = EmbeddedPostgres(home, free_port())
     postgres.initialize()
@@ -558,7 +558,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], in
 
 @pytest.fixture(scope="module")
 def team_server(cluster: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Path]:
-    """The cluster after the init script, and the secrets that it was given."""
+    """The cluster after the init script, and the secrets that the script used."""
     secrets = tmp_path_factory.mktemp("team") / "secrets"
     subprocess.run([COMPOSE / "secrets.sh", secrets], check=True, capture_output=True)
     done = subprocess.run(
@@ -589,7 +589,7 @@ def team_server(cluster: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFact
 
 
 def connects(settings: Settings, role: str, database: str) -> bool:
-    """Tell whether a role gets into a database with the password of its secret."""
+    """Return whether a role can connect to a database with the password of its secret."""
     try:
         psycopg2.connect(**{**settings.conninfo(user=role), "dbname": database}).close()
     except psycopg2.OperationalError as error:
@@ -599,7 +599,7 @@ def connects(settings: Settings, role: str, database: str) -> bool:
 
 
 def test_roles_get_into_the_databases_that_are_theirs(team_server: tuple[Settings, Path]) -> None:
-    """Each role logs in with the password of its secret, and into no database that it has no business in."""
+    """Each role logs in with the password of its secret, and only into the databases that it needs."""
     settings, _ = team_server
     databases = (*DATABASES, "postgres", "template1")
 
@@ -610,7 +610,7 @@ def test_roles_get_into_the_databases_that_are_theirs(team_server: tuple[Setting
 
 
 def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path], cluster: EmbeddedPostgres) -> None:
-    """Roles and owners are the embedded stack's; no role may create roles or databases, or replicate, or see past row rules."""
+    """Roles and owners are the embedded stack's; no role may create roles or databases, replicate, or bypass row security."""
     connection = psycopg2.connect(
         host="127.0.0.1", port=cluster.port, user=ADMINISTRATOR, dbname="postgres", passfile=str(cluster.passfile)
     )
@@ -635,7 +635,7 @@ def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path
 
 
 def test_migrations_need_no_more_than_the_roles_may(team_server: tuple[Settings, Path]) -> None:
-    """Tidegate's migrations run as the owner made by the init script, and the worker reads what they made."""
+    """Tidegate's migrations run as the owner that the init script created, and the worker reads their tables."""
     settings, _ = team_server
 
     migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])

@@ -1,4 +1,4 @@
-"""What authors declare is checked when it is declared, in words, and its fingerprint changes with its meaning."""
+"""Declarations are checked at once, with clear messages, and the fingerprint changes with their meaning."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,12 +14,12 @@ STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum(
 
 
 def declare(**changes: Any) -> Pipeline:
-    """Declare a good pipeline, but for the changes."""
+    """Declare a good pipeline, except for the changes."""
     return Pipeline(**{"name": "inbox", "source": SOURCE, "states": {"per_name": STATE}, **changes})
 
 
 def declare_state(**changes: Any) -> Pipeline:
-    """Declare a pipeline with a good state, but for the changes."""
+    """Declare a pipeline with a good state, except for the changes."""
     return declare(states={"per_name": replace(STATE, **changes)})
 
 
@@ -81,7 +81,7 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
     ],
 )
 def test_a_pipeline_that_could_not_work_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Nothing to keep, nothing to key by, no window to work in."""
+    """Without a state, an aggregate, a window, concurrency or a version it could not work."""
     with pytest.raises(ValueError, match=message):
         declare(**changes)
 
@@ -107,7 +107,7 @@ def test_a_pipeline_that_could_not_work_is_refused(changes: dict[str, Any], mess
     ],
 )
 def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
-    """Floats depend on the order of rows, char(n) on spaces, numeric without a scale on luck: the known types are listed."""
+    """Floats depend on the order of rows, char(n) on spaces, numeric needs a scale: the message lists the known types."""
     with pytest.raises(ValueError, match=r"is not a column type\. Choose one of: text, boolean"):
         declare_state(key={"name": kind})
     for aggregate in (Min, Max):
@@ -132,8 +132,8 @@ def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
     ],
     ids=["count as text", "count merged by max", "sum merged by max", "min merged by sum"],
 )
-def test_an_aggregate_that_contradicts_itself_cannot_be_written(make: Any) -> None:
-    """How partials are computed and merged belongs to the aggregate and is not the author's to choose."""
+def test_an_inconsistent_aggregate_cannot_be_declared(make: Any) -> None:
+    """The aggregate decides how partials are computed and merged, not the author."""
     with pytest.raises((TypeError, ValueError)):
         declare_state(aggregates={"x": make()})
 
@@ -166,7 +166,7 @@ def test_rows_for_python_are_short_if_nothing_in_them_can_be_long(changes: dict[
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
-    """Also after its parts were written again, and whatever is only for people or for speed."""
+    """Even if its parts are constructed again, or differ only in texts for people or in speed."""
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
 
     assert declare().spec == again.spec
@@ -213,6 +213,6 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
         "count for sum",
     ],
 )
-def test_whatever_changes_a_values_meaning_changes_the_fingerprint(changed: Pipeline) -> None:
+def test_every_change_of_a_values_meaning_changes_the_fingerprint(changed: Pipeline) -> None:
     """Partials of another declaration must never meet the state (I16)."""
     assert changed.spec.fingerprint != declare().spec.fingerprint

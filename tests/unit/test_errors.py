@@ -1,4 +1,4 @@
-"""The tree of errors: what each is for, and that it survives a process border."""
+"""The tree of errors is documented, and every error survives pickling."""
 
 import inspect
 import pickle
@@ -34,7 +34,7 @@ def test_the_docstring_shows_the_whole_tree() -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
 def test_every_error_survives_pickling_with_its_attributes(error: type[TidegateError]) -> None:
-    """Airflow and Spark hand errors from process to process; what they are about travels along."""
+    """Airflow and Spark pass errors between processes; their attributes are kept."""
     raised = error("flights 7:2 is wrong.", pipeline="flights", txid=7, attempt=2)
     copy = pickle.loads(pickle.dumps(raised))
 
@@ -44,8 +44,8 @@ def test_every_error_survives_pickling_with_its_attributes(error: type[TidegateE
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_tells_what_to_do(error: type[TidegateError]) -> None:
-    """An error is retryable or permanent, never both; only the root and a fence, whose work goes on elsewhere, are neither."""
+def test_every_error_belongs_to_one_family(error: type[TidegateError]) -> None:
+    """An error is retryable or permanent, never both; only the root and AttemptFenced, whose work goes on, are neither."""
     families = [family for family in (RetryableError, PermanentError) if issubclass(error, family)]
 
     assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1)
@@ -54,7 +54,7 @@ def test_every_error_tells_what_to_do(error: type[TidegateError]) -> None:
 
 
 def test_the_code_of_an_error_is_its_name() -> None:
-    """Programs and the contract write it in capitals."""
+    """Programs and documents write it in capitals."""
     assert errors.SourceChanged("x").code == "SOURCE_CHANGED"
     assert errors.Overflow("x").code == "OVERFLOW"
     assert len({cls("x").code for cls in ERRORS}) == len(ERRORS)

@@ -1,4 +1,4 @@
-"""What a source folder is found to hold: each file once, in order; what is left alone is named with its reason."""
+"""The listing of a source folder: each file once, in order; ignored names are reported with their reasons."""
 
 import os
 import socket
@@ -61,8 +61,8 @@ def test_a_file_that_a_glob_reaches_in_several_ways_is_there_once(tmp_path: Path
         ("*.JSON", []),
     ],
 )
-def test_a_glob_takes_what_it_says(tmp_path: Path, write: Write, pattern: str, names: list[str]) -> None:
-    """Braces are several globs in one, brackets one of several signs; what is hidden or unfinished is taken if it says so."""
+def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, names: list[str]) -> None:
+    """Braces stand for several globs, brackets for one of several characters; hidden or unfinished files need an own glob."""
     for name in ("a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv", "x/f.json", "x/y/g.json"):
         write(name)
     for name in ("_h.json", "_z/i.json", "j.part"):
@@ -98,15 +98,15 @@ def test_a_glob_takes_what_it_says(tmp_path: Path, write: Write, pattern: str, n
         ("~/x", r'write "\*"'),
     ],
 )
-def test_a_glob_that_would_take_something_else_is_refused_when_declared(pattern: str, advice: str) -> None:
-    """A sign that means nothing here would match nothing, for ever and without a word."""
+def test_a_glob_that_would_match_other_files_is_refused_when_declared(pattern: str, advice: str) -> None:
+    """A character without a meaning here would silently match nothing, for ever."""
     with pytest.raises(ValueError, match=advice) as refusal:
         Files("inbox", glob=pattern, format="text")
     assert str(refusal.value).startswith("Files('inbox'): the glob ")
 
 
-def test_what_is_left_alone_is_named_with_its_reason(tmp_path: Path, write: Write) -> None:
-    """Each name that lies in the folder is read or listed; nothing is left out without a word."""
+def test_ignored_names_are_reported_with_their_reasons(tmp_path: Path, write: Write) -> None:
+    """Each name in the folder is read or reported; nothing is left out silently."""
     for name in ("1.json", "a/2.json"):
         write(name)
     unfinished = [
@@ -132,7 +132,7 @@ def test_what_is_left_alone_is_named_with_its_reason(tmp_path: Path, write: Writ
 
 
 def test_a_folder_is_a_sentence_when_nothing_matches(tmp_path: Path, write: Write) -> None:
-    """An empty folder is empty; one with other names says how many, and one of them."""
+    """An empty folder is called empty; for a folder with other names, the sentence has their number and an example."""
     assert list_files(tmp_path, "*.json").report().sentence() == f"{tmp_path} is empty."
     write("a.csv")
     assert list_files(tmp_path, "*.json").report().sentence() == (
@@ -143,7 +143,7 @@ def test_a_folder_is_a_sentence_when_nothing_matches(tmp_path: Path, write: Writ
 
 @pytest.fixture
 def inbox(tmp_path: Path, write: Write) -> Path:
-    """A folder beside a secret, with links in it that lead out in all ways."""
+    """A folder beside a secret, with links that lead out of it in all ways."""
     write("secret/password.txt", "hunter2")
     write("inbox/a.txt", "a")
     folder = tmp_path / "inbox"
@@ -156,7 +156,7 @@ def inbox(tmp_path: Path, write: Write) -> Path:
 
 @pytest.mark.parametrize("name", ["file.txt", "absolute.txt", "folder", "folder/password.txt", "twice.txt"])
 def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
-    """Whoever may put files into a folder may not choose what else of the machine is read."""
+    """An account that may put files into the folder must not choose other files of the machine for reading."""
     assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
 
     with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
@@ -164,7 +164,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) 
 
 
 def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
-    """What several links lead to is read by one name, the first."""
+    """A target of several links is read under one name, the first."""
     listing = list_files(inbox, "**/*", follow_links=True)
 
     assert listing.names == ["a.txt", "absolute.txt"]
@@ -177,7 +177,7 @@ def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
 
 
 def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
-    """``latest.json`` is the same rows once more; a link to what the glob leaves out is the only way to it."""
+    """``latest.json`` has the same rows once more; for a file outside the glob, the link is the only way to it."""
     write("2024.json")
     write("..data/config.json")
     write("sub/x.json")
@@ -199,8 +199,8 @@ def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, wri
 
 
 @pytest.mark.timeout(60)
-def test_links_that_lead_around_in_many_ways_end(tmp_path: Path, write: Write) -> None:
-    """A dozen folders that all link to each other are as many ways as a lifetime has seconds."""
+def test_links_in_many_cycles_are_listed_in_finite_time(tmp_path: Path, write: Write) -> None:
+    """A dozen folders that all link to each other have an astronomical number of paths."""
     for one in range(12):
         write(f"{one}/x.json")
         for other in range(12):
@@ -210,7 +210,7 @@ def test_links_that_lead_around_in_many_ways_end(tmp_path: Path, write: Write) -
 
 
 def test_folders_may_be_nested_deeply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may put files into a folder may not stop the listing by folders in folders."""
+    """An account that may put files into the folder must not stop the listing with nested folders."""
     monkeypatch.chdir(tmp_path)
     for _ in range(1500):
         Path("d").mkdir()
@@ -226,8 +226,8 @@ def test_folders_may_be_nested_deeply(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.timeout(60)
-def test_what_was_a_file_when_it_was_listed_is_asked_again_when_it_is_opened(inbox: Path) -> None:
-    """Between a look and the opening a name may become another file's: what was opened decides, not its name."""
+def test_a_listed_file_is_checked_again_when_it_is_opened(inbox: Path) -> None:
+    """A name may become another file's between listing and opening: the opened file decides, not its name."""
     os.mkfifo(inbox / "pipe.txt")
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(inbox / "socket.txt"))
@@ -246,7 +246,7 @@ def test_what_was_a_file_when_it_was_listed_is_asked_again_when_it_is_opened(inb
 
 
 def test_a_source_folder_that_is_a_link_itself_is_read(tmp_path: Path, inbox: Path) -> None:
-    """Where the folder lies is the author's choice; what is in it is not."""
+    """The author chooses where the folder is, but not its contents."""
     (tmp_path / "link").symlink_to(inbox)
 
     assert identify(tmp_path / "link", "a.txt", 0) is not None
@@ -255,7 +255,7 @@ def test_a_source_folder_that_is_a_link_itself_is_read(tmp_path: Path, inbox: Pa
 
 
 def test_names_with_colons_are_names(tmp_path: Path, write: Write) -> None:
-    """A time is a usual name."""
+    """Times are common in names."""
     write("2024-01-01T10:00:00.json", "x")
 
     found = identify(tmp_path, "2024-01-01T10:00:00.json", 0)
@@ -264,7 +264,7 @@ def test_names_with_colons_are_names(tmp_path: Path, write: Write) -> None:
 
 
 def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Write) -> None:
-    """Planned, it could never be read: a planned file cannot be renamed."""
+    """Once planned, it could never be read, because a planned file cannot be renamed."""
     check_name(write("at 10:30/x.parquet"))
     check_name(write("[10-30]/x.parquet"))
     with pytest.raises(SourceUnreadable, match=r"a colon and one of \[\]\{\}\*\?\\ in its path\. Rename it"):

@@ -1,4 +1,4 @@
-"""What the names of folders say of the files in them, and which of them say nothing that can be relied on."""
+"""Partition values from the names of folders, and the names that are refused."""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -31,8 +31,8 @@ from jobs.sources.files.partitions import NOTHING, Partitions
         ("timestamp_ntz", "2024-01-05T10:00:00", datetime(2024, 1, 5, 10, 0, 0)),
     ],
 )
-def test_a_folder_says_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
-    """As Hive and Spark write it: percent signs for what a name cannot have, and a name of its own for NULL."""
+def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
+    """As Hive and Spark write it: percent signs for characters that a name cannot have, and a special name for NULL."""
     values = Partitions({"p": kind}).values_of(f"region=eu/p={text}/x.json")
 
     assert [found.to_pylist() for found in values.values()] == [[value]]
@@ -51,12 +51,12 @@ def test_a_folder_says_a_value_of_the_declared_type(kind: str, text: str, value:
         ("dt=2024-02-30/x.json", "'2024-02-30' is no date"),
         ("dt=20240105/x.json", "'20240105' is no date"),
         ("dt=2024-01-05T00%3A00/x.json", "is no date"),
-        ("dt=%FF/x.json", "is not UTF-8 behind its percent signs"),
+        ("dt=%FF/x.json", "is not UTF-8 once its percent signs are decoded"),
         ("dt=null/x.json", "'null' is no date"),
     ],
 )
-def test_a_folder_that_says_no_such_value_is_refused(name: str, why: str) -> None:
-    """A value that is missing, there twice or of another form is never NULL."""
+def test_a_folder_name_without_such_a_value_is_refused(name: str, why: str) -> None:
+    """A value that is missing, repeated or malformed is never NULL."""
     with pytest.raises(ValueError, match=why.replace(".", r"\.")):
         Partitions({"dt": "date"}).values_of(name)
 
@@ -72,14 +72,14 @@ def test_a_folder_that_says_no_such_value_is_refused(name: str, why: str) -> Non
         ({"partitions": {"value": "int"}, "format": "text", "schema": {}}, "has the column value in schema and in partitions"),
     ],
 )
-def test_partitions_that_cannot_be_are_refused_when_declared(arguments: dict[str, Any], why: str) -> None:
+def test_impossible_partitions_are_refused_when_declared(arguments: dict[str, Any], why: str) -> None:
     """A column has one place and a type that a name can have."""
     with pytest.raises(ValueError, match=why):
         Files(**{"folder": "inbox", "format": "json", "schema": {"name": "string"}, **arguments})
 
 
-def test_partitions_are_part_of_what_is_read() -> None:
-    """Another declaration of them reads other rows; one without any is what it was."""
+def test_partitions_are_part_of_the_source_identity() -> None:
+    """Another declaration of partitions reads other rows; without partitions the identity is unchanged."""
     plain = Files("inbox", format="json", schema={"name": "string"})
     dated = Files("inbox", format="json", schema={"name": "string"}, partitions={"dt": "date"})
 

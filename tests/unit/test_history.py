@@ -1,4 +1,4 @@
-"""Which logs of Airflow's tasks are removed."""
+"""The removal of old logs of Airflow's tasks."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from tidegate.stack import history
 
 
 def log(logs: Path, name: str, age: int) -> Path:
-    """Write a log that was last written to so many days ago, in a folder as old."""
+    """Write a log that was last modified `age` days ago, in a folder of the same age."""
     file = logs / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("text")
@@ -18,7 +18,7 @@ def log(logs: Path, name: str, age: int) -> Path:
 
 
 def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: Path) -> None:
-    """Newer ones stay, in whichever folder; and so do a folder that was just made, a link, and what it leads to."""
+    """Newer logs stay in any folder, and so do a folder that was just made, a link, and its target."""
     logs, elsewhere = tmp_path / "logs", log(tmp_path, "elsewhere/precious", 40)
     new = log(logs, "dag_id=a/run_id=2/attempt=2.log", 20)
     old = [log(logs, "dag_id=a/run_id=2/attempt=1.log", 40), log(logs, "dag_id=b/run_id=1/task_id=x/attempt=1.log", 40)]
@@ -33,7 +33,7 @@ def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: P
 
 
 def test_history_is_removed_once_a_day(tmp_path: Path) -> None:
-    """For the first time a day after Airflow was set up; a clock that was put back does not put it off."""
+    """The first removal follows a day after Airflow was set up; setting the clock back does not postpone it."""
     assert not history.is_due(tmp_path)
     marker = history.marker(tmp_path)
     for days, due in {0.9: False, 1.1: True, -400: True}.items():

@@ -1,4 +1,4 @@
-"""Imports go one way, and what is imported often stays light."""
+"""Imports go one way, and frequent imports stay light."""
 
 import ast
 import json
@@ -27,8 +27,8 @@ MAY_IMPORT = {
     "state_store": {"state_store"},
     "tidegate": {"tidegate", "jobs", "migrations", "state_store"},
 }
-DOOR = "tidegate/__init__.py"  # offers what all packages define to authors of pipelines and Dags
-OTHER_PEOPLES = {"airflow": {"dags"}, "pyspark": {"jobs"}, "alembic": {"migrations"}}
+DOOR = "tidegate/__init__.py"  # offers the public names of all packages to authors of pipelines and Dags
+THIRD_PARTY = {"airflow": {"dags"}, "pyspark": {"jobs"}, "alembic": {"migrations"}}
 
 
 def imports(path: str, *, at_import: bool = False) -> Iterator[tuple[int, str]]:
@@ -52,18 +52,18 @@ def imports(path: str, *, at_import: bool = False) -> Iterator[tuple[int, str]]:
 
 
 def is_authors(path: str) -> bool:
-    """Tell whether authors write files like this one: pipelines, and Dags of one line; they stand above all packages."""
+    """Return whether authors write files like this one: pipelines, and Dags of one line; they may import all packages."""
     dag = path.startswith("dags/") and path not in ("dags/__init__.py", "dags/batch_dag.py", "dags/turn_trigger.py")
     return dag or (path.startswith("jobs/pipelines/") and not path.endswith("__init__.py"))
 
 
 def is_type_checking(node: ast.AST) -> bool:
-    """Tell whether this is `if TYPE_CHECKING:`."""
+    """Return whether this is `if TYPE_CHECKING:`."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def run(program: str, cwd: Path) -> str:
-    """Run a program in a fresh interpreter, far from any project folder; return what it prints."""
+    """Run a program in a new interpreter, outside any project folder; return the last line of its output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_"))}
     environ |= {"PYTHONPATH": str(REPOSITORY), "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     done = subprocess.run(
@@ -73,8 +73,8 @@ def run(program: str, cwd: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_the_parser_sees_what_there_is() -> None:
-    """The other tests would pass over an empty list."""
+def test_the_parser_finds_files_and_imports() -> None:
+    """With an empty list, the other tests would pass."""
     assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
     assert (REPOSITORY / AIRFLOWS_OWN).is_file()
     assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/computation.py")}
@@ -90,14 +90,14 @@ def test_imports_go_one_way(path: str) -> None:
         root = name.split(".")[0]
         if root in PACKAGES and not (root == "tidegate" and is_authors(path)) and path != DOOR:
             assert root in MAY_IMPORT[package], f"{path}:{line} imports {name}"
-        if root in OTHER_PEOPLES:
-            assert package in OTHER_PEOPLES[root], f"{path}:{line} imports {name}"
+        if root in THIRD_PARTY:
+            assert package in THIRD_PARTY[root], f"{path}:{line} imports {name}"
         assert root != "tests", f"{path}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.startswith("state_store/")])
 def test_the_store_needs_nothing_but_the_driver(path: str) -> None:
-    """state_store stands on SQLAlchemy, psycopg2 and the standard library."""
+    """state_store needs only SQLAlchemy, psycopg2 and the standard library."""
     for line, name in imports(path):
         root = name.split(".")[0]
         assert root in {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "state_store"}, f"{path}:{line} imports {name}"
@@ -105,13 +105,13 @@ def test_the_store_needs_nothing_but_the_driver(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.startswith("migrations/versions/")])
 def test_migrations_import_nothing_of_ours(path: str) -> None:
-    """History is frozen: what a migration did must not change with the code."""
+    """History is frozen: a migration must not change with the code."""
     assert [name for _, name in imports(path) if name.split(".")[0] in PACKAGES] == []
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.startswith("dags/")])
 def test_dag_files_import_no_job_at_the_top(path: str) -> None:
-    """The scheduler parses Dags all the time; what brings pyspark is imported when a task runs."""
+    """The scheduler parses Dags all the time; modules that load pyspark are imported only when a task runs."""
     heavy = (
         "jobs.engine.worker",
         "jobs.compute.computation",
@@ -128,13 +128,13 @@ LIGHT = {
     "importing the Dag factory": "import dags.batch_dag",
     "importing the store": "from state_store import StateStore",
     "importing the command line": "import tidegate.cli",
-    "importing what authors need": "from tidegate import Count, Files, Kafka, Pipeline, PostgresTable, State; assert State",
+    "importing the authors' names": "from tidegate import Count, Files, Kafka, Pipeline, PostgresTable, State; assert State",
 }
 
 
 @pytest.mark.parametrize("program", LIGHT.values(), ids=LIGHT.keys())
-def test_what_is_done_often_loads_no_pyspark(tmp_path: Path, program: str) -> None:
-    """Importing pyspark takes seconds; only what reads or computes rows pays for it."""
+def test_frequent_imports_load_no_pyspark(tmp_path: Path, program: str) -> None:
+    """Importing pyspark is slow; only code that reads or computes rows pays for it."""
     seen = run(f"import json, sys; {program}; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))", tmp_path)
 
     assert "jobs" in json.loads(seen) or "state_store" in json.loads(seen)
@@ -162,7 +162,7 @@ print(json.dumps([name for name in sys.modules if name in {modules!r}]))
 
 
 def test_no_module_reads_settings_when_it_is_imported(tmp_path: Path) -> None:
-    """Settings are read once, at the edge, and passed down; an import must not depend on where it happens."""
+    """Settings are read once, at the edge, and passed down; an import must not depend on its folder."""
     imported = json.loads(run(READS_NOTHING.format(modules=MODULES), tmp_path))
 
     assert set(imported) == set(MODULES)
@@ -170,7 +170,7 @@ def test_no_module_reads_settings_when_it_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES)
 def test_no_module_reads_the_environment_when_it_is_imported(path: str) -> None:
-    """Only functions look into os.environ; a default argument may name it, for it is looked into when called."""
+    """Only functions read os.environ; a default argument may name it, because it is read when called."""
     tree = ast.parse((REPOSITORY / path).read_text(), path)
     inside = {
         id(node)

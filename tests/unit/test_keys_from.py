@@ -10,8 +10,8 @@ from state_store.errors import SourceUnreadable, UsageError
 from tidegate.commands.inspection import _keys_of_file
 
 
-def test_every_text_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The empty one, and those with line ends of any kind, quotes, or what only Python takes for a line end."""
+def test_every_text_can_be_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty text, and texts with line ends of any kind, quotes, or characters that only Python takes for line ends."""
     keys = ["", "a", "two\nlines", "two\r\nlines", "\r", "\u2028\x0b\x85", 'say "hi", b', " "]
     content = "".join('"' + key.replace('"', '""') + '"\r\n' for key in keys).encode()
     file = tmp_path / "keys.csv"
@@ -30,7 +30,7 @@ def test_every_text_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (b"\xff", SourceUnreadable, "cannot be read"),
     ],
 )
-def test_what_is_no_list_of_keys_is_refused_with_its_line(
+def test_a_file_that_is_not_a_list_of_keys_is_refused_with_its_line(
     tmp_path: Path, content: bytes, error: type[Exception], message: str
 ) -> None:
     """Nothing is guessed."""

@@ -1,4 +1,4 @@
-"""Java libraries are the ones that were tested: what a stack needs has checksums in the repository."""
+"""The stack's Java libraries are the tested ones: the repository has their checksums."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ OTHERS = "org.example:thing:1.0"
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """What the repository would send: files by their names."""
+    """The files that Maven's repository would send, by name."""
     sent: dict[str, bytes] = {}
 
     def resolve(_packages: object, workplace: Path, _target: Path) -> None:
@@ -27,13 +27,13 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 
 
 @pytest.mark.parametrize("packages", [kafka.PACKAGES, kafka.SPARK_PACKAGES], ids=["broker", "connector"])
-@pytest.mark.parametrize("what", ["another file under a known name", "a file more"])
-def test_a_library_of_the_stack_that_is_another_is_thrown_away(
-    packages: tuple[str, ...], what: str, fetched: dict[str, bytes]
+@pytest.mark.parametrize("change", ["another file under a known name", "one more file"])
+def test_a_library_of_the_stack_with_another_checksum_is_deleted(
+    packages: tuple[str, ...], change: str, fetched: dict[str, bytes]
 ) -> None:
-    """A repository, or who is between, sends something else: nothing of it stays, and the message has both checksums."""
+    """If the repository, or a machine in between, sends another file, nothing is kept; the message has both checksums."""
     _, artifact, version = packages[0].split(":")
-    fetched[f"{artifact}-{version}.jar" if what.startswith("another") else "evil-1.0.jar"] = b"something else"
+    fetched[f"{artifact}-{version}.jar" if change.startswith("another") else "evil-1.0.jar"] = b"something else"
 
     with pytest.raises(PermanentError, match=r"is not what it has to be: its SHA-256 is [0-9a-f]{64}, jars.sha256 has"):
         maven.fetch(packages)
@@ -42,7 +42,7 @@ def test_a_library_of_the_stack_that_is_another_is_thrown_away(
 
 
 def test_libraries_that_another_account_could_have_put_there_are_refused(fetched: dict[str, bytes]) -> None:
-    """Where the cache is in a shared folder: they would run as part of Spark."""
+    """If the cache is in a shared folder, such files would run as part of Spark."""
     fetched["thing-1.0.jar"] = b"anything"
     maven.fetch([OTHERS])
     maven.fetch([OTHERS])
@@ -61,7 +61,7 @@ def test_libraries_that_another_account_could_have_put_there_are_refused(fetched
 
 
 def test_a_library_of_an_authors_own_is_taken_as_the_repository_has_it(fetched: dict[str, bytes]) -> None:
-    """For what only the settings name there is no checksum to compare with; what is known is compared all the same."""
+    """Libraries that only the settings name have no known checksum; known ones are compared all the same."""
     fetched["thing-1.0.jar"] = b"anything"
     maven.fetch([OTHERS])
     fetched[maven.PINS.read_text().split()[1]] = b"something else"

@@ -1,4 +1,4 @@
-"""What people see is what there is: data moves no cursor, changes no colour, and hides nothing."""
+"""Output shows data as it is: data moves no cursor, changes no colour, and hides nothing."""
 
 import json
 import logging
@@ -17,23 +17,23 @@ SHOWN = r"\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u2
 
 
 def unseen(text: str) -> set[str]:
-    """Return what a terminal would obey or hide, by Unicode's own classes."""
+    """Return the characters that a terminal would obey or hide, by their Unicode categories."""
     return {c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and c != "\n"}
 
 
 def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """In title, column and cell: escapes, marks of direction, line ends; and Rich makes no picture or colour of any of it."""
+    """In title, column and cell: escapes, marks of direction, line ends; Rich makes no emoji or colour of them."""
     output.print_table(HOSTILE, [HOSTILE], [[HOSTILE], ["Straße 猫 👩‍👩‍👧"]])
     output.print_table(HOSTILE, ["key"], [])
 
     shown = capsys.readouterr().out
-    assert unseen(shown) == {"\u200d"}  # which joins the family
+    assert unseen(shown) == {"\u200d"}  # it joins the emoji of the family
     assert shown.count(SHOWN) == 4
     assert "Straße 猫 👩‍👩‍👧" in shown
 
 
 def test_a_list_is_shown_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a verb has cut into lines stays cut; a line end in data is still shown."""
+    """A list of lines stays on its lines; a line end in data is still shown as an escape."""
     output.print_table(None, ["key", "values"], [["a", ["one,", "two\nthree"]]])
 
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -41,7 +41,7 @@ def test_a_list_is_shown_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is said quotes data too; its own line ends are kept."""
+    """Messages quote data too; their own line ends are kept."""
     output.say(f"first\nquoted: {HOSTILE}")
 
     shown = capsys.readouterr().err
@@ -50,7 +50,7 @@ def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Escapes are JSON's own, so a program reads what is in the state."""
+    """The escapes are JSON's own, so a program reads the data of the state."""
     rows = [{"key": HOSTILE, HOSTILE: 1}, {"key": "Straße 猫", HOSTILE: None}]
     output.print_json(rows)
     document = capsys.readouterr().out
@@ -63,10 +63,10 @@ def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.Captu
 
 
 def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a run logs and what nobody expected quote data as well."""
+    """A run's log and unexpected errors quote data as well."""
 
     class Odd(ValueError):
-        """Quotes what it was given."""
+        """Quotes its argument."""
 
     record = logging.LogRecord("jobs", logging.ERROR, "file", 1, "quoted: %s", (HOSTILE,), None)
     logged = output.VisibleFormatter("%(message)s").format(record)
@@ -81,7 +81,7 @@ def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[st
 
 
 def test_a_misspelt_request_is_quoted_visibly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of files come from a shell's pattern, so from whoever named the files."""
+    """A shell's pattern passes names of files, which another account may have chosen."""
     monkeypatch.setattr(sys, "argv", ["tidegate", "status", "\x1b]0;pwned\x07"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
@@ -89,13 +89,13 @@ def test_a_misspelt_request_is_quoted_visibly(capsys: pytest.CaptureFixture[str]
         cli.main()
 
     assert ended.value.code == cli.USAGE
-    assert r"\x1b]0;pwned\x07" in (said := capsys.readouterr().err)
-    assert unseen(said) == set()
+    assert r"\x1b]0;pwned\x07" in (message := capsys.readouterr().err)
+    assert unseen(message) == set()
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [("boss", "{} (says boss)"), (None, "{}")])
 def test_the_ledger_names_the_account(claimed: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LOGNAME is what somebody says; who did it is the account."""
+    """LOGNAME is only a claim; the account is a fact."""
     for name in ("LOGNAME", "USER", "SUDO_USER"):
         monkeypatch.delenv(name, raising=False)
     if claimed:

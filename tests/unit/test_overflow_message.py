@@ -1,4 +1,4 @@
-"""What is said of an overflow."""
+"""The message of an overflow."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OUT_OF_RANGE = (
 
 
 @pytest.mark.parametrize("text", [OVERFLOW, OUT_OF_RANGE, OVERFLOW.replace('"', "")])
-def test_an_overflow_does_not_advise_to_lose_values(text: str) -> None:
+def test_an_overflow_message_does_not_advise_to_lose_values(text: str) -> None:
     """The setting is Tidegate's own; the rest of the message stays."""
     found = first_line(ValueError(text))
     assert "ansi" not in found

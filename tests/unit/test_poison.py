@@ -1,4 +1,4 @@
-"""The table of what becomes of a batch that fails: complete, true to the classes of errors, and the one that people read."""
+"""The table of outcomes is complete, agrees with the classes of errors, and is the documented one."""
 
 import inspect
 import re
@@ -34,28 +34,28 @@ def test_nothing_but_content_ever_leaves_rows_out() -> None:
 
 
 @pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
-def test_every_error_says_whose_fault_it_is(error: type[TidegateError]) -> None:
-    """By a class of its own; only the families, which nobody raises on purpose, leave it open."""
+def test_every_error_has_a_fault(error: type[TidegateError]) -> None:
+    """Every concrete class has one; only the families, which are not raised on purpose, leave it open."""
     assert error("x").fault is not Fault.UNKNOWN
     assert error("x").is_poison == (error("x").fault is Fault.CONTENT)
 
 
 @pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
-def test_what_halts_is_permanent_and_what_is_tried_again_is_not(error: type[TidegateError]) -> None:
-    """The table and the families, by which Airflow decides, say the same."""
+def test_errors_that_halt_are_permanent_and_others_are_not(error: type[TidegateError]) -> None:
+    """The table agrees with the families, which Airflow's decisions use."""
     halts = OUTCOMES[error("x").fault]["block"] is Outcome.HALT
 
     assert halts == issubclass(error, PermanentError)
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), MemoryError(), ValueError("x"), KeyboardInterrupt(), SystemExit(0)])
-def test_what_is_not_ours_is_unknown(error: BaseException) -> None:
-    """So it never decides that rows are left out."""
+def test_errors_that_are_not_ours_are_unknown(error: BaseException) -> None:
+    """So they never leave rows out."""
     assert fault_of(error) is Fault.UNKNOWN
 
 
 def test_the_document_shows_the_table_that_the_code_uses() -> None:
-    """Each row of it: the fault with its errors, and what each policy makes of it."""
+    """Each row: the fault with its errors, and the outcome under each policy."""
     rows = re.findall(r"^\| `(\w+)`: ([^|]+) \| ([^|]+) \| (\w+) \| (\w+) \| (\w+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     shown = {name: (meaning, set(re.findall(r"\w+", classes)), outcomes) for name, meaning, classes, *outcomes in rows}
     expected = {
@@ -97,5 +97,5 @@ TRACEBACKS = {
 
 @pytest.mark.parametrize(("text", "raised"), TRACEBACKS.values(), ids=TRACEBACKS.keys())
 def test_the_exceptions_of_a_python_worker_are_found_by_their_classes(text: str, raised: list[str]) -> None:
-    """All of them: a value that only looks bad because a file could not be read is not bad."""
+    """All exceptions count: a value that only looks bad because a file could not be read is not bad."""
     assert [name for name, _ in raised_in_python(f"[PYTHON_EXCEPTION] An exception was thrown: {text}")] == raised

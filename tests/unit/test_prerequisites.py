@@ -1,4 +1,4 @@
-"""What set-up says when something is missing on the machine, and that make runs every test."""
+"""The set-up names missing prerequisites, and make runs every test."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ JAVA_17, JAVA_11 = 'openjdk version "17.0.9" 2023-10-17', 'openjdk version "11.0
 
 
 @pytest.mark.parametrize(
-    ("java", "python", "said"),
+    ("java", "python", "message"),
     [
         (None, sys.executable, "Java is missing. Install Java 17 or 21"),
         (JAVA_11, sys.executable, "is Java 11. Install Java 17 or 21"),
@@ -22,8 +22,8 @@ JAVA_17, JAVA_11 = 'openjdk version "17.0.9" 2023-10-17', 'openjdk version "11.0
     ],
     ids=["no Java", "old Java", "no Python", "all there"],
 )
-def test_what_is_missing_is_said_first_with_how_to_get_it(
-    tmp_path: Path, java: str | None, python: str, said: str | None
+def test_a_missing_prerequisite_is_named_first_with_advice(
+    tmp_path: Path, java: str | None, python: str, message: str | None
 ) -> None:
     """Before anything is downloaded."""
     for tool in ("sed", "head"):
@@ -41,13 +41,13 @@ def test_what_is_missing_is_said_first_with_how_to_get_it(
     )
 
     first = (done.stderr.splitlines() or [""])[0]
-    assert (done.returncode, done.stdout) == (1 if said else 0, "")
-    assert (said or "") in first
-    assert bool(first) == bool(said)
+    assert (done.returncode, done.stdout) == (1 if message else 0, "")
+    assert (message or "") in first
+    assert bool(first) == bool(message)
 
 
 def test_make_help_explains_every_target() -> None:
-    """A person who types make sees what there is."""
+    """Every target has a line of help."""
     shown = subprocess.run(["make", "help"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
 
     targets = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
@@ -56,7 +56,7 @@ def test_make_help_explains_every_target() -> None:
 
 
 def test_no_folder_of_tests_is_forgotten() -> None:
-    """Pytest runs what pyproject.toml lists, folders or single files; a new one has to be listed too."""
+    """Pytest runs the folders and files that pyproject.toml lists; a new one has to be listed too."""
     listed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
 
     files = {f"tests/{file.parent.name}/{file.name}" for file in (PROJECT / "tests").glob("*/test_*.py")}
@@ -64,7 +64,7 @@ def test_no_folder_of_tests_is_forgotten() -> None:
     assert all((PROJECT / place).exists() for place in listed)
 
 
-# A Python that makes environments whose programs only say that they were called.
+# A Python that makes environments whose programs only record their calls.
 FAKE_PYTHON = f"""#!/bin/sh
 [ "$1" = -m ] || exec "{sys.executable}" "$@"
 mkdir -p .venv/bin
@@ -106,7 +106,7 @@ def test_two_set_ups_at_once_are_one(clone: Path) -> None:
     assert _installs(clone) == 1
 
 
-def test_a_renamed_clone_installs_anew(clone: Path) -> None:
+def test_a_renamed_clone_installs_again(clone: Path) -> None:
     """The programs in .venv name the folder that they were made for; an unchanged clone is left alone."""
     for _ in range(2):
         assert _setup(clone).wait(60) == 0

@@ -1,4 +1,4 @@
-"""What authors import: `from tidegate import ...`, from a checkout or from what the image holds, without this repository."""
+"""The authors' names, `from tidegate import ...`, from a checkout or from the image's files alone."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image holds, by the Dockerfile, in a folder elsewhere."""
+    """The image's files, as the Dockerfile copies them, in another folder."""
     folder = tmp_path_factory.mktemp("shipped")
     copies = [
         line.split()[1:] for line in (REPOSITORY / "compose/Dockerfile").read_text().splitlines() if line.startswith("COPY")
@@ -52,7 +52,7 @@ def foreign(folder: Path, *packages: str) -> Path:
 
 
 def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
-    """From the files that the image holds, far from any checkout."""
+    """From the image's files, outside any checkout."""
     done = run(f"{PUBLIC}; import json, jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))", tmp_path, shipped)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "jobs/__init__.py"), "dags.batch_dag"]
@@ -69,26 +69,28 @@ def test_the_old_names_are_the_same_things() -> None:
 
 @pytest.mark.parametrize("package", ["jobs", "dags", "state_store"])
 def test_another_package_of_the_name_is_named(shipped: Path, tmp_path: Path, package: str) -> None:
-    """First on the path, it would be taken for Tidegate's: the import says which one it is, and what to do."""
+    """First on the path, it would be taken for Tidegate's: the import names it, and says what to do."""
     other = foreign(tmp_path / "other", package)
     done = run("from tidegate import Pipeline", tmp_path, other, shipped)
     assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"ImportError: Tidegate's package {package} is in {shipped / package}, but Python found another one")
-    assert str(other / package / "__init__.py") in said
-    assert f"Put {shipped} first on PYTHONPATH, or rename the other package." in said
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(
+        f"ImportError: Tidegate's package {package} is in {shipped / package}, but Python found another one"
+    )
+    assert str(other / package / "__init__.py") in message
+    assert f"Put {shipped} first on PYTHONPATH, or rename the other package." in message
 
 
 def test_a_package_of_the_name_further_down_does_no_harm(shipped: Path, tmp_path: Path) -> None:
-    """Where Tidegate's stand first, its own are found; the other project's files are not touched."""
+    """If Tidegate's packages come first, they are found; the other project's files are not touched."""
     other = foreign(tmp_path / "other", "jobs", "dags", "migrations")
     done = run(f"{PUBLIC}; import jobs; print(jobs.__file__)", tmp_path, shipped, other)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(shipped / "jobs/__init__.py")
 
 
-def test_a_migration_can_be_written_from_what_is_shipped(shipped: Path) -> None:
-    """The template and the versions are there; tests/integration/test_migrations.py shows what `migrate --new` writes."""
+def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> None:
+    """The template and the versions are there; tests/integration/test_migrations.py covers `migrate --new`."""
     assert (shipped / "migrations/script.py.mako").is_file()
     assert (shipped / "migrations/versions/0001_ledger.py").is_file() or list(
         (shipped / "migrations/versions").glob("0001*.py")

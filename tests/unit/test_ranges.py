@@ -1,4 +1,4 @@
-"""Which txid ranges may be asked for."""
+"""The txid ranges that a run may cover."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_range_that_starts_at_or_before_the_next_txid_is_accepted(
         (5, None, None, 0, "max_batches is 0; it must be at least 1."),
     ],
 )
-def test_any_other_range_is_refused_in_words(
+def test_any_other_range_is_refused_with_a_reason(
     committed: int, from_txid: int | None, to_txid: int | None, max_batches: int | None, message: str
 ) -> None:
     """Upside down, below 1, or with a gap before it: the message has the numbers and names the gap."""

@@ -1,4 +1,4 @@
-"""What code, tests and documents refer to is in this repository."""
+"""References in code, tests and documents resolve within this repository."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_te
 # Names of files of this project, as prose and docstrings write them.
 FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|service))\b")
-EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py"}  # what the README has its readers write
+EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py"}  # files that readers of the README write
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
 
 
@@ -34,7 +34,7 @@ def test_references_resolve(name: str) -> None:
 
     assert set(re.findall(r"\bI\d{1,2}\b", text)) <= RULES
     if name.startswith("tests/"):
-        return  # where files are made up
+        return  # tests make up files
     missing = {found for found in FILE.findall(text) if found not in known | EXAMPLES}
     assert not missing
     if name.endswith(".md"):
@@ -43,7 +43,7 @@ def test_references_resolve(name: str) -> None:
 
 
 def test_documents_keep_their_limits() -> None:
-    """CONTRIBUTING can be read at once, and so can each record of a decision, of which the list names all."""
+    """CONTRIBUTING and each record of a decision are short, and the list names all records."""
     folder = PROJECT / "docs/decisions"
     records = sorted(folder.glob("[0-9]*.md"))
 

@@ -1,4 +1,4 @@
-"""Pipelines are found by name, and a name that is wrong gets a useful answer."""
+"""Pipelines are found by name, and a wrong name gets a useful answer."""
 
 import sys
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 
 def test_every_pipeline_is_found_by_its_name() -> None:
-    """The examples are there, in alphabetical order, and each has the name of its module."""
+    """The examples are found, in alphabetical order, and each has the name of its module."""
     names = pipeline_names()
 
     assert {"flights", "word_count"} <= set(names)
@@ -40,7 +40,7 @@ def test_every_pipeline_is_found_by_its_name() -> None:
 
 
 def test_a_pipeline_is_itself() -> None:
-    """Whoever has a pipeline may pass it where a name is asked for, registered or not."""
+    """A pipeline may be passed instead of its name, registered or not."""
     pipeline = find_pipeline("flights")
 
     assert find_pipeline(pipeline) is pipeline
@@ -48,7 +48,7 @@ def test_a_pipeline_is_itself() -> None:
 
 @pytest.mark.parametrize("name", ["flight", "flihgts", "Flights", "flights "])
 def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
-    """A slip of the finger is answered with what was meant, and with all there is."""
+    """A typing error is answered with the nearest name, and with all names."""
     with pytest.raises(
         UnknownPipeline, match=f"There is no pipeline {name}. Did you mean flights\\? Pipelines: flights, word_count"
     ):
@@ -57,7 +57,7 @@ def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zzz", "", "jobs.pipelines.flights", "os"])
 def test_any_other_name_gets_the_list(name: str) -> None:
-    """No suggestion where nothing is near; and no name reaches beyond the pipelines."""
+    """There is no suggestion if no name is near, and no name reaches beyond the pipelines."""
     with pytest.raises(UnknownPipeline) as refusal:
         find_pipeline(name)
     assert str(refusal.value) == f"There is no pipeline {name}. Pipelines: {', '.join(pipeline_names())}."
@@ -96,7 +96,7 @@ def test_a_pipeline_of_another_package_is_found_by_its_entry_point(tmp_path: Pat
     monkeypatch.syspath_prepend(tmp_path)
     assert "theirs" in entry_points(group=ENTRY_POINTS).names
 
-    found = find_pipeline("theirs")  # installed since somebody looked last
+    found = find_pipeline("theirs")  # installed since the last search
     assert has_pipeline("theirs")
     assert "theirs" in pipeline_names()
     assert isinstance(found, Pipeline)

@@ -1,4 +1,4 @@
-"""What is installed is pinned by hash, wherever it is installed."""
+"""Every installed package is pinned by hash."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ LOCKS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt")
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
-    """A package index that sends something else under the same version is refused."""
+    """Another file from a package index under the same version is refused."""
     text = re.sub(r"^\s*#.*\n", "", (PROJECT / name).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     requirements = [line for line in text.splitlines() if line.strip()]
 
@@ -21,7 +21,7 @@ def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["Makefile", "compose/Dockerfile"])
 def test_nothing_is_installed_but_by_hash(place: str) -> None:
-    """Every command that installs asks for hashes, or installs this project alone, and builds with what is pinned."""
+    """Every installing command requires hashes, or installs only this project, and builds with pinned packages."""
     text = (PROJECT / place).read_text().replace("\\\n", " ")
     commands = [re.split("&&|\n", command)[0] for command in text.split("pip install ")[1:]]
 

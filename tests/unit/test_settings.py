@@ -1,4 +1,4 @@
-"""Settings come from the first place that has them, say where that was, and hold no password."""
+"""Settings come from the first place that has them, name that place, and hold no password."""
 
 import dataclasses
 import grp
@@ -19,7 +19,7 @@ VARIABLES = Settings.environment_names()
 
 
 def value_for(name: str, number: int) -> tuple[str, Any]:
-    """Return a setting's text, and what it is read as, different for each number."""
+    """Return a setting's text, and the value that it is read as, different for each number."""
     kind = next(f.type for f in dataclasses.fields(Settings) if f.name == name)
     if kind is int:
         return str(1000 + number), 1000 + number
@@ -35,7 +35,7 @@ def write_toml(home: Path, content: str) -> Path:
 
 
 def write_stack(home: Path, settings: dict[str, Any]) -> Path:
-    """Write what a running stack leaves."""
+    """Write the file that a running stack leaves."""
     file = home / ".tidegate" / "stack.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({"settings": settings, "ports": {}}))
@@ -43,7 +43,7 @@ def write_stack(home: Path, settings: dict[str, Any]) -> Path:
 
 
 def sources(home: Path, **environ: str) -> tuple[Settings, dict[str, str]]:
-    """Read the settings of a project folder, with nothing but these variables."""
+    """Read the settings of a project folder, with only these variables."""
     return Settings.sources({"TIDEGATE_HOME": str(home), **environ})
 
 
@@ -78,7 +78,7 @@ def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_the_connection_uses_the_names_that_libpq_knows() -> None:
-    """Whoever has set up psql has set up Tidegate."""
+    """A set-up for psql is one for Tidegate."""
     expected = {
         "pg_host": "PGHOST",
         "pg_port": "PGPORT",
@@ -93,7 +93,7 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
 
 
 @pytest.mark.parametrize("raw", ["abc", "", 0, -1, 1.5, True, [1]])
-def test_a_number_that_is_none_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
+def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
     """The message has the setting, the file and the value; nothing is rounded or guessed."""
     file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
 
@@ -115,7 +115,7 @@ def test_a_variable_that_is_no_number_is_refused_by_its_name(tmp_path: Path, raw
 
 @pytest.mark.parametrize("raw", ["5", "true", "['a']", "{a = 1}"])
 @pytest.mark.parametrize("name", ["pg_host", "pg_passfile", "kafka_bootstrap"])
-def test_a_text_that_is_none_is_refused_with_its_place(tmp_path: Path, name: str, raw: str) -> None:
+def test_a_value_that_is_not_a_text_is_refused_with_its_place(tmp_path: Path, name: str, raw: str) -> None:
     """A list or a number where a name or a file belongs is a mistake."""
     file = write_toml(tmp_path, f"{name} = {raw}")
 
@@ -136,7 +136,7 @@ def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: P
 
 @pytest.mark.parametrize("content", ["pg_port = ", "not toml", "= 1"])
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: str) -> None:
-    """A damaged file is no empty file."""
+    """A damaged file is not treated as an empty one."""
     file = write_toml(tmp_path, content)
 
     with pytest.raises(SettingsInvalid, match=f"{file} cannot be read: ") as refusal:
@@ -166,7 +166,7 @@ def test_paths_start_at_the_project_folder(tmp_path: Path) -> None:
 
 
 def test_the_project_folder_is_found_from_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with git: the nearest folder upwards that has the project's file; else the one you are in."""
+    """As with git, it is the nearest folder upwards with the project's file, or else the current one."""
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
@@ -178,7 +178,7 @@ def test_the_project_folder_is_found_from_below(tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_setting_is_a_password(tmp_path: Path) -> None:
-    """Settings are shown to anybody: secrets are named by the file that holds them, or found by libpq itself."""
+    """Settings are shown to everyone, so they hold only the files of secrets, or libpq finds these itself."""
     secret = "open sesame"
     found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
 
@@ -220,14 +220,14 @@ def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
 
 
 def test_kafka_without_login_needs_no_file() -> None:
-    """A broker that asks for nothing is told nothing."""
+    """A broker that asks for no login gets none."""
     settings = Settings(kafka_bootstrap="a:9092")
 
     assert kafka_client(settings) == kafka_java_client(settings) == {"bootstrap.servers": "a:9092"}
 
 
 def test_kafka_without_a_broker_says_how_to_have_one(tmp_path: Path) -> None:
-    """What is missing is named: the setting, the file, or the line of the file that is none, without its content."""
+    """The message names the missing setting, the file, or the bad line of the file, without its content."""
     file = tmp_path / "kafka.properties"
 
     with pytest.raises(SettingsInvalid, match=r"kafka_bootstrap is not set.*tidegate up --with kafka"):
@@ -245,7 +245,7 @@ def test_every_setting_has_a_help_text() -> None:
     assert all(f.metadata["help"] for f in dataclasses.fields(Settings))
 
 
-# -- whose files are believed ------------------------------------------------------------------------------------------
+# -- trusted files -----------------------------------------------------------------------------------------------------
 
 
 def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, dict[str, str]]:
@@ -256,7 +256,7 @@ def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings,
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646])
-def test_a_settings_file_that_all_may_write_is_ignored_with_a_word(
+def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is passed over, the next one upwards is used, and the warning says how to use it all the same."""
@@ -273,7 +273,7 @@ def test_a_settings_file_that_all_may_write_is_ignored_with_a_word(
     assert Settings.load({"TIDEGATE_HOME": str(file.parent)}).pg_port == 2222
 
 
-def test_a_foreign_settings_file_is_ignored_with_a_word(
+def test_a_foreign_settings_file_is_ignored_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file, a stack and a link of another account are passed over, in the current folder too; root's are believed."""
@@ -295,7 +295,7 @@ def test_a_foreign_settings_file_is_ignored_with_a_word(
 
 
 def test_a_foreign_file_beside_a_stack_of_ours_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes a folder the project's does not make every file in it ours."""
+    """A trusted stack in a folder does not make every file in it trusted."""
     write_stack(tmp_path, {"pg_port": 3333})
     write_toml(tmp_path, "pg_port = 2222").chmod(0o666)
 

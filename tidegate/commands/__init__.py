@@ -1,20 +1,20 @@
-"""The verbs, by what they are about: the stack, pipelines and tables, runs, looking, what people do by hand."""
+"""The verbs, by subject: stack, pipelines and tables, runs, inspection, operations, quarantine."""
 
 from typing import Any
 
 import click
 
-LARGEST = 10**15  # beyond any txid or number of rows, and well within what Postgres and Airflow can count
+LARGEST = 10**15  # beyond any txid or number of rows, and well within the range of Postgres' and Airflow's integers
 
 
 class AtLeastOne(click.IntRange):
-    """A txid, or how many of something."""
+    """A txid or a count: a whole number from 1."""
 
     def __init__(self) -> None:
         super().__init__(min=1)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; a usage error if there cannot be so many."""
+        """Return the number; fail with a usage error if it is too large."""
         number = int(super().convert(value, param, ctx))
         if number > LARGEST:
             self.fail(f"{number} is too large: it can be {LARGEST} at most.", param, ctx)
@@ -25,4 +25,4 @@ AT_LEAST_ONE = AtLeastOne()
 
 pipeline_name = click.argument("pipeline", help="The pipeline's name; see: tidegate pipelines")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of tables.")
-verbose = click.option("--verbose", "-v", is_flag=True, help="Show what the engine logs.")
+verbose = click.option("--verbose", "-v", is_flag=True, help="Show the engine's log.")

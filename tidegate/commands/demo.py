@@ -1,4 +1,4 @@
-"""See all of it at once: sample data, the stack, both example pipelines through Airflow, and what came out."""
+"""The demo: sample data, the stack, both example pipelines through Airflow, and their results."""
 
 import shutil
 
@@ -22,7 +22,7 @@ End it: make down"""
 @click.command()
 @click.pass_context
 def demo(context: click.Context) -> None:
-    """Cut the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
+    """Split the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
     settings = Settings.load()
     for folder, count in sample_data.prepare(settings.home).items():
         output.say(f"{settings.home / folder}: {count} files")

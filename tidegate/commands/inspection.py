@@ -1,4 +1,4 @@
-"""Look at the ledger and at state: status is with the stack; inspect and get are here."""
+"""The verbs inspect and get, which show the ledger and states."""
 
 import csv
 import io
@@ -33,8 +33,8 @@ NOT_FOUND = 1
 @pipeline_name
 @click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Show all of one batch.")
 @click.option("--state", metavar="NAME", help="Show the rows of this state, in the order of their keys.")
-@click.option("--source", is_flag=True, help="Show what lies at the source and is not read, with the reasons.")
-@click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most so many rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
+@click.option("--source", is_flag=True, help="Show what the source leaves unread, with the reasons.")
+@click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
 def inspect(pipeline: str, txid: int | None, state: str | None, source: bool, limit: int | None, as_json: bool) -> None:
     """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone."""
@@ -57,8 +57,8 @@ def inspect(pipeline: str, txid: int | None, state: str | None, source: bool, li
                 output.print_json_rows(asdict(status) for status in statuses)
             else:
                 _print_ledger(pipeline, statuses)
-                if told := source_report.sentence(pipeline, settings):
-                    output.say(told)
+                if message := source_report.sentence(pipeline, settings):
+                    output.say(message)
 
 
 @click.command()
@@ -128,7 +128,7 @@ def _state(pipeline: Pipeline, name: str) -> StateSpec:
 
 
 def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of a CSV file, which has no header; a key may hold line ends, "" is the empty one, a blank line is none.
+    """Yield the keys of a CSV file without a header. A key may hold line ends, "" is the empty key, blank lines are ignored.
 
     Raises: SourceUnreadable, UsageError with the line.
     """

@@ -1,4 +1,4 @@
-"""What an operator does when a batch or a pipeline needs a person: retry, skip, redo, pause, resume."""
+"""The verbs for batches and pipelines that need an operator: retry, skip, redo, pause, resume."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from state_store.history import BatchStatus
 
 NO_REASON = "no reason given"
-OVER = ("committed", "skipped")
-WHY = "Why, for those who look at the ledger later."
+FINAL_PHASES = ("committed", "skipped")
+REASON_HELP = "Why; the ledger keeps it."
 
-reason = click.option("--reason", required=True, help=WHY)
-reason_if_any = click.option("--reason", default=NO_REASON, help=WHY)
-yes = click.option("--yes", is_flag=True, help="Do it; without this, only tell what would be done.")
+reason = click.option("--reason", required=True, help=REASON_HELP)
+reason_if_any = click.option("--reason", default=NO_REASON, help=REASON_HELP)
+yes = click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done.")
 
 
 @click.command()
@@ -36,25 +36,25 @@ yes = click.option("--yes", is_flag=True, help="Do it; without this, only tell w
 @runs.here
 @as_json
 def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
-    """Let batches that were halted or given up be tried anew, and start a run that takes up what was left over."""
+    """Allow halted or given-up batches to be tried again, and start a run that takes up what was left over."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
     with StateStore.connect(Settings.load()) as store:
         store.check_not_paused(pipeline)
-        if txid is not None and (status := _status(store, pipeline, txid)).phase in OVER:
-            _tell(f"{pipeline} {txid} has {_ended(status)}: nothing to retry.", {"pipeline": pipeline, "lifted": []}, as_json)
+        if txid is not None and (status := _status(store, pipeline, txid)).phase in FINAL_PHASES:
+            _report(f"{pipeline} {txid} has {_ended(status)}: nothing to retry.", {"pipeline": pipeline, "lifted": []}, as_json)
             return
-        lifted = store.retry(pipeline, txid, operator("retry"), said(reason))
+        lifted = store.retry(pipeline, txid, operator("retry"), require_reason(reason))
         newest = store.last_opened(pipeline)
         left_over = [] if lifted else store.uncommitted(pipeline, limit=1000)
     if not lifted or newest is None:
-        told = f"Nothing to retry: no batch of {pipeline} is halted or was given up."
+        message = f"Nothing to retry: no batch of {pipeline} is halted or was given up."
         if left_over:
-            told += f" {runs.ranges(left_over).capitalize()} wait for a run: tidegate trigger {pipeline} --wait"
-        _tell(told, {"pipeline": pipeline, "lifted": []}, as_json)
+            message += f" {runs.ranges(left_over).capitalize()} wait for a run: tidegate trigger {pipeline} --wait"
+        _report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
-    prepared = runs.Prepared(f"{pipeline}: {runs.ranges(lifted)} may be tried anew.", {"lifted": lifted})
+    prepared = runs.Prepared(f"{pipeline}: {runs.ranges(lifted)} may be tried again.", {"lifted": lifted})
     runs.take_up(pipeline, prepared, newest.txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
 
 
@@ -65,31 +65,31 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
 @yes
 @as_json
 def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> None:
-    """Give up a batch that cannot be processed: order goes on without its rows, and the ledger says who and why."""
+    """Give up a batch that cannot be processed: order goes on without its rows; the ledger keeps operator and reason."""
     from state_store import StateStore  # noqa: PLC0415
 
-    spec, why = find_pipeline(pipeline).spec, said(reason, "the exporter cut the file off")
+    spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the exporter cut the file off")
     with StateStore.connect(Settings.load()) as store:
         status = _status(store, pipeline, txid)
-        if not yes and status.phase not in OVER:
+        if not yes and status.phase not in FINAL_PHASES:
             _check_failed(store, status)
             why_not = (status.waits_for or "").rstrip(".")
             raise UsageError(
                 f"{pipeline} {txid} is {status.phase} ({why_not}). Skipping it leaves all its rows out of the "
-                "states, for good. Add --yes to do it."
+                "states, permanently. Add --yes to do it."
             )
         done = store.skip_batch(spec, txid, operator("skip"), why)
     if done is None:
-        told = f"{pipeline} {txid} is given up: it is skipped as soon as the txids before it have committed"
+        message = f"{pipeline} {txid} is given up: it is skipped as soon as the txids before it have committed"
     else:
-        told = str(done)
+        message = str(done)
     facts = {
         "txid": txid,
         "skipped": done is not None and done.skipped_reason is not None,
         "given_up": done is None or done.skipped_reason is not None,
         "already": done is not None and done.already_committed,
     }
-    _tell(f"{told}. Go on: tidegate trigger {pipeline} --wait", facts, as_json)
+    _report(f"{message}. Go on: tidegate trigger {pipeline} --wait", facts, as_json)
 
 
 @click.command()
@@ -100,26 +100,27 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 @verbose
 @as_json
 def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
-    """Process the last committed batch again, in this process, in the place of what it did; for opaque states only."""
+    """Process the last committed batch again, in this process, and replace what it did; for opaque states only."""
     from state_store import StateStore  # noqa: PLC0415
     from state_store.operations import check_redoable  # noqa: PLC0415
 
     output.show_log(logging.INFO if verbose else logging.ERROR)
-    declared, why, settings = find_pipeline(pipeline), said(reason, "the source was wrong at midnight"), Settings.load()
+    declared, settings = find_pipeline(pipeline), Settings.load()
+    why = require_reason(reason, "the source was wrong at midnight")
     with StateStore.connect(settings) as store:
         status = _status(store, pipeline, txid)
         check_redoable(declared.spec, txid, store.committed(pipeline))
     if not yes:
-        anew = "" if declared.source.kind == "transactional" else ", from what its source holds now"
+        origin = "" if declared.source.kind == "transactional" else ", from what its source holds now"
         raise UsageError(
             f"{pipeline} {txid} has {_ended(status)}, with {status.key_count} keys. Redoing it takes back what it did to "
-            f"{', '.join(declared.states)}, and processes it again{anew}. Add --yes to do it."
+            f"{', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
         )
     from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
     with Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why)
-    _tell(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
+    _report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 
 @click.command()
@@ -127,20 +128,25 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
 @reason
 @as_json
 def pause(pipeline: str, reason: str, as_json: bool) -> None:
-    """Start no new runs of a pipeline, wherever they would come from; what has been planned goes on."""
+    """Block new runs of a pipeline, wherever they would be started; what has been planned goes on."""
     from state_store import StateStore  # noqa: PLC0415
 
     find_pipeline(pipeline)
-    why = said(reason, "the warehouse is moved")
+    why = require_reason(reason, "the warehouse is moved")
     with StateStore.connect(Settings.load()) as store:
         changed = store.pause(pipeline, operator("pause"), why)
         (now,) = store.lag([pipeline])
     if changed:
-        told = f"{pipeline} is paused: no new run starts, what has been planned goes on. Go on with: tidegate resume {pipeline}"
+        message = (
+            f"{pipeline} is paused: no new run starts, what has been planned goes on. Go on with: tidegate resume {pipeline}"
+        )
     else:
-        told = f"{pipeline} was paused already, on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
+        message = (
+            f"{pipeline} was paused already, on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
+        )
     facts = {"paused": now.paused_at is not None, "already": not changed, "paused_at": now.paused_at}
-    _tell(told, {"pipeline": pipeline, **facts, "paused_by": now.paused_by, "paused_reason": now.paused_reason}, as_json)
+    by = {"paused_by": now.paused_by, "paused_reason": now.paused_reason}
+    _report(message, {"pipeline": pipeline, **facts, **by}, as_json)
 
 
 @click.command()
@@ -153,22 +159,23 @@ def resume(pipeline: str, reason: str, as_json: bool) -> None:
 
     find_pipeline(pipeline)
     with StateStore.connect(Settings.load()) as store:
-        changed = store.resume(pipeline, operator("resume"), said(reason))
-    told = f"{pipeline} goes on. Its next run: tidegate trigger {pipeline} --wait" if changed else f"{pipeline} was not paused."
-    _tell(told, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
+        changed = store.resume(pipeline, operator("resume"), require_reason(reason))
+    goes_on = f"{pipeline} goes on. Its next run: tidegate trigger {pipeline} --wait"
+    message = goes_on if changed else f"{pipeline} was not paused."
+    _report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
 
 
 def operator(verb: str) -> str:
-    """Return who does something by hand, as the ledger names them: the account, and who else they say that they are."""
+    """Return the operator's name for the ledger: the account, the name that the environment claims, and the verb."""
     account, claimed = account_name(os.getuid()), os.environ.get("SUDO_USER") or os.environ.get("LOGNAME")
-    who = account if claimed in (None, "", account) else f"{account} (says {claimed})"
-    return f"{who}, tidegate {verb}"
+    name = account if claimed in (None, "", account) else f"{account} (says {claimed})"
+    return f"{name}, tidegate {verb}"
 
 
-def said(reason: str, example: str = "the server is back") -> str:
-    """Return a reason that says something.
+def require_reason(reason: str, example: str = "the server is back") -> str:
+    """Return the reason without surrounding spaces.
 
-    Raises: UsageError with an example.
+    Raises: UsageError with the example if it is empty.
     """
     if not reason.strip():
         raise UsageError(f"Give a reason: --reason '{example}'")
@@ -176,7 +183,7 @@ def said(reason: str, example: str = "the server is back") -> str:
 
 
 def _status(store: "StateStore", pipeline: str, txid: int) -> "BatchStatus":
-    """Return how a batch is.
+    """Return a batch's status.
 
     Raises: UnknownBatch.
     """
@@ -184,14 +191,14 @@ def _status(store: "StateStore", pipeline: str, txid: int) -> "BatchStatus":
 
 
 def _check_failed(store: "StateStore", status: "BatchStatus") -> None:
-    """Refuse to skip a batch that may still commit, as the store will.
+    """Refuse to skip a batch that may still commit, as the store does.
 
     Raises: RangeRefused.
     """
     batch = (status.pipeline, status.txid)
     if status.phase in ("planned", "processing", "processed") and not store.turns([batch])[batch].given_up:
         raise RangeRefused(
-            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only what has failed is skipped.",
+            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only failed batches are skipped.",
             pipeline=status.pipeline,
             txid=status.txid,
         )
@@ -201,8 +208,8 @@ def _ended(status: "BatchStatus") -> str:
     return "been skipped" if status.phase == "skipped" else f"committed on {status.committed_at:%Y-%m-%d %H:%M} UTC"
 
 
-def _tell(told: str, facts: Mapping[str, object], as_json: bool) -> None:
+def _report(message: str, facts: Mapping[str, object], as_json: bool) -> None:
     if as_json:
         output.print_json(facts)
     else:
-        output.say(told)
+        output.say(message)

@@ -1,4 +1,4 @@
-"""Pipelines, settings and migrations."""
+"""The verbs pipelines, settings and migrate."""
 
 import dataclasses
 import textwrap
@@ -15,15 +15,15 @@ from tidegate import output
 from tidegate.commands import as_json
 from tidegate.commands.operations import operator
 
-# So that tables fit a terminal of 110 columns.
+# These make tables fit a terminal of 110 columns.
 VALUES_CHARACTERS, NOTE_CHARACTERS, WHY_CHARACTERS = 36, 90, 70
 
 
 @click.command()
-@click.option("--matrix", is_flag=True, help="Show what every pair of kinds of source and state gives, instead.")
+@click.option("--matrix", is_flag=True, help="Show the guarantee of every pair of kinds of source and state, instead.")
 @as_json
 def pipelines(matrix: bool, as_json: bool) -> None:
-    """List the declared pipelines: source, states, what they guarantee and why, what becomes of bad records."""
+    """List the declared pipelines: source, states, guarantees with their reasons, handling of bad records."""
     if matrix:
         _show_matrix(as_json)
         return
@@ -57,7 +57,7 @@ def pipelines(matrix: bool, as_json: bool) -> None:
 
 
 def _facts(pipeline: Pipeline) -> dict[str, Any]:
-    """Return a pipeline's declaration as programs read it."""
+    """Return a pipeline's declaration for JSON."""
     return {
         "pipeline": pipeline.name,
         "source": f"{pipeline.source.kind} {type(pipeline.source).__name__}",
@@ -115,18 +115,18 @@ def _show_matrix(as_json: bool) -> None:
 
 
 def why_not_exactly_once(source: SourceKind, state: StateKind) -> str | None:
-    """Return what two kinds cannot promise together, None if they give exactly once."""
+    """Return why two kinds do not give exactly once together; None if they do."""
     if exactly_once(source, state):
         return None
     if source == "non-transactional":
-        return "the source may lose rows or bring them twice, and nothing behind it can tell: at least once at best"
+        return "the source may lose rows or bring them twice, and nothing after it can notice: at least once at best"
     if state == "non-transactional":
         return "the state does not keep which txid wrote a row, so nothing shows whether a batch is in it already"
     return "a replay may bring other rows, and the state does not keep what it was before the first ones"
 
 
 def _notes(pipeline: Pipeline) -> Iterator[str]:
-    """Yield what weakens the promise, and what is checked, a sentence each."""
+    """Yield a sentence for each limit of the guarantee and each check."""
     for name, state in pipeline.states.items():
         if why := why_not_exactly_once(pipeline.source.kind, state.kind):
             yield f"state {name} is at least once: {why}"
@@ -172,7 +172,7 @@ def settings(as_json: bool) -> None:
 @click.option(
     "--accept-epoch",
     is_flag=True,
-    help="Let pipelines go on after a restore, failover or copy of the database, without what it has lost.",
+    help="Let pipelines go on after a restore, failover or copy of the database, without the commits that it has lost.",
 )
 @as_json
 def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
@@ -197,7 +197,7 @@ def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
         output.print_json({"revision": revision, "changed": changed, "accepted": accepted})
         return
     output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for name, told in accepted.items():
-        output.say(f"{name} {told}.")
+    for name, outcome in accepted.items():
+        output.say(f"{name} {outcome}.")
     if accept_epoch and not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")

@@ -1,4 +1,4 @@
-"""Make batches move: through Airflow (trigger, backfill) or in this process (run)."""
+"""The verbs that start runs: through Airflow (trigger, backfill) or in this process (run)."""
 
 import contextlib
 import logging
@@ -23,26 +23,24 @@ if TYPE_CHECKING:
     from tidegate.airflow_client import AirflowClient
 
 POLL_SECONDS = 0.5
-AWAY_SECONDS = 120  # as long as a server may be away while a run is followed
+AWAY_SECONDS = 120  # how long a server may be away while a run is followed
 FINISHED = ("success", "failed")
 
 from_txid = click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, help="First txid of the range.")
 to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Last txid of the range.")
-max_batches = click.option(
-    "--max-batches", metavar="N", type=AT_LEAST_ONE, help="At most so many batches, left-over ones first."
-)
+max_batches = click.option("--max-batches", metavar="N", type=AT_LEAST_ONE, help="At most N batches, left-over ones first.")
 wait = click.option("--wait/--no-wait", help="Follow the run until it ends.")
 wait_seconds = click.option("--wait-seconds", metavar="N", type=AT_LEAST_ONE, default=3600, help="Longest time to follow it.")
 here = click.option("--here", is_flag=True, help="Run in this process, without Airflow, as `tidegate run` does.")
 
 
 class RunUnfinished(RetryableError):
-    """A run ended, or was no longer waited for, before all of its batches had committed."""
+    """A run ended, or the wait for it ended, before all of its batches had committed."""
 
 
 @dataclass
 class Outcome:
-    """What a run covered and how far it came."""
+    """The batches of a run and its progress."""
 
     pipeline: str
     run_id: str
@@ -67,9 +65,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a verb has done to the ledger before it starts a run: as people read it, and as programs do."""
+    """A verb's changes to the ledger before it starts a run: a message for people, facts for programs."""
 
-    told: str = ""
+    message: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -102,11 +100,11 @@ def trigger(
 @pipeline_name
 @click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, required=True, help="First txid of the range.")
 @click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, required=True, help="Last txid of the range.")
-@click.option("--dry-run/--no-dry-run", help="Only tell what would be done.")
+@click.option("--dry-run/--no-dry-run", help="Only show what would be done.")
 @wait_seconds
 @as_json
 def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_seconds: int, as_json: bool) -> None:
-    """Open, process and commit, through Airflow and in order, what is not yet committed between two txids."""
+    """Open, process and commit, through Airflow and in order, the uncommitted batches between two txids."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
@@ -128,15 +126,15 @@ def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_se
     done = {*outcome.already_committed, *(t for t in outcome.txids if outcome.phases.get(t) in ("committed", "skipped"))}
     if missing := [txid for txid in range(from_txid, to_txid + 1) if txid not in done]:
         raise RunUnfinished(
-            f"The source of {pipeline} has no data yet for {ranges(missing)}, or one run could not take so many. Run it again."
+            f"The source of {pipeline} has no data yet for {ranges(missing)}, or one run could not take them all. Run it again."
         )
 
 
-def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_json: bool) -> None:
+def _show_plan(pipeline: str, requested: range, committed: int, opened: int, as_json: bool) -> None:
     plan = {
-        "already_committed": [txid for txid in wanted if txid <= committed],
-        "opened_before": [txid for txid in wanted if committed < txid <= opened],
-        "to_open": [txid for txid in wanted if txid > opened],
+        "already_committed": [txid for txid in requested if txid <= committed],
+        "opened_before": [txid for txid in requested if committed < txid <= opened],
+        "to_open": [txid for txid in requested if txid > opened],
     }
     if as_json:
         output.print_json(plan)
@@ -156,14 +154,14 @@ def _show_plan(pipeline: str, wanted: range, committed: int, opened: int, as_jso
 def run(
     pipeline: str, from_txid: int | None, to_txid: int | None, max_batches: int | None, verbose: bool, as_json: bool
 ) -> None:
-    """Plan, process and commit in this process, without Airflow; the same steps, the same promise."""
+    """Plan, process and commit in this process, without Airflow; same steps, same guarantee."""
     output.show_log(logging.INFO if verbose else logging.ERROR)
     given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
     in_this_process(pipeline, {k: v for k, v in given.items() if v is not None}, as_json)
 
 
 def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
-    """Run what a verb has made ready, with everything that is left over before it: through Airflow, or in this process."""
+    """Run the batches that a verb has prepared and all left-over ones before them, through Airflow or in this process."""
     if here:
         output.show_log(logging.ERROR)
         in_this_process(pipeline, {"to_txid": to_txid}, as_json, prepared)
@@ -172,13 +170,13 @@ def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None
 
 
 def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, prepared: Prepared = UNPREPARED) -> None:
-    """Run a pipeline in this process, showing how it goes, and report."""
+    """Run a pipeline in this process, show its progress, and report."""
     from jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
 
     find_pipeline(pipeline)
     settings = Settings.load()
-    if prepared.told and not as_json:
-        output.say(prepared.told)
+    if prepared.message and not as_json:
+        output.say(prepared.message)
     outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
     with _progress(outcome, quiet=as_json) as refresh:
 
@@ -201,7 +199,7 @@ def through_airflow(
 ) -> Outcome:
     """Start a Dag run, follow it as long as `wait_seconds` (None: not at all), and report.
 
-    If none can be started, the error tells also what was prepared for it: that stays done.
+    If no run can be started, the error also says what was prepared for it: that stays done.
     """
     from state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
     from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
@@ -215,16 +213,16 @@ def through_airflow(
                 airflow = connected.enter_context(contextlib.closing(AirflowClient(settings)))
                 outcome = Outcome(pipeline, airflow.trigger(pipeline, parameters))
             except TidegateError as error:
-                if not prepared.told:
+                if not prepared.message:
                     raise
                 raise type(error)(
-                    f"{prepared.told} But no run has started: {error} Then go on: tidegate trigger {pipeline} --wait"
+                    f"{prepared.message} But no run has started: {error} Then go on: tidegate trigger {pipeline} --wait"
                 ) from error
             first, last = parameters.get("from_txid"), parameters.get("to_txid")
             if first is not None:
                 outcome.already_committed = list(range(first, min(committed, last or committed) + 1))
-            if prepared.told and not as_json:
-                output.say(prepared.told)
+            if prepared.message and not as_json:
+                output.say(prepared.message)
             if wait_seconds is None:
                 _report(outcome, as_json, prepared)
                 return outcome
@@ -239,7 +237,7 @@ def through_airflow(
 
 
 def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) -> tuple[int, int]:
-    """Return last committed and last opened txid, after refusing a range that the run would refuse."""
+    """Return the last committed and last opened txid; refuse a range that the run would refuse."""
     from jobs.engine.ranges import check_range  # noqa: PLC0415
 
     store.check_not_paused(pipeline)
@@ -250,14 +248,14 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
 
 
 def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wait_seconds: int, *, quiet: bool) -> None:
-    """Watch the run until it ends: Airflow tells when, the ledger how far. A server may be away for AWAY_SECONDS."""
+    """Follow the run until it ends: Airflow has its state, the ledger its progress. A server may be away for AWAY_SECONDS."""
     deadline = time.monotonic() + wait_seconds
-    going_on = f"Dag run {outcome.run_id} goes on without you. See: tidegate inspect {outcome.pipeline}"
+    goes_on = f"Dag run {outcome.run_id} goes on without you. See: tidegate inspect {outcome.pipeline}"
     with _progress(outcome, quiet=quiet) as refresh:
         away_since: float | None = None
         while True:
             try:
-                _look(store, airflow, outcome)
+                _update(store, airflow, outcome)
                 away_since = None
             except RetryableError as away:
                 now = time.monotonic()
@@ -265,17 +263,20 @@ def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wai
                     away_since = now
                     output.say(f"{away} (asking again for {AWAY_SECONDS} s)")
                 if now > min(deadline, away_since + AWAY_SECONDS):
-                    raise type(away)(f"{away} {going_on}") from away
+                    raise type(away)(f"{away} {goes_on}") from away
             refresh()
             if outcome.state in FINISHED:
                 return
             if time.monotonic() > deadline:
-                raise RunUnfinished(f"The run is still {outcome.state} after {wait_seconds} s. {going_on}")
+                raise RunUnfinished(f"The run is still {outcome.state} after {wait_seconds} s. {goes_on}")
             time.sleep(POLL_SECONDS)
 
 
-def _look(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
-    """Ask Airflow, then the ledger, which so knows of all that an ended run has done; nothing changes unless both answer."""
+def _update(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
+    """Update the outcome if both Airflow and the ledger answer.
+
+    The ledger is asked second: if Airflow says that the run has ended, the ledger knows all that it did.
+    """
     state = airflow.run_state(outcome.pipeline, outcome.run_id)
     txids = store.run_txids(outcome.pipeline, outcome.run_id)
     statuses = store.batch_statuses(outcome.pipeline, txids, len(txids) or 1)
@@ -354,8 +355,8 @@ def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) ->
         output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
     elif not outcome.txids and not outcome.already_committed and outcome.state == "success":
         output.say("Skipped: nothing new at the source, no txid spent.")
-        if told := source_report.sentence(outcome.pipeline, Settings.load()):
-            output.say(told)
+        if message := source_report.sentence(outcome.pipeline, Settings.load()):
+            output.say(message)
     elif outcome.committed:
         output.say(f"Committed: {ranges(outcome.committed)}.")
     if outcome.skipped:
@@ -366,7 +367,7 @@ def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) ->
 
 
 def ranges(txids: Sequence[int]) -> str:
-    """Return txids as people write them: txids 1-3, 7."""
+    """Return txids in short notation: txids 1-3, 7."""
     parts: list[list[int]] = []
     for txid in txids:
         if parts and txid == parts[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""The embedded stack: up, down, status."""
+"""The verbs for the embedded stack: up, down, status, backup, restore."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
 
 @click.command()
 @click.option("--delete-data", is_flag=True, help="Delete the stack's ledger, states and logs too.")
-@click.option("--yes", is_flag=True, help="Do not ask for this to be said twice.")
+@click.option("--yes", is_flag=True, help="Confirm --delete-data.")
 @as_json
 def down(delete_data: bool, yes: bool, as_json: bool) -> None:
     """Stop the stack; data stays in .tidegate. Safe to repeat."""
@@ -72,7 +72,7 @@ def down(delete_data: bool, yes: bool, as_json: bool) -> None:
     settings = Settings.load(without_stack=True)
     if delete_data and not yes:
         raise UsageError(
-            f"This would delete {settings.stack_folder} with ledger, states, passwords and logs of all pipelines, for good. "
+            f"This would permanently delete {settings.stack_folder} with ledger, states, passwords and logs of all pipelines. "
             "Add --yes to do it."
         )
     ended = stack.down(settings, delete_data=delete_data, tell=output.say)
@@ -86,7 +86,7 @@ def down(delete_data: bool, yes: bool, as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path), help="The file to write; it must not exist.")
 @as_json
 def backup(file: Path, as_json: bool) -> None:
-    """Write ledger and states of the embedded stack into a file, as of one moment; pipelines may run meanwhile."""
+    """Write the embedded stack's ledger and states, as of one moment, into a file; pipelines may run meanwhile."""
     from tidegate.stack import backup as backups  # noqa: PLC0415
 
     backups.backup(Settings.load(), file)
@@ -98,15 +98,15 @@ def backup(file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), help="What `tidegate backup` wrote.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only tell what would be done.")
+@click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done.")
 @as_json
 def restore(file: Path, yes: bool, as_json: bool) -> None:
-    """Put a backup in the place of the embedded stack's ledger and states, which are kept under another name."""
+    """Replace the embedded stack's ledger and states by a backup; the old ones are kept under another name."""
     from tidegate.stack import backup as backups  # noqa: PLC0415
 
     if not yes:
         raise UsageError(
-            f"This would put {file} in the place of the ledger and the states of all pipelines, and disconnect whoever uses "
+            f"This would put {file} in the place of the ledger and the states of all pipelines, and end all connections to "
             "them. What is there now is kept in another database. Add --yes to do it."
         )
     kept = backups.restore(Settings.load(), file)
@@ -122,7 +122,7 @@ def restore(file: Path, yes: bool, as_json: bool) -> None:
 @click.command()
 @as_json
 def status(as_json: bool) -> None:
-    """Show how the stack and each pipeline are: last committed txid, what is pending, and why it waits or is paused.
+    """Show the state of the stack and of each pipeline: last committed txid, what is pending, why it waits or is paused.
 
     Also how many names the sources leave alone.
     """
@@ -130,8 +130,8 @@ def status(as_json: bool) -> None:
 
     settings = Settings.load()
     lags, trouble = [], None
-    with ThreadPoolExecutor(1) as asking:
-        asked = asking.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
+    with ThreadPoolExecutor(1) as background:
+        request = background.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
         from state_store import StateStore  # noqa: PLC0415
         from tidegate import source_report  # noqa: PLC0415
 
@@ -140,7 +140,7 @@ def status(as_json: bool) -> None:
                 lags = store.lag()
         except TidegateError as error:
             trouble = error
-        components = asked.result()
+        components = request.result()
     _say_advice(advice := stack.advice(settings))
     sources = source_report.of_all(lags, settings)
     if as_json:
@@ -156,8 +156,8 @@ def status(as_json: bool) -> None:
         if trouble is None:
             _print_lags(lags)
             output.out().print()
-            for told in sources.values():
-                output.say(told)
+            for message in sources.values():
+                output.say(message)
         if components:
             _print_components(components)
         else:

@@ -1,11 +1,11 @@
-"""The embedded stack: Postgres, Spark Connect, Airflow and, if wanted, Kafka on this machine, all below ``.tidegate``.
+"""The embedded stack: Postgres, Spark Connect, Airflow and optionally Kafka on this machine, all below ``.tidegate``.
 
     up      one supervisor process in the background, which starts, watches and restarts the components
-    status  what each component is doing
-    down    ends the supervisor, the components, and whatever any of them left behind
+    status  the state of each component
+    down    ends the supervisor, the components, and every process that they started
 
-Any of these processes may be killed at any time: `up` makes whole what is missing, `down` finds everything by session and
-environment, not by what it remembers.
+Any of these processes may be killed at any time: `up` restores what is missing, `down` finds everything by session and
+environment instead of trusting records.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tidegate.stack.private import check_ours, private, private_folder
 from tidegate.stack.spark import check_java
 
 SUPERVISOR_SECONDS = 30
-TELL_SECONDS = 1
+LOCK_NOTICE_SECONDS = 1
 LOG_LINES_SHOWN = 5
 
 
@@ -44,7 +44,7 @@ class StackUnavailable(RetryableError):
 
 @dataclass(frozen=True)
 class ComponentStatus:
-    """How one component is."""
+    """The state of one component."""
 
     name: str
     state: str
@@ -67,12 +67,12 @@ def up(
     watch: Watcher = lambda _statuses: None,
     tell: maven.Teller = lambda _text: None,
 ) -> list[ComponentStatus]:
-    """Start whatever of the stack does not run and wait until all of it is well. Quick if it already is.
+    """Start the parts of the stack that do not run and wait until all are healthy. Quick if they already are.
 
-    Extras are wanted from then on, until `down`. What they need from Maven Central is fetched before anything is stopped.
+    Extras stay part of the stack until `down`. What they need from Maven Central is fetched before anything is stopped.
 
-    Raises: UsageError (an extra that there is not), PermanentError (no Java, no Maven Central, a component that cannot start)
-    and StackUnavailable, the latter naming component and log.
+    Raises: UsageError (an unknown extra), PermanentError (no Java, no Maven Central, a component that cannot start) and
+    StackUnavailable, which names component and log.
     """
     if unknown := sorted(set(extras) - set(EXTRAS)):
         raise UsageError(f"There is no {', '.join(unknown)} to start the stack with. There is: {', '.join(EXTRAS)}.")
@@ -81,55 +81,55 @@ def up(
     with disk.named(folder):
         private_folder(
             folder, passable=os.geteuid() == 0
-        )  # root's Postgres runs under another account, which has to get through
-    with disk.named(folder), _only_one(folder, tell):
+        )  # root's Postgres runs under another account, which must be able to pass
+    with disk.named(folder), _locked(folder, tell):
         disk.check_room(folder / "run", folder / "logs", EmbeddedPostgres(folder, 0).data.parent)
-        wanted = sorted({*extras, *_extras(settings.home)})
-        maven.fetch(spark_packages(settings, wanted), tell)
-        if "kafka" in wanted:
+        all_extras = sorted({*extras, *_extras(settings.home)})
+        maven.fetch(spark_packages(settings, all_extras), tell)
+        if "kafka" in all_extras:
             maven.fetch(kafka.PACKAGES, tell)
         status = _supervisor_status(folder)
         if status is None or status["failure"] or any(known["gave_up"] for known in status["components"].values()):
             _stop(folder)
-            _start_supervisor(settings.home, without_airflow, wanted)
-        elif (status["without_airflow"] and not without_airflow) or not set(wanted) <= set(status.get("extras", ())):
+            _start_supervisor(settings.home, without_airflow, all_extras)
+        elif (status["without_airflow"] and not without_airflow) or not set(all_extras) <= set(status.get("extras", ())):
             _stop(folder)
-            _start_supervisor(settings.home, without_airflow and status["without_airflow"], wanted)  # what is well stays
+            _start_supervisor(settings.home, without_airflow and status["without_airflow"], all_extras)  # Airflow stays
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
 def down(settings: Settings, *, delete_data: bool = False, tell: maven.Teller = lambda _text: None) -> int:
-    """End the stack and everything it left behind; return how many processes that were.
+    """End every process of the stack, orphans included; return their number.
 
-    With `delete_data`, ledger, states, secrets and logs go too: there is no way back.
+    With `delete_data`, ledger, states, secrets and logs are deleted too, irrevocably.
     """
     folder = settings.stack_folder
     if not folder.is_dir():
         return _stop(folder)  # it may have been deleted under a running stack
-    check_ours(folder)  # or its files could name any process of ours as one to end
-    with disk.named(folder), _only_one(folder, tell):
+    check_ours(folder)  # or its files could make us end any process of this account
+    with disk.named(folder), _locked(folder, tell):
         ended = _stop(folder)
         with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file names no extras
             Layout.load(settings.home).forget_extras()
         if delete_data:
-            EmbeddedPostgres(folder, 0).delete()  # elsewhere, if root runs the stack
+            EmbeddedPostgres(folder, 0).delete()  # outside the folder if root runs the stack
             shutil.rmtree(folder)
         return ended
 
 
 def status(settings: Settings) -> list[ComponentStatus]:
-    """Return how each component is; empty if no stack was ever started here."""
+    """Return the state of each component; empty if no stack was ever started here."""
     try:
         layout = Layout.load(settings.home)
     except (FileNotFoundError, ValueError):
         return []
     supervised = _supervisor_status(layout.folder)
-    wanted = _wanted(layout, without_airflow=bool(supervised and supervised["without_airflow"]))
-    return _statuses(layout, wanted, supervised)
+    expected = _components(layout, without_airflow=bool(supervised and supervised["without_airflow"]))
+    return _statuses(layout, expected, supervised)
 
 
 def advice(settings: Settings) -> str | None:
-    """Return why the running stack should be started anew, or woken; None if all is well, or nothing runs."""
+    """Return why the running stack should be restarted or woken; None if it should not, or nothing runs."""
     folder = settings.stack_folder
     supervised, identity = _supervisor_status(folder), RunFolder(folder).read("supervisor")
     process = identity.process() if identity else None
@@ -144,29 +144,29 @@ def advice(settings: Settings) -> str | None:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return what the running stack could do without, but a person should know: pipelines that are not registered."""
+    """Return warnings from the running stack: the pipelines that could not be registered."""
     supervised = _supervisor_status(settings.stack_folder)
     return list(supervised.get("warnings", ())) if supervised else []
 
 
-def _wanted(layout: Layout, *, without_airflow: bool) -> list[Component]:
+def _components(layout: Layout, *, without_airflow: bool) -> list[Component]:
     extras = [layout.kafka.component()] if "kafka" in layout.extras else []
     airflow = [] if without_airflow else layout.airflow.components()
     return [layout.postgres.component(), layout.spark.component(), *extras, *airflow]
 
 
 def _extras(home: Path) -> tuple[str, ...]:
-    """Return the extras that are wanted since an earlier `up`."""
+    """Return the extras that an earlier `up` has started."""
     try:
         return Layout.load(home).extras
-    except (FileNotFoundError, ValueError):  # damaged: it is written anew
+    except (FileNotFoundError, ValueError):  # damaged: it is written again
         return ()
 
 
-def _statuses(layout: Layout, wanted: Sequence[Component], supervised: dict | None) -> list[ComponentStatus]:  # type: ignore[type-arg]
-    """Ask all at once: one that is about to come up may take seconds to answer."""
-    with ThreadPoolExecutor(len(wanted)) as asking:
-        return list(asking.map(lambda component: _status_of(layout, component, supervised), wanted))
+def _statuses(layout: Layout, expected: Sequence[Component], supervised: dict | None) -> list[ComponentStatus]:  # type: ignore[type-arg]
+    """Check all components at once: one that is starting may answer slowly."""
+    with ThreadPoolExecutor(len(expected)) as pool:
+        return list(pool.map(lambda component: _status_of(layout, component, supervised), expected))
 
 
 def _status_of(layout: Layout, component: Component, supervised: dict | None) -> ComponentStatus:  # type: ignore[type-arg]
@@ -196,14 +196,14 @@ def _status_of(layout: Layout, component: Component, supervised: dict | None) ->
 def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watch: Watcher) -> list[ComponentStatus]:
     deadline = time.monotonic() + wait_seconds
     while True:
-        layout = Layout.load(home)  # each time, because other ports are chosen if somebody is faster on one of these
-        wanted = _wanted(layout, without_airflow=without_airflow)
+        layout = Layout.load(home)  # each time, because other ports are chosen if another process takes one of these
+        expected = _components(layout, without_airflow=without_airflow)
         supervised = _supervisor_status(layout.folder)
         if supervised is None:
             raise PermanentError(f"The supervisor ended. {_tail(log_file(layout.folder, 'supervisor'))}")
         if supervised["failure"]:
             raise PermanentError(f"The stack cannot start: {supervised['failure']}")
-        statuses = _statuses(layout, wanted, supervised)
+        statuses = _statuses(layout, expected, supervised)
         watch(statuses)
         if all(status.state == "up" for status in statuses):
             return statuses
@@ -246,7 +246,7 @@ def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]
 
 
 def _stop(folder: Path) -> int:
-    """End the supervisor, which ends the components; then whatever is left of an earlier one."""
+    """End the supervisor, which ends the components; then every process that is left of an earlier one."""
     run = RunFolder(folder)
     cluster = EmbeddedPostgres(folder, 0)
 
@@ -257,7 +257,7 @@ def _stop(folder: Path) -> int:
     identity = run.read("supervisor")
     if identity and (process := identity.process()):
         process.terminate()
-        process.resume()  # somebody may have stopped it
+        process.resume()  # it may have been stopped by SIGSTOP
         components.wait_until(lambda: not components.is_alive(process), 120)
     components.end(members())
     for name in run.names():
@@ -267,21 +267,21 @@ def _stop(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path, tell: maven.Teller) -> Iterator[None]:
-    """Let one `up` or `down` at a time work on a stack, and say whom it waits for; the lock ends with the process."""
+def _locked(folder: Path, tell: maven.Teller) -> Iterator[None]:
+    """Hold the stack's lock, which `up` and `down` take, and name its holder if it is taken. It ends with the process."""
     file = folder / "lock"
     while True:
         with contextlib.suppress(FileNotFoundError):
-            if file.lstat().st_mode & 0o077:  # an earlier version's, which others may hold
+            if file.lstat().st_mode & 0o077:  # an earlier version's, which other accounts may hold
                 file.unlink()
         with open(file, "a+", opener=private) as lock:
-            if not components.wait_until(lambda: _is_taken(lock), TELL_SECONDS):
+            if not components.wait_until(lambda: _is_taken(lock), LOCK_NOTICE_SECONDS):
                 lock.seek(0)
                 tell(f"Waiting for process {lock.read() or '?'}, which works on this stack too.")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists() or not os.path.samestat(os.fstat(lock.fileno()), file.stat()):
-                continue  # it was removed and made anew meanwhile
-            with contextlib.suppress(OSError):  # a full disk is no reason not to go on
+                continue  # it was replaced meanwhile
+            with contextlib.suppress(OSError):  # the text is a courtesy, and the disk may be full
                 os.ftruncate(lock.fileno(), 0)
                 os.write(lock.fileno(), f"{os.getpid()} ({' '.join(sys.argv)})".encode())
             yield

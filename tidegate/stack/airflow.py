@@ -27,7 +27,7 @@ RUNS_TASKS = ("scheduler", "triggerer")
 
 
 def airflow_settings() -> dict[str, str]:
-    """Return the settings that the embedded stack and the team server share, by their environment variables."""
+    """Return the settings that the embedded stack and the team server share, by environment variable."""
     lines = (Path(__file__).resolve().parent / "airflow.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
@@ -62,7 +62,7 @@ class EmbeddedAirflow:
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process; secrets are named by file, not contained."""
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
-        # What tasks tell the api-server goes past a proxy that the shell has set.
+        # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
         modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
@@ -88,7 +88,7 @@ class EmbeddedAirflow:
         }
 
     def migrate(self) -> None:
-        """Bring Airflow's metadata database to its version, unless this was done before."""
+        """Migrate Airflow's metadata database to the installed version, unless this was done before."""
         marker = self.folder / "migrated_to"
         if marker.exists() and marker.read_text() == version("apache-airflow"):
             return
@@ -131,7 +131,7 @@ class EmbeddedAirflow:
         ]
 
     def history(self) -> Component:
-        """Return how to remove old runs and logs, once."""
+        """Return how to remove old runs and logs once."""
         return Component(
             "airflow-history",
             [sys.executable, "-m", "tidegate.stack.history"],
@@ -141,7 +141,7 @@ class EmbeddedAirflow:
         )
 
     def _check(self, process: str) -> Callable[[], str | None]:
-        # Airflow's own health page tells of each process whether its heartbeat is recent.
+        # Airflow's health page says of each process whether its heartbeat is recent.
         part = {"api-server": "metadatabase", "dag-processor": "dag_processor"}.get(process, process)
 
         def check() -> str | None:
@@ -149,7 +149,7 @@ class EmbeddedAirflow:
                 missing := listens(self._stack_folder, "airflow-api-server", self._ports["airflow"])
             ):
                 return missing
-            # Not the client of `tidegate.airflow_client`, which is slow to import: this is a page on loopback.
+            # `tidegate.airflow_client` is slow to import, and this is a page on loopback.
             connection = HTTPConnection("127.0.0.1", self._ports["airflow"], timeout=5)
             try:
                 connection.request("GET", "/api/v2/monitor/health")
@@ -170,5 +170,5 @@ class EmbeddedAirflow:
 
 
 def _print_file(file: Path) -> str:
-    """Return the command by which Airflow reads a secret."""
+    """Return the command that Airflow runs to read a secret."""
     return f"cat {shlex.quote(str(file))}"

@@ -1,7 +1,7 @@
-"""How Airflow's asynchronous driver logs in to Postgres: its setting ``sql_alchemy_connect_args_async`` names CONNECT_ARGS.
+"""Login of Airflow's asynchronous driver to Postgres: its setting ``sql_alchemy_connect_args_async`` names CONNECT_ARGS.
 
-asyncpg tells a server the password in clear if the server asks for that, and cannot be told not to. So it gets the password
-only when the port belongs to our server.
+asyncpg sends the password in clear if the server asks for that, and has no option against it. So it gets the password only
+when the port belongs to our server.
 """
 
 import os
@@ -11,13 +11,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from jobs.compute.loopback import Server, loopback_address
 
 ADDRESS_VARIABLE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"
-POSTGRES_USER_VARIABLE = "TIDEGATE_POSTGRES_USER"  # the account that the embedded Postgres runs under, if it is not ours
+POSTGRES_USER_VARIABLE = "TIDEGATE_POSTGRES_USER"  # the account of the embedded Postgres, if it is not ours
 
 
 def password() -> str:
-    """Return the password for a connection that is about to be made.
+    """Return the password for a new connection.
 
-    Raises: ListenerNotTrusted if another account has the port, LookupError if the password file has none.
+    Raises: ListenerNotTrusted if another account listens on the port, LookupError if the password file has no entry.
     """
     address = urlsplit(os.environ[ADDRESS_VARIABLE])
     port = address.port or 5432
@@ -25,10 +25,10 @@ def password() -> str:
         user = os.environ.get(POSTGRES_USER_VARIABLE)
         Server(loopback, port, "the password of Airflow's database", [int(user)] if user else []).check()
     file = Path(parse_qs(address.query)["passfile"][0])
-    wanted = address.hostname, str(port), address.path.lstrip("/"), unquote(address.username or "")
+    target = address.hostname, str(port), address.path.lstrip("/"), unquote(address.username or "")
     for line in file.read_text().splitlines():
-        *place, found = line.split(":", 4)
-        if len(place) == len(wanted) and all(given in ("*", asked) for given, asked in zip(place, wanted, strict=True)):
+        *patterns, found = line.split(":", 4)
+        if len(patterns) == len(target) and all(pattern in ("*", part) for pattern, part in zip(patterns, target, strict=True)):
             return found
     raise LookupError(f"{file} has no password of {address.username} for {address.hostname}:{port}.")
 

@@ -1,7 +1,7 @@
-"""Backups of the embedded stack's ledger and states: a dump by `pg_dump`, which is put in the database's place by `restore`.
+"""Backups of the embedded stack's ledger and states: dumps by `pg_dump`, and `restore`, which replaces the database by one.
 
 Ledger and states are in one database, so a dump is one moment of both. It holds no passwords: each stack has its own. A
-restored database is another one than before, so its pipelines halt until a person has accepted what was lost since the dump.
+restored database has another identity, so its pipelines halt until a person has accepted the loss since the dump.
 """
 
 import os
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 30.0
 
 
 def backup(settings: Settings, file: Path) -> None:
-    """Write a dump of ledger and states, whole or not at all; pipelines may run meanwhile.
+    """Write a dump of ledger and states, complete or not at all; pipelines may run meanwhile.
 
     Raises: UsageError if the file exists or there is no embedded stack here, PermanentError, StoreUnavailable.
     """
@@ -45,9 +45,9 @@ def backup(settings: Settings, file: Path) -> None:
 
 
 def restore(settings: Settings, file: Path) -> str:
-    """Put a dump in the place of the database, which is kept under another name; return that name.
+    """Replace the database by a dump, keep the old one under another name, and return that name.
 
-    Until the dump is there as a whole, nothing changes. Whoever is connected to the database is disconnected.
+    Nothing changes before the dump is complete in the server. Connections to the database are ended.
 
     Raises: UsageError if there is no such file or no embedded stack here, PermanentError, StoreUnavailable.
     """
@@ -67,12 +67,12 @@ def restore(settings: Settings, file: Path) -> str:
             except BaseException:
                 cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(restored)))
                 raise
-    postgres.bootstrap()  # who may connect is not in the dump
+    postgres.bootstrap()  # the dump holds no rights to connect
     return kept
 
 
 def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> None:
-    """Rename both in one transaction; that needs a moment in which nobody is connected."""
+    """Rename both in one transaction; that needs a moment without connections."""
     rename = sql.SQL("BEGIN; ALTER DATABASE {} RENAME TO {}; ALTER DATABASE {} RENAME TO {}; COMMIT").format(
         *map(sql.Identifier, (DATABASE, kept, restored, DATABASE))
     )
@@ -98,7 +98,7 @@ def _postgres_of(settings: Settings) -> EmbeddedPostgres:
         postgres = Layout.load(settings.home).postgres
     except (FileNotFoundError, ValueError) as error:
         raise UsageError(
-            f"There is no embedded stack in {settings.home}. How to back up a server of your own is in docs/backup.md."
+            f"There is no embedded stack in {settings.home}. docs/backup.md says how to back up a server of your own."
         ) from error
     _connect(postgres).close()
     return postgres

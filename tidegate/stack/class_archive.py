@@ -1,8 +1,7 @@
-"""Makes the archive of Spark's classes, once per environment, as the last step of ``make setup``.
+"""Makes the archive of Spark's classes (AppCDS), once per environment, as the last step of ``make setup``.
 
-Java maps the archive (AppCDS) where it would otherwise find, read and check 20,000 classes: two fifths of the CPU time that
-Spark's server takes to start and to run its first batch. Java itself sees whether the archive still fits; without one that
-does, it reads the classes as ever.
+Java maps the archive instead of finding, reading and checking 20,000 classes, which is two fifths of the CPU time of the
+server's start and first batch. Java itself checks whether the archive still fits; without one, it reads the classes as usual.
 
 Run as ``python -m tidegate.stack.class_archive``.
 """
@@ -24,9 +23,9 @@ WRITE_SECONDS = 180
 
 
 def make() -> Path:
-    """Run a server and a few small queries, have Java archive the classes that this took, and return the archive.
+    """Run a server and a few small queries, have Java archive the classes that were used, and return the archive.
 
-    An earlier archive is replaced by a whole one or not at all.
+    An earlier archive is replaced by a complete one or not at all.
 
     Raises: PermanentError (no Java, or it cannot make archives; no place to write it), RetryableError (Spark did not start).
     """
@@ -44,12 +43,12 @@ def make() -> Path:
 
 
 def _run_once(folder: Path, archive: Path) -> None:
-    """Start a server that writes the archive when it ends; use it; end it."""
+    """Start a server that writes the archive when it ends, use it, and end it."""
     with contextlib.ExitStack() as until:
         spark = EmbeddedSpark(folder, components.reserve_port(None, until), stager_passfile=folder / "no_passwords")
         spark.initialize()
         server = spark.component()
-        # Spark hands these on to the server's Java, and to no other.
+        # Spark passes these to the server's Java, and to no other.
         writing = {"SPARK_SUBMIT_OPTS": f'-XX:TieredStopAtLevel=1 -Xlog:disable -XX:ArchiveClassesAtExit="{archive}"'}
         process = components.start(replace(server, environment={**server.environment, **writing}), folder)
         until.callback(lambda: components.end(components.members(components.RunFolder(folder))))
@@ -65,7 +64,7 @@ def _run_once(folder: Path, archive: Path) -> None:
 
 
 def main() -> None:
-    """Make the archive, or say why there is none: nothing depends on it."""
+    """Make the archive, or say why that failed: nothing depends on it."""
     try:
         make()
     except TidegateError as error:

@@ -1,7 +1,7 @@
-"""A component of the embedded stack: a process, how to tell that it is well, and how to end it for certain.
+"""Components of the embedded stack: a process each, with its health check, ports and reliable end.
 
-A component runs in a session of its own, so that everything it starts (Spark's Python workers, Airflow's forked tasks)
-can be found and ended even when the component, or the supervisor, was killed.
+A component runs in a session of its own, so everything that it starts (Spark's Python workers, Airflow's forked tasks) can be
+found and ended even when the component, or the supervisor, was killed.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from tidegate.stack.private import private, private_folder
 
 LOG_KEPT_BYTES = 20 * 1024 * 1024
 STOP_SECONDS = 15
-# Below the ports that the kernel gives to outgoing connections: one of those may be taken again before a restart.
+# Below the ports that the kernel gives to outgoing connections, which could take one of them before a restart.
 FREE_PORTS = range(20_000, 32_000)
-# Every process of a stack carries the stack's folder in its environment, and its component's name.
+# Every process of a stack has the stack's folder and its component's name in its environment.
 STACK_VARIABLE = "TIDEGATE_STACK"
 COMPONENT_VARIABLE = "TIDEGATE_COMPONENT"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-# Returns None when the component is well, else what is missing.
+# Returns None when the component is healthy, else what is missing.
 HealthCheck = Callable[[], str | None]
 
 
 @dataclass(frozen=True)
 class Component:
-    """What to start, and when it counts as up."""
+    """A program to start, and the check that says whether it is up."""
 
     name: str
     command: Sequence[str]
@@ -50,8 +50,8 @@ class Component:
     folder: Path | None = None
     user: int | None = None
     ports: Sequence[int] = ()
-    scratch: Sequence[Path] = ()  # folders of what is of use to the live process only; one that is killed leaves it behind
-    # Finds what a killed process of this component left where neither its session nor its environment tells.
+    scratch: Sequence[Path] = ()  # folders that only the live process needs; a killed one does not remove them
+    # Finds processes of a killed component that neither its session nor its environment identifies.
     left_behind: Callable[[], Sequence[psutil.Process]] = list
     stop_signal: signal.Signals = signal.SIGTERM
     deadline_seconds: int = 90
@@ -60,7 +60,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Identity:
-    """A process that cannot be mistaken for another one with the same number, whatever becomes of the clock."""
+    """A process, identified by number and start; independent of changes to the clock."""
 
     pid: int
     started: str
@@ -74,7 +74,7 @@ class Identity:
         return cls(pid, _started(pid))
 
     def is_of(self, pid: int) -> bool:
-        """Tell whether the process that has this number now is this one, ended or not."""
+        """Return whether the process that has this number now is this one, ended or not."""
         with contextlib.suppress(psutil.Error):
             return self == Identity.of(pid)
         return False
@@ -89,10 +89,10 @@ class Identity:
 
 
 def _started(pid: int) -> str:
-    """Tell when a process started: which boot, and how many ticks of the kernel later.
+    """Return when a process started: the boot's id and the kernel's ticks since then.
 
-    The time of day would not do: it is counted from a time of boot that moves when somebody sets the clock, or when a
-    suspended machine wakes up.
+    The time of day would not do: psutil counts it from a time of boot that moves when the clock is set, or when a suspended
+    machine wakes up.
     """
     if not BOOT.exists():  # no Linux
         return str(psutil.Process(pid).create_time())
@@ -104,7 +104,7 @@ def _started(pid: int) -> str:
 
 
 class RunFolder:
-    """``.tidegate/run``: which process is which component. Hints only: a stale entry matches no process."""
+    """The folder ``.tidegate/run``: each component's process. Hints only: a stale entry matches no process."""
 
     def __init__(self, stack_folder: Path) -> None:
         self.stack_folder = stack_folder
@@ -112,26 +112,26 @@ class RunFolder:
 
     @property
     def status_file(self) -> Path:
-        """Where the supervisor tells how it goes."""
+        """The file for the supervisor's status."""
         return self._folder / "stack.status"
 
     def write(self, name: str, identity: Identity) -> None:
-        """Remember a component's process, at once and whole."""
+        """Record a component's process, atomically."""
         private_folder(self._folder)
         write_whole(self._folder / f"{name}.json", json.dumps(asdict(identity)))
 
     def read(self, name: str) -> Identity | None:
-        """Return what was remembered; None if there is nothing, or nothing legible."""
+        """Return the recorded process; None if there is no record, or an illegible one."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return Identity(**json.loads((self._folder / f"{name}.json").read_text()))
         return None
 
     def names(self) -> list[str]:
-        """Return the components that were remembered."""
+        """Return the names of the recorded components."""
         return sorted(file.stem for file in self._folder.glob("*.json"))
 
     def forget(self, name: str) -> None:
-        """Forget a component."""
+        """Delete a component's record."""
         (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def sessions(self) -> set[int]:
@@ -139,7 +139,7 @@ class RunFolder:
         found = set()
         for name in self.names():
             identity = self.read(name)
-            # If the number is another process's by now, the old session is long empty.
+            # If another process has the number by now, the old session is empty.
             if identity and (identity.is_of(identity.pid) or not psutil.pid_exists(identity.pid)):
                 found.add(identity.pid)
         return found
@@ -166,11 +166,11 @@ def start(component: Component, stack_folder: Path) -> subprocess.Popen[bytes]:
             group=None if component.user is None else group_of(component.user),
             extra_groups=[] if component.user else None,
             start_new_session=True,
-            umask=0o077,  # what it writes is nobody else's
+            umask=0o077,  # its files are private
         )
     try:
         RunFolder(stack_folder).write(component.name, Identity.of(process.pid))
-    except OSError:  # nobody would know that it runs
+    except OSError:  # without a record it could not be found again
         process.kill()
         process.wait()
         raise
@@ -186,7 +186,7 @@ def group_of(user: int) -> int:
 
 
 def write_whole(file: Path, content: str, *, durable: bool = False) -> None:
-    """Write a file so that readers see the old content or the new, never half of it; if durable, after a power cut too."""
+    """Write a file atomically: readers see the old content or the new; if durable, after a power cut too."""
     unfinished = file.with_name(f".{file.name}.tmp")
     with open(unfinished, "w", opener=private) as output:
         output.write(content)
@@ -203,16 +203,16 @@ def write_whole(file: Path, content: str, *, durable: bool = False) -> None:
 
 
 def log_file(stack_folder: Path, name: str) -> Path:
-    """Return where a component's output goes."""
+    """Return the file for a component's output."""
     return stack_folder / "logs" / f"{name}.log"
 
 
-def cut_log(log: Path) -> None:
-    """Keep the last part of a log that has grown too long, under another name, and empty the log itself.
+def truncate_log(log: Path) -> None:
+    """Keep the last part of a log that is too long under another name, and empty the log.
 
-    Its writer keeps it open and appends, so it goes on at the new end; a line that is written in between may be lost.
+    Its writer keeps it open and appends, so it continues at the new end; a line written in between may be lost.
 
-    Raises: OSError if the copy cannot be written; then the log is left as it is.
+    Raises: OSError if the copy cannot be written; then the log is unchanged.
     """
     if not log.exists() or log.stat().st_size <= LOG_KEPT_BYTES:
         return
@@ -238,32 +238,32 @@ def members(run: RunFolder) -> list[psutil.Process]:
 
 
 def end(processes: Sequence[psutil.Process], seconds: float = STOP_SECONDS) -> None:
-    """Ask processes to end; kill those that have not after some seconds."""
-    for ask, patience in ((psutil.Process.terminate, seconds), (psutil.Process.kill, STOP_SECONDS)):
+    """Terminate processes; kill those that still run after `seconds`."""
+    for send_signal, patience in ((psutil.Process.terminate, seconds), (psutil.Process.kill, STOP_SECONDS)):
         for process in filter(is_alive, processes):
             with contextlib.suppress(psutil.Error):
-                ask(process)
+                send_signal(process)
         if wait_until(lambda: not any(map(is_alive, processes)), patience):
             return
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process still runs. One that has ended counts as gone even if its parent never asks for its exit code."""
+    """Return whether a process still runs; a zombie does not."""
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def reserve_port(usual: int | None, until: contextlib.ExitStack) -> int:
-    """Return the usual port if nobody has it, else another; until `until` closes, no other stack of this user gets it.
+    """Return the usual port if it is free, else another; until `until` closes, no other stack of this user gets it.
 
-    Asking alone would not do: between the answer and the component's start another stack could ask too.
+    A check alone would not do: another stack could check before the component has started.
     """
     with contextlib.ExitStack() as opened:
         folder = _claims_folder()
         opened.callback(os.close, folder)
         for port in (*([usual] if usual else []), *random.SystemRandom().sample(FREE_PORTS, 100)):
-            # Neither followed, if it is a link, nor emptied: the lock is all that is wanted of the file.
+            # A link is not followed, and a file not emptied: only its lock is needed.
             claim = os.open(str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -275,9 +275,9 @@ def reserve_port(usual: int | None, until: contextlib.ExitStack) -> int:
 
 
 def _claims_folder() -> int:
-    """Open the folder of this account's claims to ports, below its home; in the shared one for temporary files if it has none.
+    """Open the folder of this account's claims to ports, below its home, or in the folder for temporary files without one.
 
-    Raises: PermanentError if another account has made it.
+    Raises: PermanentError if the folder belongs to another account.
     """
     name = f"tidegate-ports-{os.geteuid()}"
     places = [Path(tempfile.gettempdir())]
@@ -303,7 +303,7 @@ def _claims_folder() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether nobody listens on a loopback port."""
+    """Return whether a loopback port has no listener."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
@@ -313,7 +313,7 @@ def is_free(port: int) -> bool:
 
 
 def holder(port: int) -> str:
-    """Name the process that listens on a port; the system tells other users' processes to root only."""
+    """Return a description of the process that listens on a port; only root sees those of other users."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -323,10 +323,10 @@ def holder(port: int) -> str:
 
 
 def listens(stack_folder: Path, name: str, port: int) -> str | None:
-    """Check that this component, and nobody else who was faster, listens on a loopback port."""
+    """Check that this component, not another process, listens on a loopback port; return None or what is wrong."""
     identity = RunFolder(stack_folder).read(name)
     with contextlib.suppress(psutil.Error):
-        # Whose port it is takes a walk through all processes. Usually, while a stack starts on busy cores, it is nobody's.
+        # Finding the listener means a walk through all processes; while a stack starts, the port is usually still free.
         if identity and not is_free(port) and (leader := identity.process()):
             if _has_listener(leader, port):
                 return None
@@ -341,7 +341,7 @@ def _has_listener(process: psutil.Process, port: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:
-    """Wait for a fact with a deadline; tell whether it came true."""
+    """Wait until a condition holds, at most `seconds`; return whether it does."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

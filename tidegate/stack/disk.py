@@ -1,4 +1,4 @@
-"""What `up` and `down` need of disk and machine, and how they say that it is missing."""
+"""Checks of disk and machine for `up` and `down`, with advice when something is missing."""
 
 import contextlib
 import errno
@@ -39,14 +39,14 @@ def check_room(*folders: Path) -> None:
             private_folder(folder)
         try:
             with tempfile.TemporaryFile(dir=folder) as probe:
-                probe.write(os.urandom(PROBE_BYTES))  # no file system makes nothing of it
+                probe.write(os.urandom(PROBE_BYTES))  # no file system can compress it away
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 @contextlib.contextmanager
 def named(folder: Path) -> Iterator[None]:
-    """Turn what the machine refuses into a sentence about the file; `folder` is the stack's.
+    """Turn an OSError into one that names the file and says what to do; `folder` is the stack's.
 
     Raises: MachineRefuses, NotPermitted.
     """
@@ -57,7 +57,7 @@ def named(folder: Path) -> Iterator[None]:
 
 
 def sentence(error: OSError, folder: Path) -> TidegateError:
-    """Return the error that says which file it is and what to do."""
+    """Return the error that names the file and says what to do."""
     what = f"{error.filename or folder}: {error.strerror or error}."
     if error.errno in ADVICE:
         return MachineRefuses(f"{what} {ADVICE[error.errno]}")

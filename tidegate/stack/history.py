@@ -1,4 +1,4 @@
-"""What Airflow remembers is kept for a while only: its runs in its database, and the logs of its tasks. No state is in either.
+"""Removes Airflow's old history: runs in its database and logs of tasks. Neither holds any state.
 
     python -m tidegate.stack.history           removes what is older than the setting `airflow_history_days`
     python -m tidegate.stack.history --daily   does so now, and again each day
@@ -33,21 +33,21 @@ TABLES = (
 
 
 def marker(airflow_home: Path) -> Path:
-    """Return the file whose time tells when history was last removed."""
+    """Return the file whose modification time is that of the last removal."""
     return airflow_home / "logs" / ".history"
 
 
 def is_due(airflow_home: Path) -> bool:
-    """Tell whether a day has gone by; in a new Airflow the first one begins now."""
+    """Return whether a day has passed since the last removal; in a new Airflow the first day begins now."""
     file = marker(airflow_home)
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(0o600)
-    return abs(time.time() - file.stat().st_mtime) > DAY_SECONDS  # a clock that was put back makes it due as well
+    return abs(time.time() - file.stat().st_mtime) > DAY_SECONDS  # also due if the clock was put back
 
 
 def remove_logs(logs: Path, before: float) -> int:
-    """Remove files that nothing was written to since a time, and the folders that they leave empty; return how many files."""
+    """Remove files unchanged since a time, and the folders that become empty; return the number of files."""
     folders = []
     for place, _, names in os.walk(logs):
         folders.append((Path(place), Path(place).stat().st_mtime, names))
@@ -57,13 +57,13 @@ def remove_logs(logs: Path, before: float) -> int:
             if not file.is_symlink() and file.stat().st_mtime < before:
                 file.unlink()
                 removed += 1
-        if changed < before and folder != logs and not any(folder.iterdir()):  # in a newer one a task may be about to write
+        if changed < before and folder != logs and not any(folder.iterdir()):  # a task may be about to write into a newer one
             folder.rmdir()
     return removed
 
 
 def remove(airflow_home: Path, days: int) -> None:
-    """Remove what is older than so many days.
+    """Remove runs and logs that are older than `days`.
 
     Raises: OSError, subprocess.CalledProcessError.
     """
@@ -77,7 +77,7 @@ def remove(airflow_home: Path, days: int) -> None:
 
 
 def main(*, daily: bool) -> None:
-    """Do the work once, or each day."""
+    """Remove old history once, or each day."""
     while True:
         remove(Path(os.environ["AIRFLOW_HOME"]), Settings.load().airflow_history_days)
         if not daily:

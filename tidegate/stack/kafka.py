@@ -1,8 +1,8 @@
 """The embedded Kafka: one broker that is its own controller (KRaft), on loopback, with a password.
 
-Clients log in by SCRAM, which never sends the password: whoever takes the port while the broker is away learns nothing. The
-controller cannot use it, because it would have to read the credentials before it can read anything, so it has a password of
-its own, which it tells to nobody but itself.
+Clients log in by SCRAM, which never sends the password: a process that takes the port while the broker is away learns nothing.
+The controller cannot use SCRAM, because it would need the stored credentials before it can read anything, so it has a password
+of its own, which it sends only to itself.
 """
 
 import json
@@ -23,9 +23,9 @@ from tidegate.stack.private import private_folder
 from tidegate.stack.spark import java_program
 
 VERSION = "4.3.1"
-# The library for the log comes with Kafka's distribution, not with its package.
+# The logging library comes with Kafka's distribution, not with its package.
 PACKAGES = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4")
-# By which Spark reads Kafka: the newest that Maven Central has, complete and tested with the Spark of requirements.in.
+# Spark's reader for Kafka: the newest complete version on Maven Central, tested with the Spark of requirements.in.
 SPARK_PACKAGES = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -54,7 +54,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss}{UTC} %p %c{1} %m%n
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
-# Whoever is refused is of interest, at a level that is not shown otherwise; so is that the broker has started.
+# Refused clients and the broker's start are logged at a level that is hidden otherwise.
 logger.refused.name = org.apache.kafka.common.network.Selector
 logger.refused.level = info
 logger.started.name = kafka.server.KafkaRaftServer
@@ -76,7 +76,7 @@ class EmbeddedKafka:
         self._logging = self.folder / "log4j2.properties"
 
     def initialize(self) -> None:
-        """Write passwords and properties, and format the storage unless that was done; half-made storage is made anew."""
+        """Write passwords and properties, and format the storage unless that was completed before."""
         maven.fetch(PACKAGES)
         private_folder(self.folder)
         private_folder(self.client_properties.parent)
@@ -115,7 +115,7 @@ class EmbeddedKafka:
         return [java_program(), *options, f"-Dlog4j2.configurationFile={self._logging.as_uri()}", "-cp", classpath]
 
     def _format(self, data: Path) -> None:
-        # The tool reads arguments from a file too; the password must not be among those that everybody sees.
+        # The tool reads arguments from a file too: those of its command line are visible to all users.
         arguments = self._server_properties.with_name("kafka_format_arguments")
         password = self._passwords[USER].read_text()
         write_secret(arguments, f"--add-scram\n{MECHANISM}=[name={USER},password={password}]\n")
@@ -164,7 +164,7 @@ class EmbeddedKafka:
 
         login = kafka_client(Settings(kafka_bootstrap=self.bootstrap, kafka_properties_file=self.client_properties))
         try:
-            # log_level: the client would tell standard error of each refused connection.
+            # log_level: the client would write each refused connection to standard error.
             known = AdminClient({**login, "log_level": 0}).list_topics(timeout=CHECK_SECONDS)
         except KafkaException as error:
             return f"the broker at {self.bootstrap} does not answer: {error.args[0].str()}"
@@ -172,5 +172,5 @@ class EmbeddedKafka:
 
 
 def _lines(properties: Mapping[str, str | int]) -> str:
-    """Return a Java properties file, which knows Latin-1 only and escapes the rest as JSON does."""
+    """Return a Java properties file: Latin-1 only, the rest is escaped as in JSON."""
     return "".join(f"{name}={json.dumps(str(value))[1:-1]}\n" for name, value in properties.items())

@@ -1,4 +1,4 @@
-"""Where an embedded stack keeps its things and which ports it uses; what both `up` and the supervisor need to know."""
+"""The folders and ports of an embedded stack, for `up` and the supervisor."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from tidegate.stack.private import private_folder
 from tidegate.stack.spark import EmbeddedSpark
 
 USUAL_PORTS = {
-    "postgres": 15432,  # not 5432, where an installed Postgres may come and go
+    "postgres": 15432,  # not 5432, which an installed Postgres may use
     "spark": 15002,
     "airflow": 8080,
     "kafka": 19092,  # not 9092, as for Postgres
@@ -27,7 +27,7 @@ EXTRAS = ("kafka",)
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of one stack."""
+    """The components of one stack, with its folder and ports."""
 
     folder: Path
     ports: dict[str, int]
@@ -39,7 +39,7 @@ class Layout:
 
     @classmethod
     def load(cls, home: Path) -> "Layout":
-        """Return the layout that `choose` wrote down.
+        """Return the layout that `choose` has saved.
 
         Raises: FileNotFoundError if there is none, ValueError if it is damaged.
         """
@@ -51,28 +51,28 @@ class Layout:
 
     @classmethod
     def choose(cls, home: Path, until: contextlib.ExitStack, extras: Collection[str] = ()) -> "Layout":
-        """Choose ports, the ones of last time if they are free, and write the settings that lead to them.
+        """Choose ports, the previous ones if they are free, and save the layout and its settings.
 
-        The ports are this stack's until `until` closes.
+        The ports are reserved for this stack until `until` closes.
         """
         folder = home / STACK_FOLDER
         private_folder(folder, passable=os.geteuid() == 0)
         try:
-            wanted = cls.load(home).ports
+            previous = cls.load(home).ports
         except (FileNotFoundError, ValueError):
-            wanted = USUAL_PORTS
-        ports = {name: components.reserve_port(wanted.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
+            previous = USUAL_PORTS
+        ports = {name: components.reserve_port(previous.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
         layout = cls._of(folder, ports, extras)
         layout._write()
         return layout
 
     def forget_extras(self) -> None:
-        """Write down that only the usual components are wanted; the ports of the others stay theirs."""
+        """Save the layout without extras; their ports stay in it."""
         if self.extras:
             replace(self, extras=())._write()
 
     def settings(self) -> dict[str, str | int]:
-        """Return Tidegate's settings for this stack, by their names."""
+        """Return Tidegate's settings for this stack, by name."""
         kafka = {"kafka_bootstrap": self.kafka.bootstrap, "kafka_properties_file": str(self.kafka.client_properties)}
         return {
             "pg_host": "127.0.0.1",
@@ -87,12 +87,12 @@ class Layout:
         }
 
     def migrate(self) -> list[str]:
-        """Bring Tidegate's own tables to this code's revision and register the pipelines.
+        """Migrate Tidegate's tables to this code's revision and register the pipelines.
 
-        A pipeline that cannot be imported or registered keeps none of the others from working: the sentences that are returned
-        say which, why, and what to do.
+        A pipeline that cannot be imported or registered does not stop the others: a returned sentence names it, with the reason
+        and what to do.
         """
-        import migrations  # noqa: PLC0415 - Alembic is for the supervisor only
+        import migrations  # noqa: PLC0415 - only the supervisor needs Alembic
         from jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
 
         settings = Settings.load({"TIDEGATE_HOME": str(self.folder.parent)})
@@ -117,7 +117,7 @@ class Layout:
 
 
 def spark_packages(settings: Settings, extras: Collection[str]) -> list[str]:
-    """Return the Maven packages that Spark loads: what the settings name, and what the extras need if they do not name it."""
+    """Return the Maven packages that Spark loads: those of the settings, and those that extras need in addition."""
     packages = [package.strip() for package in settings.spark_packages.split(",") if package.strip()]
     if "kafka" in extras and not any("spark-sql-kafka" in package for package in packages):
         packages += SPARK_PACKAGES

@@ -1,6 +1,6 @@
-"""Java libraries from Maven Central, each fetched once per user; the resolver is the Ivy that pyspark brings along.
+"""Java libraries from Maven Central, fetched once per user by the Ivy that pyspark ships.
 
-What is in the cache is whole: it is fetched into a folder of its own, and renamed when nothing is missing.
+The cache holds complete sets only: each is fetched into a temporary folder and renamed when nothing is missing.
 """
 
 import contextlib
@@ -28,38 +28,38 @@ Teller = Callable[[str], None]
 
 
 def spark_jars(packages: Sequence[str]) -> list[Path]:
-    """Return the jars of fetched packages that Spark does not have itself: it copies each whenever it starts."""
+    """Return the jars of fetched packages that Spark does not ship itself: it copies each whenever it starts."""
     shipped = {_artifact(jar) for jar in (spark_home() / "jars").glob("*.jar")}
     fetched = sorted(folder(packages).glob("*.jar")) if packages else []
     return [jar for jar in fetched if _artifact(jar) not in shipped]
 
 
 def print_spark_jars(packages: str) -> None:
-    """Fetch packages and print the jars that Spark has to load, for compose/entrypoint.sh; commas between both."""
-    wanted = packages.split(",")
+    """Fetch comma-separated packages and print the jars that Spark has to load, with commas too, for compose/entrypoint.sh."""
+    requested = packages.split(",")
     try:
-        fetch(wanted)
+        fetch(requested)
     except PermanentError as error:
         sys.exit(str(error))
-    sys.stdout.write(",".join(map(str, spark_jars(wanted))))
+    sys.stdout.write(",".join(map(str, spark_jars(requested))))
 
 
 def folder(packages: Sequence[str]) -> Path:
-    """Return where the jars of these packages are, or will be: one folder for all, because they agree on versions."""
+    """Return the folder for the jars of these packages: one for all, because they agree on versions."""
     first = "-".join(packages[0].split(":")[1:])
     return _cache() / f"{first}-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}"
 
 
 def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
-    """Put packages, given as ``group:artifact:version``, and all they need into the cache; quick if they are there.
+    """Put packages, given as ``group:artifact:version``, and their dependencies into the cache; quick if they are there.
 
-    Whoever else fetches the same is waited for. If the process dies, the next one fetches anew.
+    Waits for other processes that fetch the same. If a process dies, the next one fetches again.
 
-    What a stack needs has to have the checksums in jars.sha256. What `spark_packages` asks for besides has none there: of it
-    Ivy compares the checksums that the repository tells.
+    The stack's own packages must have the checksums in jars.sha256. Other packages of `spark_packages` have none there: Ivy
+    compares them with the repository's checksums.
 
-    Raises: SettingsInvalid (no coordinates), PermanentError (they cannot be fetched, or are not the right ones, or another
-    account has put them there), which says what to do.
+    Raises: SettingsInvalid (no coordinates), PermanentError (they cannot be fetched, have wrong checksums, or belong to another
+    account), which says what to do.
     """
     if wrong := [package for package in packages if not COORDINATES.fullmatch(package)]:
         raise SettingsInvalid(f"{wrong[0]!r} is no Maven package: write group:artifact:version.")
@@ -69,7 +69,7 @@ def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
     if target.is_dir():
         check_installed(target)
         return
-    with _only_one(target):
+    with _locked(target):
         if not target.is_dir():
             tell(f"Fetching {', '.join(packages)} from Maven Central, this once")
             for left_over in target.parent.glob(f"{target.name}.unfinished-*"):
@@ -81,7 +81,7 @@ def fetch(packages: Sequence[str], tell: Teller = lambda _text: None) -> None:
 
 
 def _check(fetched: Path, packages: Sequence[str]) -> None:
-    """Compare jars with the checksums that are known; those of packages that are all known have to be known too.
+    """Compare jars with the known checksums; if all packages are known, every jar must be known too.
 
     Raises: PermanentError.
     """
@@ -102,7 +102,7 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
     """Fetch into ``workplace/jars``."""
     named = [package.split(":") for package in packages]
     dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
-    # As with Maven, a version that is named goes before one that somebody needs; Ivy would take the newer.
+    # As in Maven, a requested version wins over a transitive one; Ivy would take the newer.
     dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
     (workplace / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="tidegate" module="packages"/>'
@@ -110,8 +110,8 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
         "</ivy-module>"
     )
     options = [f"-Dsun.net.client.defaultConnectTimeout={CONNECT_MILLISECONDS}", f"-Divy.default.ivy.user.dir={workplace}"]
-    # A cache of its own: two Ivys in one cache would read each other's half-written files. Paths without the user's folder,
-    # because Ivy reads them as patterns.
+    # A private cache: two Ivys that share one would read each other's half-written files. Relative paths, because Ivy would
+    # read the user's folder as a pattern.
     command = [java_program(), *options, "-jar", _ivy(), "-ivy", "ivy.xml", "-cache", "cache", "-confs", "default"]
     command += ["-types", "jar", "bundle", "-retrieve", "jars/[artifact]-[revision](-[classifier]).[ext]"]
     advice = (
@@ -154,8 +154,8 @@ def _cache() -> Path:
 
 
 @contextlib.contextmanager
-def _only_one(target: Path) -> Iterator[None]:
-    """Let one process at a time fetch these packages; the lock ends with the process."""
+def _locked(target: Path) -> Iterator[None]:
+    """Hold the lock for these packages; it ends with the process."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f"{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

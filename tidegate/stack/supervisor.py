@@ -1,6 +1,6 @@
-"""The supervisor: starts the components in their order, restarts what dies, and ends everything when it is told to.
+"""The supervisor: starts the components in order, restarts those that die, and ends all of them on SIGTERM.
 
-Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow] [EXTRA ...]`` by `tidegate up`. It tells how it goes in
+Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow] [EXTRA ...]`` by `tidegate up`. It reports its status in
 ``.tidegate/run/stack.status``, one JSON document; `tidegate status` and `up` read it.
 """
 
@@ -34,10 +34,10 @@ from tidegate.stack.spark import class_archive
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
-# What keeps dying, or what cannot be started, may be well again once somebody has made room on a disk.
+# A component that keeps dying, or cannot be started, may work again once there is room on the disk.
 TRY_AGAIN_SECONDS = 30
-WELL_SECONDS = 20  # a component that has lived for so long does not count as one that keeps dying
-PORT_PATIENCE_SECONDS = 5  # until others are chosen: what has just died may hold its port a little longer
+WELL_SECONDS = 20  # a component that has lived this long no longer counts as one that keeps dying
+PORT_PATIENCE_SECONDS = 5  # until other ports are chosen: a process that has just died may hold its port a little longer
 LOGS_EVERY_SECONDS = 10
 
 
@@ -57,7 +57,7 @@ class Supervised:
         self._port_taken_since: float | None = None
 
     def keep_alive(self) -> None:
-        """Start the component if it is not there; try less often when it dies too often."""
+        """Start the component if it does not run; try less often if it keeps dying."""
         now = time.monotonic()
         if self.process and self.process.poll() is None:
             if now - self._started > WELL_SECONDS:
@@ -65,7 +65,7 @@ class Supervised:
             return
         if self.process:
             self._note_death(now)
-            # What the dead process left behind (Java's workers, forked tasks) would hold ports and locks.
+            # Orphans of the dead process (Java's workers, forked tasks) would hold ports and locks.
             components.end(_rest_of_session(self.process.pid), seconds=2)
             self.process = None
         if now < self._not_before:
@@ -84,7 +84,7 @@ class Supervised:
             self.restarts += 1
 
     def needs_another_port(self) -> bool:
-        """Tell whether a port of the component, which does not run, has been in other hands for a while."""
+        """Return whether another process has held a port of this component, which does not run, for a while."""
         since = self._port_taken_since
         return since is not None and time.monotonic() - since > PORT_PATIENCE_SECONDS
 
@@ -98,10 +98,10 @@ class Supervised:
         self._not_before = now + (TRY_AGAIN_SECONDS if self.gave_up else pause)
 
     def _find_hindrance(self, now: float) -> str | None:
-        """Return what the component would certainly die of, after trying to end that."""
+        """Return what would make the component die at start, after trying to remove it; None if nothing would."""
         components.end(self.component.left_behind(), seconds=2)
         if left := [str(process.pid) for process in self.component.left_behind()]:
-            return f"it waits for the end of process {', '.join(left)}, which one that was killed has left behind"
+            return f"it waits for the end of process {', '.join(left)}, a remnant of its killed predecessor"
         taken = [port for port in self.component.ports if not components.is_free(port)]
         if not taken:
             self._port_taken_since = None
@@ -110,12 +110,12 @@ class Supervised:
         return f"port {taken[0]} belongs to {components.holder(taken[0])}"
 
     def ask_to_stop(self) -> None:
-        """Tell the component to end, without waiting for it."""
+        """Signal the component to end, without waiting for it."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(self.component.stop_signal)
 
     def stop(self) -> None:
-        """Wait for the end of the component and everything in its session, which is certain to come."""
+        """Wait for the end of the component and its session; kill processes that take too long."""
         if self.process and self.process.poll() is None:
             try:
                 self.process.wait(self.component.grace_seconds)
@@ -130,7 +130,7 @@ class Supervised:
 
 
 class Supervisor:
-    """Runs one stack until it is told to stop."""
+    """Runs one stack until it gets a signal to stop."""
 
     def __init__(self, home: Path, *, without_airflow: bool, extras: Collection[str]) -> None:
         self._home = home
@@ -150,7 +150,7 @@ class Supervisor:
         self._removing_history: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Start the stack, watch it, stop it. What the machine refuses meanwhile, as room on a disk, it is asked for again."""
+        """Start the stack, watch it, stop it. What the machine refuses meanwhile, such as disk space, is tried again."""
         self._run.write("supervisor", Identity.of(os.getpid()))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -166,9 +166,9 @@ class Supervisor:
                     starting = background.submit(self._start)
                 elif starting.done() and self._has_failed_long_ago(starting.exception()):
                     starting = background.submit(self._start)
-                self._cut_logs()
+                self._truncate_logs()
                 self._report()
-                if not self._layout.folder.exists():  # deleted or moved: what runs would write where nobody looks
+                if not self._layout.folder.exists():  # deleted or moved: the components would write to deleted files
                     self._stopping.set()
                 self._stopping.wait(POLL_SECONDS)
             self._stop_components()
@@ -177,7 +177,7 @@ class Supervisor:
             self._run.forget("supervisor")
 
     def _has_failed_long_ago(self, error: BaseException | None) -> bool:
-        """Note how the start ended; tell whether it failed and may be tried again."""
+        """Record the outcome of the start; return whether it failed and may be tried again."""
         if error is None:
             self._failure = self._failed_at = None
             return False
@@ -192,7 +192,7 @@ class Supervisor:
         return True
 
     def _move(self) -> None:
-        """Choose other ports; whatever runs knows the old ones, so all of it starts anew."""
+        """Choose other ports and restart all components, because each knows the old ports."""
         hindrances = [f"{s.component.name}: {s.hindrance}" for s in self._supervised if s.needs_another_port()]
         _log(f"Other ports are chosen. {'; '.join(hindrances)}\n")
         self._stop_components()
@@ -200,7 +200,7 @@ class Supervisor:
         try:
             self._layout = Layout.choose(self._home, self._ports, self._layout.extras)
         except OSError as error:  # the same ports again, then, until there is room on the disk
-            _log(f"Other ports cannot be written down: {error}\n")
+            _log(f"Other ports cannot be recorded: {error}\n")
         self._supervised.clear()
         self._moving.clear()
         self._failed_at = None
@@ -208,7 +208,7 @@ class Supervisor:
     def _stop_components(self) -> None:
         if self._removing_history is not None and self._removing_history.poll() is None:
             components.end([psutil.Process(self._removing_history.pid), *_rest_of_session(self._removing_history.pid)])
-        # Postgres last: the others still write into it. All others at once, because some take their time.
+        # Postgres last: the others still write into it. All others at once, because some are slow to end.
         postgres, others = self._supervised[:1], self._supervised[1:]
         for together in (others, postgres):
             for supervised in together:
@@ -217,9 +217,9 @@ class Supervisor:
                 supervised.stop()
 
     def _start(self) -> None:
-        """Start Postgres, Spark and the extras at once, Airflow when its database is ready; then Tidegate's own tables.
+        """Start Postgres, Spark and the extras at once, then migrate Tidegate's tables, then start Airflow.
 
-        Safe to repeat: what is supervised already stays.
+        Safe to repeat: components that are already supervised stay.
         """
         postgres, spark, airflow = self._layout.postgres, self._layout.spark, self._layout.airflow
         settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
@@ -257,17 +257,17 @@ class Supervisor:
         if not components.wait_until(lambda: given_up() or component.check() is None, component.deadline_seconds) or given_up():
             raise PermanentError(f"{component.name} did not come up: {component.check()}")
 
-    def _cut_logs(self) -> None:
+    def _truncate_logs(self) -> None:
         if time.monotonic() < self._logs_looked_at + LOGS_EVERY_SECONDS:
             return
         self._logs_looked_at = time.monotonic()
         self._remove_history()
         for name in ["supervisor", "airflow-history", *(s.component.name for s in self._supervised)]:
-            with contextlib.suppress(OSError):  # the disk may be full: the log is not lost, and looked at again
-                components.cut_log(components.log_file(self._layout.folder, name))
+            with contextlib.suppress(OSError):  # the disk may be full: the log is unchanged, and is tried again
+                components.truncate_log(components.log_file(self._layout.folder, name))
 
     def _remove_history(self) -> None:
-        """Have Airflow's old runs and logs removed each day, once Airflow runs."""
+        """Start the removal of Airflow's old runs and logs once a day while Airflow runs."""
         if self._removing_history is not None:
             if (exit_code := self._removing_history.poll()) is None:
                 return
@@ -301,7 +301,7 @@ class Supervisor:
         try:
             components.write_whole(self._run.status_file, json.dumps(status))
             self._cannot_report = False
-        except OSError as error:  # such as a full disk: what runs must be watched all the same
+        except OSError as error:  # such as a full disk: the components must be watched all the same
             if not self._cannot_report:
                 _log(f"{self._run.status_file} cannot be written: {error}\n")
             self._cannot_report = True
@@ -327,5 +327,5 @@ def _rest_of_session(session: int) -> list[psutil.Process]:
 
 if __name__ == "__main__":
     home, *words = sys.argv[1:]
-    wanted = [word for word in words if word != "--without-airflow"]
-    Supervisor(Path(home), without_airflow="--without-airflow" in words, extras=wanted).run()
+    requested = [word for word in words if word != "--without-airflow"]
+    Supervisor(Path(home), without_airflow="--without-airflow" in words, extras=requested).run()

@@ -1,1 +1,1 @@
-"""Files in a folder, as a source: what a batch reads (`plan`), how it is read (`read`), and the formats."""
+"""A source of files in a folder: planning (`plan`), reading (`read`), and the formats."""

@@ -1,4 +1,4 @@
-"""The types that a column of a text file can be declared with, by the names that Spark has for them."""
+"""The types of columns in text files, by Spark's names."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ SHOWN_CHARACTERS = 100
 Family = Literal[
     "text", "integer", "decimal", "boolean", "float", "date", "timestamp", "timestamp_ntz", "binary", "array", "map", "struct"
 ]
-# Of each name: the family, and what pyarrow calls the type.
+# For each name, the family and pyarrow's name of the type.
 _SIMPLE: dict[str, tuple[Family, str]] = {
     "string": ("text", "string"),
     "boolean": ("boolean", "bool"),
@@ -44,7 +44,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of a declared column; `parts` are the types inside a nested one, by the field's name for a struct."""
+    """The type of a declared column; `parts` are the types inside a nested type, with field names for a struct."""
 
     name: str
     family: Family
@@ -54,7 +54,7 @@ class Kind:
 
     @cached_property
     def arrow(self) -> "pa.DataType":
-        """Return the type as Arrow has it."""
+        """Return the Arrow type."""
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
         parts = [part.arrow for _, part in self.parts]
@@ -78,7 +78,7 @@ class Kind:
 
 
 def kind_of(text: str) -> Kind:
-    """Return the type that Spark's name of it means.
+    """Parse Spark's name of a type.
 
     Raises: ValueError for a type that text cannot have.
     """
@@ -89,7 +89,7 @@ def kind_of(text: str) -> Kind:
 
 
 def _kind_at(text: str) -> tuple[Kind, str]:
-    """Return the type at the beginning of a text, and what follows it."""
+    """Return the type at the beginning of a text, and the rest of the text."""
     found = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
     if not found:
         raise ValueError(f"{text!r} is not a type")
@@ -129,8 +129,8 @@ def _nested(name: str, rest: str) -> tuple[Kind, str]:
             if is_last:
                 break
     inside = ", ".join(f"{part}: {kind.name}" if part else kind.name for part, kind in parts)
-    wanted: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
+    families: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
     fits = {"array": len(parts) == 1, "map": len(parts) == 2 and parts[0][1].family == "text"}
-    if name not in wanted or not fits.get(name, True):
+    if name not in families or not fits.get(name, True):
         raise ValueError(f"{name}<{inside}> is not a type that text can have")
-    return Kind(f"{name}<{inside}>", wanted[name], parts=tuple(parts)), rest
+    return Kind(f"{name}<{inside}>", families[name], parts=tuple(parts)), rest

@@ -1,4 +1,4 @@
-"""What is in a file: its digest, and its text, decompressed and decoded."""
+"""Reads a file's content: its digest, and its text, decompressed and decoded."""
 
 import bz2
 import codecs
@@ -18,15 +18,15 @@ from state_store.errors import MalformedRecord, SourceUnreadable
 READ_BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".bz2")
 UTF8 = "utf-8"
-MARKED = ("utf-16", "utf-32")  # whose decoders take their marks off
+MARKED = ("utf-16", "utf-32")  # their decoders remove the byte order mark
 BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 def open_file(path: Path, within: Path | None = None) -> IO[bytes]:
-    """Open a file for reading, if it is one: no pipe, at which one would wait for ever, no folder, no device.
+    """Open a regular file for reading: no pipe, which would block for ever, no folder, no device.
 
-    `within` is the folder that it must lie in, whatever links lead to it. What was opened is asked, not its name: a name may
-    have become another file's between a look at it and its opening.
+    `within` is the folder that the file itself must lie in, after following all links. The open file is checked, not its
+    name, because another file may take the name between a check and the opening.
 
     Raises: SourceUnreadable; OSError if it cannot be opened.
     """
@@ -50,7 +50,7 @@ def _check_opened(number: int, path: Path, within: Path | None) -> None:
 
 
 def _place_of(number: int, path: Path) -> str:
-    """Return where an open file lies; where the system does not tell (it is not Linux), where its name leads now."""
+    """Return the real path of an open file; on systems other than Linux, the real path of its name."""
     try:
         return str(Path(f"/proc/self/fd/{number}").readlink())
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def _place_of(number: int, path: Path) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Tell whether a path without links is the folder or lies in it."""
+    """Return whether a path without links is the folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -68,7 +68,7 @@ def digest_of(content: IO[bytes]) -> str:
 
 
 def grown_from(path: Path, size: int, sha256: str, *, within: Path | None = None) -> bool:
-    """Tell whether a file begins with content of this size and digest, and goes on behind it."""
+    """Return whether a file has grown from content of this size and digest."""
     digest, left = hashlib.sha256(), size
     try:
         with open_file(path, within) as content:
@@ -77,7 +77,7 @@ def grown_from(path: Path, size: int, sha256: str, *, within: Path | None = None
                 left -= len(block)
             return not left and digest.hexdigest() == sha256 and bool(content.read(1))
     except OSError:
-        return False  # only to say more of a file that is refused anyway
+        return False  # the answer only adds detail to a message about a file that is refused anyway
 
 
 def codec_of(encoding: str) -> str:
@@ -88,7 +88,7 @@ def codec_of(encoding: str) -> str:
     found = codecs.lookup(encoding)
     if not is_text_encoding(found):
         raise LookupError(encoding)
-    # The mark at the beginning is taken off anyway; and Python's decoder that does so drops a part of one.
+    # `text_of` removes the mark; Python's own decoder for it loses an incomplete mark.
     return UTF8 if found.name == "utf-8-sig" else found.name
 
 
@@ -97,7 +97,7 @@ def text_of(
 ) -> Iterator[bytes]:
     """Yield a file's text in blocks of UTF-8, decompressed by its ending, without the byte order mark.
 
-    With `start` and `end` only these bytes of a file that is neither compressed nor in another encoding. `within` is as for
+    `start` and `end` select bytes of a file that is neither compressed nor in another encoding. `within` is as for
     `open_file`.
 
     Raises: MalformedRecord with the line for bytes that are no text in this encoding; SourceUnreadable for a file that cannot
@@ -110,13 +110,13 @@ def text_of(
         with open_file(path, within) as content:
             for block in _blocks(path, content, start, end):
                 decoded = decoder.decode(block)
-                # What comes before the first character, such as a part of the mark, is no text yet.
+                # Bytes before the first character, such as a part of the mark, are no text yet.
                 text = block if encoding == UTF8 and not is_first else decoded.encode()
                 if is_first and decoded:
                     is_first = False
                     text = text.removeprefix(mark)
                     if encoding == UTF8:
-                        text += decoder.getstate()[0]  # of a character that the next block ends
+                        text += decoder.getstate()[0]  # the start of a character that the next block completes
                 lines += text.count(b"\n")
                 yield text
             yield decoder.decode(b"", final=True).encode()
@@ -133,7 +133,7 @@ def text_of(
 
 def _blocks(path: Path, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
     if path.suffix == ".gz":
-        with gzip.open(content) as unpacked:  # several members follow one another; zeros behind the last one are no data
+        with gzip.open(content) as unpacked:  # several members may follow one another; zeros after the last are no data
             yield from iter(partial(unpacked.read, READ_BLOCK_BYTES), b"")
     elif path.suffix == ".bz2":
         yield from _unpacked_bz2(content)
@@ -146,7 +146,7 @@ def _blocks(path: Path, content: IO[bytes], start: int, end: int | None) -> Iter
 
 
 def _unpacked_bz2(content: IO[bytes]) -> Iterator[bytes]:
-    """Unpack all streams of a file. Python's own reader takes a damaged second stream for the end of the file."""
+    """Unpack all streams of a file, because Python's own reader takes a damaged second stream for the end of the file."""
     engine = bz2.BZ2Decompressor()
     is_started = False
     while True:

@@ -1,4 +1,4 @@
-"""The done folder: where the files of a batch go once it has committed, into a folder named by its txid."""
+"""The done folder keeps the files of committed batches, in a folder per txid."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from jobs.sources.files.content import digest_of, open_file
 from state_store.errors import SourceChanged, SourceUnreadable
 
-COPY = ".{}.part"  # what a file is called while it is copied from another file system
+COPY = ".{}.part"  # the name of a file while it is copied from another file system
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class DoneFolder:
     done: Path
 
     def path(self, txid: int, name: str) -> Path:
-        """Return where a file of a batch lies when it has been moved."""
+        """Return the path of a batch's file after its move."""
         return self.done / str(txid) / name
 
     def has(self, txid: int, name: str) -> bool:
-        """Tell whether a file of a batch has been moved."""
+        """Return whether a file of a batch has been moved."""
         return self.path(txid, name).exists()
 
     def check_writable(self) -> None:
-        """Refuse to plan what could not be moved away afterwards.
+        """Refuse to plan files that could not be moved away afterwards.
 
         Raises: SourceUnreadable.
         """
@@ -54,14 +54,14 @@ class DoneFolder:
             return [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
 
     def has_files(self, txid: int) -> bool:
-        """Tell whether there is a file in the folder of a txid."""
+        """Return whether the folder of a txid has a file."""
         return any(files for _, _, files in os.walk(self.done / str(txid)))
 
     def move(self, txid: int, file: Mapping[str, Any]) -> None:
-        """Move a file that has counted away, unless that was done before, or it is gone.
+        """Move a file that has counted away, unless it was moved before or is gone.
 
-        What lies in the done folder is never overwritten, and no other content than what counted is moved. If the process
-        dies, the file is in one of the two places, or in both with the same content.
+        A file in the done folder is never overwritten, and only the content that counted is moved. If the process dies,
+        the file is in one of the two places, or in both with the same content.
 
         Raises: SourceChanged, SourceUnreadable.
         """
@@ -88,7 +88,7 @@ class DoneFolder:
 
 
 def _is_same(path: Path, found: os.stat_result, file: Mapping[str, Any]) -> bool:
-    """Tell whether a file has the content of one that was planned; read only if its time does not tell."""
+    """Return whether a file has its planned content. It is read only if its modification time differs."""
     if found.st_size != file["size"]:
         return False
     if found.st_mtime_ns == file["mtime_ns"]:
@@ -98,7 +98,7 @@ def _is_same(path: Path, found: os.stat_result, file: Mapping[str, Any]) -> bool
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Move a file so that it is at its target as a whole or not at all, also to another file system."""
+    """Move a file atomically, also to another file system: the target is whole or absent."""
     try:
         source.rename(target)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What a glob takes: ``*``, ``?``, ``[a-z]``, ``[!a-z]`` within a name, ``**`` for any folders, ``{a,b}`` for one of several.
+"""Globs select files: ``*``, ``?``, ``[a-z]``, ``[!a-z]`` within a name, ``**`` for folders, ``{a,b}`` for alternatives.
 
-Names that start with ``.`` or ``_`` are what writers keep for themselves, and some endings are those of files that are not
-finished. A glob takes such names only if it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.
+Writers reserve names that start with ``.`` or ``_``, and some endings mark unfinished files. A glob takes such names only if
+it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.
 """
 
 import re
@@ -18,9 +18,9 @@ _UNFINISHED = re.compile(
     re.IGNORECASE,
 )
 _SECTION = re.compile(r"\[!?(?:\][^\]]*|[^\]]+)\]")
-# So many globs one may stand for by its braces: each is compared with each name.
+# The most alternatives that braces may expand to: each is compared with each name.
 MOST = 1000
-# What shells and regular expressions have and a glob here has not, and what stands for it.
+# Syntax of shells and regular expressions that these globs lack, and its replacement.
 _FOREIGN = (
     (re.compile(r"[@!+?*]\("), "no lists in parentheses: write {a,b}"),
     (re.compile(r"\|"), "no |: write {*.json,*.jsonl}, or [|] for the sign itself"),
@@ -31,9 +31,9 @@ Place = tuple[int, int]
 
 
 class Glob:
-    """A glob, cut into its alternatives and these into the names between the slashes.
+    """A glob, split into alternatives and these into names between slashes.
 
-    Raises: ValueError with what is wrong with it.
+    Raises: ValueError that says what is wrong with the pattern.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -42,13 +42,13 @@ class Glob:
         self._alternatives = [_names(alternative) for alternative in dict.fromkeys(_expanded(pattern))]
 
     def start(self) -> frozenset[Place]:
-        """Return where in the glob the names of the folder itself are looked for."""
+        """Return the places in the glob that match names in the source folder itself."""
         return self._opened((number, 0) for number in range(len(self._alternatives)))
 
     def below(self, places: frozenset[Place], name: str, *, strict: bool = True) -> frozenset[Place]:
-        """Return where in the glob the names of this folder are looked for; nowhere if the glob does not lead into it.
+        """Return the places in the glob that match names in this folder; none if the glob does not lead into it.
 
-        Without `strict` names that writers keep for themselves are names like any other.
+        Without `strict`, names that writers reserve are names like any other.
         """
         found = set()
         for number, place in places:
@@ -61,11 +61,11 @@ class Glob:
         return self._opened(found)
 
     def takes(self, places: frozenset[Place], name: str) -> bool:
-        """Tell whether the glob takes a file of this name."""
+        """Return whether the glob takes a file of this name."""
         return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in self._last(places))
 
     def why_not(self, places: frozenset[Place], name: str) -> str:
-        """Return why a file of this name is not taken."""
+        """Return why the glob does not take a file of this name."""
         if not any(self._takes(part, name, strict=False) for part in self._last(places)):
             return f"does not match {self.pattern}"
         return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last(places)) else UNFINISHED
@@ -81,7 +81,7 @@ class Glob:
         return _compiled(part).match(name) is not None
 
     def _opened(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
-        """Return places and those behind a ``**``, which may stand for no folder at all."""
+        """Return places and those after a ``**``, which may stand for no folder at all."""
         found = set()
         for number, place in places:
             found.add((number, place))
@@ -124,7 +124,7 @@ def _check(pattern: str) -> None:
 
 
 def _names(alternative: str) -> list[str]:
-    """Return the names between the slashes; of several ``**`` in a row one is enough."""
+    """Return the names between the slashes; several ``**`` in a row become one."""
     names: list[str] = []
     for name in alternative.split("/"):
         if name != "**" or names[-1:] != ["**"]:
@@ -133,7 +133,7 @@ def _names(alternative: str) -> list[str]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """Yield what a pattern with ``{a,b}`` stands for. Braces without a comma are two signs like others."""
+    """Yield the expansions of ``{a,b}`` in a pattern. Braces without a comma are ordinary characters."""
     start = depth = 0
     cuts: list[int] = []
     place = 0
@@ -172,5 +172,5 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_finished(part: str, name: str) -> bool:
-    """Tell whether a name has no ending of unfinished files, or one that the glob has itself."""
+    """Return whether a name has no ending of unfinished files, or one that the glob asks for."""
     return not _UNFINISHED.search(name) or _UNFINISHED.search(part) is not None

@@ -1,7 +1,7 @@
-"""What a source folder holds: the names of its files in their order, and what tells a file from every other one.
+"""Lists a source folder: the names of its files in order, and the identity of each file.
 
-Nothing is left out without a word: what is there and not read is listed with its reason. A source folder is where others put
-files, so a link in it is followed only within it, unless the source says otherwise.
+Nothing is left out silently: every name that is not read is listed with its reason. Others write into a source folder, so
+its links are followed only within it, unless the source says otherwise.
 """
 
 import os
@@ -20,15 +20,15 @@ from state_store.errors import SourceUnreadable
 NOT_REACHED = "is a folder that the glob does not lead into"
 SAME_FOLDER = "is a link to a folder that is read by another name"
 SAME_FILE = "is a link to a file that is read by another name"
-# How Python shows bytes of a name that are not UTF-8.
+# Python's surrogates for bytes of a name that are not UTF-8.
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
-# Compressed in ways that cannot be checked before Spark reads them.
+# Compression that cannot be checked before Spark reads the file.
 UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
 
 
 @dataclass
 class Listing:
-    """The names to read, in order, and by their reasons those that are there and are not read; folders end with a slash."""
+    """The names to read, in order, and the names left alone, by reason; folders end with a slash."""
 
     folder: Path
     pattern: str
@@ -36,7 +36,7 @@ class Listing:
     left_alone: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def report(self) -> LeftAlone:
-        """Return it for people to read."""
+        """Return the listing as a report for operators."""
         return LeftAlone(
             str(self.folder),
             self.pattern,
@@ -46,16 +46,16 @@ class Listing:
 
 
 def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
-    """Return the names of the files to read, below the folder and in order, and what is left alone.
+    """List the files to read, relative to the folder and in order, and the names left alone.
 
-    A link that leads out of the folder is among the names, for `identify` to refuse it when its turn comes.
+    A link that leads out of the folder is among the names; `identify` refuses it when its turn comes.
 
     Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed.
     """
     if not folder.is_dir():
-        raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or mend the pipeline's Files(...).")
+        raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or correct the pipeline's Files(...).")
     walk = _Walk(folder, Glob(pattern), Listing(folder, pattern), follow_links=follow_links)
-    return walk.to_its_end()
+    return walk.run()
 
 
 class _Walk:
@@ -67,14 +67,14 @@ class _Walk:
         self._real = os.path.realpath(folder)
         self._found = found
         self._follow_links = follow_links
-        # What is reached by a link, and where it really is.
+        # The real path of each file that is reached by a link.
         self._linked: dict[str, str] = {}
         self._entered: set[tuple[str, frozenset[Place]]] = set()
-        # Folders still to be listed, as `_list` takes them; not by recursion: they may be nested deeper than that goes.
+        # Arguments of `_list` for folders still to be listed: they may be nested deeper than recursion goes.
         self._ahead: deque[tuple[str, frozenset[Place], tuple[str, ...], bool]] = deque()
 
-    def to_its_end(self) -> Listing:
-        """Return what is found; of a file that is reached in several ways one name, its own if it lies in the folder."""
+    def run(self) -> Listing:
+        """Return the listing. A file reached by several names has one: its own if it lies in the folder."""
         self._ahead.append(("", self.glob.start(), (self._real,), False))
         while self._ahead:
             self._list(*self._ahead.popleft())
@@ -89,14 +89,14 @@ class _Walk:
         return self._found
 
     def _list(self, below: str, places: frozenset[Place], above: tuple[str, ...], by_link: bool) -> None:
-        """List one folder; `below` is its name with a slash, `above` where it and those above it really are."""
+        """List one folder. `below` is its name with a slash, `above` the real paths of it and of the folders above it."""
         path = self._folder / below
         try:
             with os.scandir(path) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError:
             if below:
-                return  # it was removed meanwhile
+                return  # it was removed during the walk
             raise SourceUnreadable(f"The source folder {path} was removed while it was listed.") from None
         except OSError as error:
             raise SourceUnreadable(
@@ -121,7 +121,7 @@ class _Walk:
     ) -> None:
         inside = self.glob.below(places, entry.name)
         if not inside and self.glob.takes(places, entry.name):
-            self._found.names.append(name)  # which is refused when its turn comes: it may be the data
+            self._found.names.append(name)  # refused when its turn comes, because it may be the data
         elif not inside:
             is_hidden = bool(self.glob.below(places, entry.name, strict=False))
             self._found.left_alone[HIDDEN if is_hidden else NOT_REACHED].append(f"{name}/")
@@ -131,9 +131,9 @@ class _Walk:
             self._follow(name, inside, above, os.path.realpath(entry.path))
 
     def _follow(self, name: str, inside: frozenset[Place], above: tuple[str, ...], real: str) -> None:
-        """Enter a folder that is a link, unless that leads around in circles, or out of the source."""
+        """Enter a linked folder, unless the link leads in circles or out of the source."""
         if not self._follow_links and not is_below(real, self._real):
-            self._found.names.append(name)  # which is refused when its turn comes
+            self._found.names.append(name)  # refused when its turn comes
         elif real in above or (real, inside) in self._entered:
             self._found.left_alone[SAME_FOLDER].append(f"{name}/")
         else:
@@ -145,13 +145,13 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # such as a link to itself: it is refused when it is opened
+        return False  # such as a link to itself, which is refused on opening
 
 
 def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: bool = False) -> dict[str, Any] | None:
     """Return a file's identity, None while it is still being written.
 
-    Raises: SourceUnreadable for what is no file, lies elsewhere, or cannot be read.
+    Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
     """
     path = folder / name
     if NOT_UTF8.search(name):
@@ -172,10 +172,10 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
 
 
 def is_young(found: os.stat_result, min_age_seconds: int) -> bool:
-    """Tell whether a file was changed a moment ago. A time far in the future is no writer's that is at it now."""
+    """Return whether a file changed just now. A time far in the future does not mean an active writer."""
     return abs(time.time() - found.st_mtime) < min_age_seconds
 
 
 def printable(path: Path) -> str:
-    """Return a path that can be printed and stored, also if its bytes are not UTF-8."""
+    """Return a path as printable, storable text, even if its bytes are not UTF-8."""
     return os.fsencode(path).decode(errors="backslashreplace")

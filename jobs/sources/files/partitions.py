@@ -1,4 +1,4 @@
-"""Columns that stand in the names of folders, as Hive, Spark and pyarrow write them: ``dt=2024-01-01/hour=07/x.parquet``."""
+"""Partition columns, read from folder names as Hive, Spark and pyarrow write them: ``dt=2024-01-01/hour=07/x.parquet``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from jobs.sources.files.column_types import Kind, kind_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# How Hive writes NULL, and Spark an empty text too.
+# Hive's name for NULL; Spark uses it for an empty text, too.
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 IN_THE_FILES = "Leave it out of the source's partitions, and put it into the schema, to read what the files say."
 _NESTED = ("array", "map", "struct", "binary")
@@ -20,7 +20,7 @@ _NESTED = ("array", "map", "struct", "binary")
 
 @dataclass(frozen=True)
 class Partitions:
-    """The columns that a source declares to stand in the names of its folders, and their types.
+    """The columns that a source takes from its folders' names, and their types.
 
     Raises: ValueError for a type that a folder's name cannot have.
     """
@@ -35,18 +35,18 @@ class Partitions:
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """Return the types by the columns' names."""
+        """Return the types by column name."""
         return {name: kind_of(text) for name, text in self.schema.items()}
 
     @property
     def types(self) -> "dict[str, pa.DataType]":
-        """Return the types as Arrow has them."""
+        """Return the Arrow types by column name."""
         return {name: kind.arrow for name, kind in self.kinds.items()}
 
     def values_of(self, name: str) -> "dict[str, pa.Array]":
-        """Return the value of each column for the file of this name, as an array of one.
+        """Return each column's value for a file, as an array of length 1.
 
-        Raises: ValueError with what is wrong with the names of its folders.
+        Raises: ValueError that says what is wrong with the names of the file's folders.
         """
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
@@ -69,13 +69,13 @@ class Partitions:
 
 
 def folders_of(name: str) -> list[tuple[str, str]]:
-    """Return what the folders of a file say, column and value, the value as it stands there."""
+    """Return the columns and raw values in the names of a file's folders."""
     parts = [folder.partition("=") for folder in PurePosixPath(name).parts[:-1]]
     return [(unquote(key), value) for key, sign, value in parts if sign]
 
 
 def undeclared(name: str, schema: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of a schema that a file's folders have values for, as if they were partitions, with their types."""
+    """Return the schema's columns, with their types, that a file's folders name like partitions."""
     named = {key for key, _ in folders_of(name)}
     return {column: kind for column, kind in schema.items() if column in named}
 
@@ -84,4 +84,4 @@ def _decoded(column: str, text: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise ValueError(f"its folder {column}={text} is not UTF-8 behind its percent signs") from None
+        raise ValueError(f"its folder {column}={text} is not UTF-8 once its percent signs are decoded") from None

@@ -1,8 +1,8 @@
-"""Cuts a folder of files into batches: which files are new, which have counted, and which have changed since.
+"""Plans batches of files: finds those that are new, have counted, or have changed since they counted.
 
-A file is its name and its content. One that was touched, moved away and back, or restored is the file that it was; the ledger
-knows all that ever counted. One whose content changed after it counted is named, and nothing is planned until somebody has
-looked at it: what is new in it would never be read, or what is old be read twice.
+A file is its name and its content. If it was touched, moved away and back, or restored, it is the same file; the ledger
+knows all files that ever counted. A file whose content changed after it counted stops planning until an operator has looked
+at it: its new content would never be read, or its old content would be read twice.
 """
 
 import logging
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A plan that finds young files only waits for them, if that takes no longer than this.
+# A plan that finds only young files waits for them, if that takes no longer than this.
 LONGEST_WAIT_SECONDS = 10
 NAMED = 3  # how many files a message names
-LONGEST_NAME_BYTES = 2000  # what the ledger's index takes for sure
+LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
 
 
 class Look(Enum):
-    """What a file in the folder is, compared with those of its name that earlier batches have taken."""
+    """The result of comparing a file with files of its name in earlier batches."""
 
     NEW = "no batch has taken it"
     TAKEN = "it is as it was taken"
-    TOUCHED = "it is as it counted, but for its time"
+    TOUCHED = "it is as it counted, except for its modification time"
     BACK = "it is as it counted, and had been moved away"
     CHANGED = "it has other content than what counted"
 
 
 class FilesCoordinator(Coordinator):
-    """Cuts one listing of the folder into batches."""
+    """Plans batches from one listing of the folder."""
 
     def __init__(
         self, source: "Files", folder: Path, names: Sequence[str], done: DoneFolder | None, *, min_age_seconds: int
@@ -60,12 +60,12 @@ class FilesCoordinator(Coordinator):
         self._within = None if source.follow_links else folder
         self._min_age_seconds = min_age_seconds
         self._history: History | None = None
-        # In order: what no batch has taken yet. Known once it was asked for.
+        # Names that no batch has taken yet, in order; None until the first request.
         self._new: list[str] | None = None
         self._young: list[str] = []
 
     def look_back(self, history: History) -> None:
-        """Ask the ledger which files earlier batches have taken; without it, only the previous batch's are known."""
+        """Keep the history of files that batches have taken; without it, only the previous batch's files are known."""
         self._history = history
 
     def initialize_transaction(
@@ -73,7 +73,7 @@ class FilesCoordinator(Coordinator):
     ) -> SourceMetadata | None:
         """Return the next files that no earlier batch has taken, with their digests; None if there are none.
 
-        Raises: SourceUnreadable for a file that cannot be read, SourceChanged for one that has other content than what
+        Raises: SourceUnreadable for a file that cannot be read, SourceChanged for a file whose content changed after it
         counted, HoleDetected if the done folder is ahead of the ledger.
         """
         if current_metadata is not None and self._source.kind == "transactional":
@@ -86,15 +86,15 @@ class FilesCoordinator(Coordinator):
         if not files and self._wait_for_young():
             files = self._next_files([])
         if not files:
-            self._tell_young()
+            self._report_young()
         if not files and current_metadata is None:
             return None
-        # Metadata tells all that came before it: a batch is never taken for one that was cut behind other ones.
-        behind = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
-        return {"files": files, "behind": behind}
+        # A digest of the previous metadata, so that a batch is never mistaken for another plan's.
+        digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
+        return {"files": files, "behind": digest}
 
     def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Take as many new files as fit behind those that the batch has already."""
+        """Take new files until the batch is full; `files` are already in it."""
         source, found, size = self._source, list(files), sum(file["size"] for file in files)
         mine = {file["name"] for file in files}
         assert self._new is not None
@@ -104,7 +104,7 @@ class FilesCoordinator(Coordinator):
                 left += self._new[position:]
                 break
             if name in mine:
-                continue  # a new file of the name of one that is done: the next batch takes it
+                continue  # a new file with the name of a moved one: the next batch takes it
             if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
                 raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
             identity = self._identify(self._folder, name, self._min_age_seconds)
@@ -125,7 +125,7 @@ class FilesCoordinator(Coordinator):
         return identify(folder, name, min_age_seconds, follow_links=self._source.follow_links)
 
     def _find_new(self, txid: int, previous: SourceMetadata | None) -> list[str]:
-        """Return the names that no earlier batch has taken, after looking at all that were taken.
+        """Return the names that no earlier batch has taken, after checking those that were taken.
 
         Raises: SourceChanged.
         """
@@ -133,7 +133,7 @@ class FilesCoordinator(Coordinator):
             taken = {file["name"] for file in previous["files"]} if previous else set()
             return [name for name in self._names if name not in taken]
         found: dict[Look, list[TakenFile]] = {look: [] for look in Look}
-        new = [name for name in self._names if NOT_UTF8.search(name)]  # they are refused by their names
+        new = [name for name in self._names if NOT_UTF8.search(name)]  # their names are refused later
         names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
         for name, earlier in self._history.taken_files(names, txid):
             look, file = self._look(name, earlier)
@@ -153,14 +153,14 @@ class FilesCoordinator(Coordinator):
         return new
 
     def _look(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
-        """Return what a file is, and if it is not new, which of those of its name that were taken."""
+        """Compare a file with the taken files of its name; return the result, and the matching file if it is not new."""
         if not earlier:
             return Look.NEW, None
         path = self._folder / name
         try:
             found = path.stat()
             if not stat.S_ISREG(found.st_mode):
-                return Look.NEW, None  # it is refused by its name
+                return Look.NEW, None  # it is refused when it is identified
             same = self._same(path, found, earlier)
         except FileNotFoundError:
             return Look.TAKEN, None
@@ -173,15 +173,15 @@ class FilesCoordinator(Coordinator):
             return (Look.TOUCHED, replace(same, mtime_ns=found.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
         last = max(earlier, key=lambda file: file.txid)
         if not last.is_committed:
-            return Look.TAKEN, last  # its own batch tells, when it is read
+            return Look.TAKEN, last  # its own batch reports the change, when it is read
         if self._done and (last.is_done or self._done.has(last.txid, name)):
-            return Look.NEW, None  # the one that counted was moved away: this is another one of the same name
+            return Look.NEW, None  # the file that counted was moved away: this is another of the same name
         return Look.CHANGED, last
 
     def _same(self, path: Path, found: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
-        """Return which of the files that were taken this is; it is read only if size and time do not tell.
+        """Return the taken file that this file is; it is read only if size and time do not decide.
 
-        Of a file that was moved away they do not: what is there now was put there later.
+        They do not for a file that was moved away: the present file was put there later.
         """
         for file in earlier:
             if (file.size, file.mtime_ns) == (found.st_size, found.st_mtime_ns) and not file.is_done:
@@ -208,9 +208,9 @@ class FilesCoordinator(Coordinator):
         )
 
     def _moved_files(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
-        """Return those files of a batch that is cut anew that its commit has moved away: they are its own.
+        """Return a batch's files that its commit has moved away; when it is planned again, they stay its own.
 
-        Raises: SourceChanged if it has committed and a file of it is nowhere: the redo would take its rows away.
+        Raises: SourceChanged if it has committed and a file of it is gone: the redo would take its rows away.
         """
         moved: list[dict[str, Any]] = []
         for file in current["files"]:
@@ -227,7 +227,7 @@ class FilesCoordinator(Coordinator):
         return moved
 
     def _check_done_folder(self) -> None:
-        """Refuse to go on if files were moved away for batches that have not committed: then the ledger is an older one.
+        """Refuse to plan if files of uncommitted batches were moved away: the ledger is then an older one.
 
         Raises: HoleDetected.
         """
@@ -245,7 +245,7 @@ class FilesCoordinator(Coordinator):
             )
 
     def _wait_for_young(self) -> bool:
-        """Wait until young files are old enough, if that is all there is to do and takes a moment only."""
+        """Wait until young files are old enough, if there is nothing else to do and the wait is short."""
         if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
             return False
         ends_at = time.monotonic() + self._min_age_seconds
@@ -259,9 +259,9 @@ class FilesCoordinator(Coordinator):
         try:
             return is_young((self._folder / name).stat(), self._min_age_seconds)
         except OSError:
-            return False  # the next look tells why
+            return False  # the next look reports the error
 
-    def _tell_young(self) -> None:
+    def _report_young(self) -> None:
         if self._young:
             logger.warning(
                 "%s: not planned yet, because they changed less than %d s ago and may still be written: %s. Run again later.",
@@ -272,6 +272,6 @@ class FilesCoordinator(Coordinator):
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are besides."""
+    """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

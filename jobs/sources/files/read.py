@@ -1,7 +1,7 @@
-"""Reads the files of one batch with Spark, and makes sure that they are what was planned and say what was declared.
+"""Reads the files of one batch with Spark, checked against the plan and the declaration.
 
-Spark's readers guess: they turn what does not fit into NULL, round decimals, and drop what follows a JSON record. Here the
-first record that does not fit ends the batch, with its place. What is special to a format is in a module of its own.
+Spark's readers guess: they turn values that do not fit into NULL, round decimals, and drop text after a JSON record. Here the
+first record that does not fit ends the batch, with its place. Each format has a module of its own.
 """
 
 import os
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from state_store.attempts import Attempt
 
-# Of an open file: its device, its number there, and when it or its attributes were last changed, in nanoseconds.
+# An open file's device, inode number, and last change of content or attributes in nanoseconds.
 Inode = tuple[int, int, int]
 
 
 class FileReader(Emitter):
-    """Reads the named files of a folder: what all formats share."""
+    """Reads the named files of a folder; base class of all formats."""
 
-    # What its options may be called, in small letters; None leaves them to Spark.
+    # Names of its options, in lower case; None leaves them to Spark.
     known_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
@@ -52,7 +52,7 @@ class FileReader(Emitter):
         self._folder = folder
         self._done = done
         self._is_opaque = is_opaque
-        # What the batch reads, and where each file lies; known once it is read.
+        # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Path]] = []
         self._inodes: dict[Path, Inode] = {}
         self._schema = schema
@@ -62,12 +62,12 @@ class FileReader(Emitter):
         self._missing = missing
         self._follow_links = follow_links
         self._partitions = partitions
-        # Of each file: its name in the source, and what the names of its folders say.
+        # By path: the file's name in the source, and the values in its folders' names.
         self._names: dict[Path, str] = {}
         self._values: dict[Path, dict[str, pa.Array]] = {}
 
     def row_schema(self) -> str:
-        """Return the declared columns, those in the names of folders last."""
+        """Return the declared columns, with partition columns last."""
         return columns_of({**self._schema, **self._partitions.schema})
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
@@ -78,9 +78,9 @@ class FileReader(Emitter):
         return self._read(paths)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return the rows of the files with their file as ORIGIN; records that do not fit the schema are flagged.
+        """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged.
 
-        What is wrong with a whole file, such as its header or its encoding, still fails the batch.
+        An error of a whole file, such as in its header or encoding, still fails the batch.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
 
@@ -90,22 +90,22 @@ class FileReader(Emitter):
         return self._read_flagged(paths, F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1))
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
-        """Return the files' number and size on disk, and how many rows they have."""
+        """Return the number of files, their size on disk, and their number of rows."""
         files = metadata["files"]
         if len(self._files) != len(files):
             self._checked_paths(attempt, metadata)
         return InputFacts(len(files), sum(file["size"] for file in files), self.expected_rows(metadata), is_verified=True)
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
-        """Return how many rows the checked files have, counted without Spark."""
+        """Return the number of rows in the checked files, counted without Spark."""
         del metadata
         return sum(self._count_rows(path) for _, path in self._files)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
-        """Check the digests again: a file that changed during the read is found before the seal.
+        """Check the digests again, to find files that changed during the read before the seal.
 
-        So is one that was replaced and put back meanwhile, or changed and changed back: then its inode, or the time of its
-        last change, is another one.
+        A file that was replaced and put back meanwhile, or changed and changed back, is found too: its inode, or the time of
+        its last change, differs.
         """
         for file, path in self._files:
             if self._check_planned(file, path) != self._inodes[path]:
@@ -122,22 +122,22 @@ class FileReader(Emitter):
         return None
 
     def _read(self, paths: list[str]) -> "DataFrame":
-        """Return the rows of some files, at least one; the first record that does not fit ends the query."""
+        """Return the rows of one or more files; the first record that does not fit ends the query."""
         raise NotImplementedError
 
     def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
-        """Return the rows of some files for `emit_records`; a format whose records always fit keeps this."""
+        """Return the rows of some files for `emit_records`; a format whose records always fit keeps this default."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
         nothing = F.lit(None).cast("string")
         return self._read(paths).select("*", origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
 
     def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:
-        """Return where the planned files lie, the planned content in them; after their commit that is the done folder."""
+        """Return the paths of the planned files, after checking their content; committed files are in the done folder."""
         self._files = []
         for file in metadata["files"]:
             path = self._folder / file["name"]
-            if self._done and self._done.has(attempt.txid, file["name"]):  # then a file of this name in the folder is a new one
+            if self._done and self._done.has(attempt.txid, file["name"]):  # a file of this name in the folder is then a new one
                 path = self._done.path(attempt.txid, file["name"])
             self._inodes[path] = self._check_planned(file, path)
             self._values[path] = self._partition_values(file["name"], path)
@@ -147,11 +147,11 @@ class FileReader(Emitter):
         return [_literal_path(path) for _, path in self._files]
 
     def _count_rows(self, path: Path) -> int:
-        """Return how many rows a checked file has."""
+        """Return the number of rows in a checked file."""
         raise NotImplementedError
 
     def _check_content(self, path: Path) -> None:
-        """Refuse a file whose content is not what its format says."""
+        """Refuse a file whose content does not have the declared format."""
 
     def _check_planned(self, file: dict[str, Any], path: Path) -> Inode:
         try:
@@ -180,11 +180,11 @@ class FileReader(Emitter):
             raise MalformedRecord(f"{path}: {error}.") from None
 
     def _name_of(self, path: Path) -> str:
-        """Return a file's name in the source, also when it lies in the done folder."""
+        """Return a file's name in the source, even if it is in the done folder."""
         return self._names[path]
 
     def _partition_advice(self, name: str) -> str:
-        """Return what to do about a missing column that a file's folders name; nothing if they name none."""
+        """Return advice on a missing column that a file's folders name; empty if they name none."""
         found = undeclared(name, self._schema)
         shown = ", ".join(f"{column!r}: {kind!r}" for column, kind in found.items())
         return (
@@ -192,26 +192,28 @@ class FileReader(Emitter):
         )
 
     def _within(self, path: Path) -> Path | None:
-        """Return the folder that a file must lie in; None if it may be a link to anywhere."""
+        """Return the folder that a file must lie in; None if it may be a link to any place."""
         if self._follow_links:
             return None
         return self._folder if path.is_relative_to(self._folder) or self._done is None else self._done.done
 
     def _changed(self, what: str, advice: str) -> TidegateError:
-        """Return the error for a file that is not as planned; an opaque batch is cut anew, with the file as it is then."""
-        return SourceUnavailable(f"{what} The batch is cut anew.") if self._is_opaque else SourceChanged(f"{what} {advice}")
+        """Return the error for a file that is not as planned; an opaque batch is planned again, with the file as it is then."""
+        if self._is_opaque:
+            return SourceUnavailable(f"{what} The batch is planned again.")
+        return SourceChanged(f"{what} {advice}")
 
 
 def columns_of(schema: Mapping[str, str]) -> str:
-    """Return columns as Spark writes them."""
+    """Return columns in Spark's notation."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as Spark takes it, whatever is in it."""
+    """Return a column's name quoted for Spark."""
     return f"`{name.replace('`', '``')}`"
 
 
 def _literal_path(path: Path) -> str:
-    """Return a path that Spark takes as it is: it would expand *, ?, [] and {} in names."""
+    """Return a path that Spark takes literally; otherwise it would expand *, ?, [] and {} in names."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", str(path))

@@ -1,11 +1,11 @@
-"""Files: a folder of Parquet, CSV, JSON-lines or text files, as a transactional or an opaque source.
+"""A source that reads a folder of Parquet, CSV, JSON-lines or text files.
 
 Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
 saw the planned bytes (I11).
 
-Which files have been taken already? The ledger keeps each file that has counted, by its name and digest
-(`state_store.source_files`); `jobs.sources.files.plan` compares the folder with it at each plan.
+The ledger keeps each file that has counted, by name and digest (`state_store.source_files`). At each plan,
+`jobs.sources.files.plan` compares the folder with it.
 """
 
 import json
@@ -47,37 +47,37 @@ RESERVED_OPTIONS = (
 class Files(Source):
     """A folder of files of one format, each read exactly once, in the order of their names.
 
-    `folder` starts at the project folder if it is relative. A batch is the next `max_files` files that no batch has taken yet,
-    in the order of their names, or fewer when they would exceed `max_bytes`. A file that comes late is taken too, whatever its
-    name. What has counted is known by name and content: touched, moved away and back, or restored, it does not count again,
-    and one whose content has changed since is refused by its name. Names that start with ``.`` or ``_``, or end like unfinished
-    files, are left alone unless `glob` (see `jobs.sources.files.glob`) says so itself; ``tidegate inspect PIPELINE --source``
-    lists them.
+    A relative `folder` starts at the project folder. A batch is the next `max_files` files that no batch has taken yet, in the
+    order of their names, or fewer when they would exceed `max_bytes`. A file that arrives late is taken too, even if its name
+    comes before those already read. A file is known by name and content: if it was touched, moved away and back, or restored,
+    it does not count again; if its content has changed since it counted, it is refused. Names that start with ``.`` or ``_``,
+    or end like unfinished files, are left alone unless `glob` (see `jobs.sources.files.glob`) asks for them;
+    ``tidegate inspect PIPELINE --source`` lists them.
 
-    A file that changed less than `min_age_seconds` ago, or while it was looked at, may still be written: it is left to a later
-    plan, which is said. By default that is the setting `min_file_age_seconds`. Of a few seconds a plan waits for them if there
-    is nothing else to do. Use 0 where files get their names when they are whole, as by `mv` within the file system.
+    A file that changed less than `min_age_seconds` ago, or while it was examined, may still be written: it is left to a later
+    plan, with a log message. The default is the setting `min_file_age_seconds`. If there is nothing else to do and the age is
+    short, the plan waits. Use 0 where files get their names when they are whole, as by `mv` within the file system.
 
-    `schema` maps columns to Spark types; columns of a file that it does not name are left out. Text has the one column
-    ``value``. `options` are named as Spark names those of its readers, such as
+    `schema` maps columns to Spark types; a file's other columns are left out. Text has the one column ``value``. `options` have
+    the names of Spark's reader options, such as
     ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy", "encoding": "latin-1"}``. A record that does not fit the
     schema fails the batch with its file, line and column: it never becomes NULL, a number keeps its digits, a decimal is
     never rounded, and a date or time has a full form. A CSV record may span lines inside quotes. In JSON, a key that a record
     lacks is NULL; one that all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by
     gzip or bzip2.
 
-    `partitions` are columns that stand in the names of folders, as Hive writes them, and their types: with ``{"dt": "date"}``
-    each row of ``dt=2024-01-05/x.parquet`` has this ``dt``. They are not in the files.
+    `partitions` maps columns in the names of folders, as Hive writes them, to types: with ``{"dt": "date"}`` each row of
+    ``dt=2024-01-05/x.parquet`` has this ``dt``. These columns are not in the files.
 
-    A link is followed within the folder. One that leads out of it is refused unless `follow_links` says that everyone who may
-    write into the folder may also choose what else is read.
+    A link is followed within the folder. A link that leads out of it is refused, unless `follow_links` states that everyone
+    who may write into the folder may also choose what else is read.
 
     `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
     read is left to a later batch. The states must be opaque too.
 
-    `done_folder` is where the files of a batch go when it has committed, into a folder named by its txid. It must be this
-    pipeline's own, and both folders be writable. A file of a name that was moved away is a new one if its content is another.
-    Only one pipeline can read a folder that empties itself.
+    `done_folder` receives the files of each batch after its commit, in a folder named by its txid. It must belong to this
+    pipeline alone, and both folders must be writable. After the move, a file of the same name with other content is a new file.
+    Only one pipeline can read a folder whose files are moved away.
     """
 
     folder: str
@@ -121,7 +121,7 @@ class Files(Source):
         self._check_reading()
 
     def _check_reading(self) -> None:
-        """Refuse columns and options that nothing can be read by."""
+        """Refuse columns and options that cannot be used for reading."""
         if refused := [name for name in self.options if name.lower() in RESERVED_OPTIONS]:
             raise ValueError(
                 f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
@@ -149,27 +149,27 @@ class Files(Source):
 
     @property
     def separator(self) -> str:
-        """Return what stands between the values of a CSV record."""
+        """Return the separator of values in a CSV record."""
         return self.options.get("sep", self.options.get("delimiter", ","))
 
     @property
     def identity(self) -> str:
-        """Return what decides which rows are read: place, format, columns and reader options."""
+        """Return what identifies the rows: place, format, columns and reader options."""
         parts = [self.folder, self.glob, self.format, self.header, list(self.schema.items()), dict(self.options)]
         if self.partitions:
             parts.append(list(self.partitions.items()))
         return f"files {json.dumps(parts, sort_keys=True)}"
 
     def coordinator(self, settings: Settings) -> "FilesCoordinator":
-        """List the folder once and return what cuts it into batches.
+        """List the folder once and return a coordinator for the files found.
 
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
         from jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         found = self._listing(settings)
-        if told := found.report().sentence():
-            logger.info("%s", told)
+        if message := found.report().sentence():
+            logger.info("%s", message)
         done = self._done(settings)
         if done:
             done.check_writable()
@@ -180,14 +180,14 @@ class Files(Source):
         return DoneFolder(settings.home / self.folder, settings.home / self.done_folder) if self.done_folder else None
 
     def left_alone(self, settings: Settings) -> LeftAlone:
-        """Return which names in the folder are not read, by their reasons."""
+        """Return the names in the folder that are not read, by reason."""
         return self._listing(settings).report()
 
     def _listing(self, settings: Settings) -> Listing:
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
-        """Return what reads the files that the metadata names."""
+        """Return a reader of the files that the metadata names."""
         return READERS[self.format](
             spark,
             settings.home / self.folder,
@@ -204,16 +204,16 @@ class Files(Source):
 
     @property
     def keeps_files(self) -> bool:
-        """Each file is known by its name and content, for good."""
+        """Each file is recorded permanently by its name and content."""
         return True
 
     @property
     def wants_acks(self) -> bool:
-        """Only if there is a done folder."""
+        """Whether there is a done folder."""
         return self.done_folder is not None
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
-        """Move the batch's files to the done folder, if there is one; those that were moved before are left alone."""
+        """Move the batch's files to the done folder, if there is one; files moved before are left alone."""
         done = self._done(settings)
         if done is None:
             return

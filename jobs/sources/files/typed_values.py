@@ -1,7 +1,7 @@
-"""Turns text into columns of the declared types, strictly: what has no full and exact meaning in its type is refused.
+"""Converts text to columns of the declared types, and refuses text without a full and exact meaning.
 
-Nothing is rounded, cut off, trimmed or guessed. A date is ``2024-01-05``; a timestamp is a date with or without a time of at
-most six digits behind the second, and a zone; a number is written with ASCII digits.
+Nothing is rounded, cut off, trimmed or guessed. A date is ``2024-01-05``; a timestamp is a date, optionally with a time of at
+most six digits after the second, and a zone; a number is written with ASCII digits.
 """
 
 import base64
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from jobs.sources.files.column_types import Kind
 
 _FIRST_TICK, _LAST_TICK = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999, in microseconds
-# From here on Arrow no longer changes the clocks of any zone; the rules that zones have now go on for ever.
+# From this year on Arrow no longer changes any zone's clocks; the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037
 _TICK = timedelta(microseconds=1)
-MOST_DIGITS = 38  # of a decimal of Spark's, and of the texts that Arrow reads rightly as one
+MOST_DIGITS = 38  # of Spark's decimals, and of texts that Arrow converts to one correctly
 _DATE = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d{2}|[1-9]\d{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d{1,6}0*)?)?"
 _ZONE = r"(?:Z|[+-](?:0\d|1[0-8])(?::?[0-5]\d)?)"
@@ -36,9 +36,9 @@ _FORMS: dict[str, str] = {
 
 
 def from_texts(kind: Kind, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
-    """Return a column of this type, and why some of the texts, by their numbers, have no place in it; they are NULL there.
+    """Return a column of this type, and the errors by index; texts with an error are NULL in it.
 
-    A timestamp that names no zone is one of `zone`.
+    A timestamp that names no zone is in `zone`.
     """
     if kind.family == "text":
         return texts, {}
@@ -86,7 +86,7 @@ def _cast(kind: Kind, texts: pa.Array, zone: str) -> pa.Array:
 
 
 def _plain_decimals(texts: pa.Array) -> pa.Array:
-    """Return decimals without exponents, and of 38 digits at most: what Arrow's cast reads of more may be another number.
+    """Return decimals without exponents, of 38 digits at most: Arrow's cast may misread longer ones.
 
     Raises: pyarrow.ArrowInvalid.
     """
@@ -116,7 +116,7 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
     nothing = pa.scalar(None, pa.string())
     here = pc.cast(pc.if_else(has_zone, nothing, texts), pa.timestamp("us"))
     there = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
-    if zone != "UTC":  # whose rules are no rules, and need no time zone database
+    if zone != "UTC":  # UTC has no rules, and needs no time zone database
         here = _in_zone(here, zone)
     found = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
     ticks = found.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
@@ -125,7 +125,7 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
 
 
 def _in_zone(times: pa.Array, zone: str) -> pa.Array:
-    """Return the moments that these are in a zone.
+    """Return local times in a zone as instants.
 
     Raises: pyarrow.ArrowInvalid for times that a change of clocks leaves out or repeats.
     """
@@ -158,21 +158,22 @@ def _all_hold(found: pa.Array) -> None:
 
 
 class Number(str):
-    """A JSON number as it is written, digit for digit."""
+    """A JSON number as written, digit for digit."""
 
     __slots__ = ()
 
 
 class Constant(str):
-    """What Python writes into JSON for numbers that JSON has not: NaN, Infinity, -Infinity."""
+    """A number that Python writes into JSON but JSON lacks: NaN, Infinity, -Infinity."""
 
     __slots__ = ()
 
 
 def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
-    """Return a column of values as `json` reads them with `Number` for what has a point or an exponent.
+    """Return a column of JSON values, and the errors by index; values with an error are NULL in it.
 
-    Second: why some values, by their numbers, have no place in it. Texts may not be nested; the JSON parser makes them texts.
+    `json` must have read a number with a point or an exponent as `Number`. Nested values for a text column must be texts by
+    now; the JSON parser makes them so.
     """
     takes = _TAKES[kind.family]
     types = set(map(type, values))
@@ -193,7 +194,7 @@ def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.
             more |= lone
         return column, bad | more
     convert = _CONVERT.get(kind.family)
-    if convert is None:  # what Python has is what Arrow takes
+    if convert is None:  # Arrow takes the Python values as they are
         try:
             return pa.array(values, kind.arrow), bad
         except (OverflowError, pa.ArrowInvalid, UnicodeEncodeError):
@@ -228,7 +229,7 @@ def _binary(kind: Kind, value: str, zone: str) -> bytes:
 
 
 def _inside(kind: Kind, value: Any, zone: str) -> Any:
-    """Return one value inside a nested one."""
+    """Convert one value inside a nested value."""
     if value is None:
         return None
     if kind.family == "text" and type(value) in (bool, int, Number):
@@ -256,7 +257,7 @@ def _shown(value: Any) -> Any:
 
 
 _NONE = type(None)
-# What JSON may have in a column of a type; a time is a text, never a number of seconds from some day on.
+# The Python types that each family accepts from JSON; a time is a text, never a number of seconds since some day.
 _TAKES: dict[str, frozenset[type]] = {
     "text": frozenset({_NONE, str, Number}),
     "integer": frozenset({_NONE, int}),

@@ -1,1 +1,1 @@
-"""Topics of Kafka, as a source."""
+"""A source of Kafka topics."""

@@ -1,4 +1,4 @@
-"""How clients log in to Kafka: one properties file, by librdkafka's names, serves both kinds of clients."""
+"""Configures Kafka clients: one properties file, with librdkafka's names, serves both kinds of clients."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from state_store.settings import Settings
 
 
 def kafka_client(settings: Settings) -> dict[str, str]:
-    """Return the configuration of a librdkafka client, secrets included: not to be shown or kept.
+    """Return a librdkafka client's configuration. It contains secrets: do not show or store it.
 
     Raises: SettingsInvalid if no broker is set, or if the properties file cannot be read.
     """
@@ -20,9 +20,9 @@ def kafka_client(settings: Settings) -> dict[str, str]:
 
 
 def kafka_java_client(settings: Settings) -> dict[str, str]:
-    """Return the same for a Java client; Spark's options are these names after ``kafka.``.
+    """Return a Java client's configuration; Spark's options are these names after ``kafka.``.
 
-    Java has other names for what librdkafka calls ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
+    Java has other names for librdkafka's ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
     """
     properties = kafka_client(settings)
     mechanism = properties.pop("sasl.mechanisms", None) or properties.get("sasl.mechanism", "")

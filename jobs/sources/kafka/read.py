@@ -1,11 +1,11 @@
-"""Reads the ranges of one batch with Spark's own Kafka source, and makes sure that they were delivered whole.
+"""Reads the ranges of one batch with Spark's Kafka source, and checks that they were delivered whole.
 
-Spark is told to fail when it misses records (failOnDataLoss); here the records are counted as well. The count is that of
-the first time Spark computes the rows. A pipeline with several states computes them once per state: the later times rest on
-Spark's own check, on the acker's sums, and on nothing having expired when all is read.
+Spark has to fail when it misses records (failOnDataLoss); here the records are counted as well, when Spark first computes the
+rows. A pipeline with several states computes them once per state: the later times rest on Spark's own check, on the acker's
+sums, and on nothing having expired when all is read.
 
-Passwords stay out of Spark's plan: Spark is told in which file they are, and its Kafka clients look there. That file has to
-be at the same place for the driver, for Spark's server and for its executors.
+Passwords stay out of Spark's plan: it names the file that holds them, and Spark's Kafka clients read the file. It has to be
+at the same place for the driver, for Spark's server and for its executors.
 """
 
 import json
@@ -51,10 +51,10 @@ COLUMNS = {
 HEADERS = {"headers": "array<struct<key: string, value: binary>>"}
 FILE_PROVIDER = "org.apache.kafka.common.config.provider.FileConfigProvider"
 SECRET = re.compile(r"password|secret|jaas", re.IGNORECASE)
-# Long enough for a broker's restart, or a partition's new leader; Spark's own is 120 s.
+# Long enough for a broker's restart, or a partition's new leader; Spark's default is 120 s.
 POLL_MILLISECONDS = 60_000
 API_MILLISECONDS = 20_000
-# A longer range is read by several tasks; Spark would give each partition of the topic to one.
+# Several tasks read a longer range; by default Spark reads each partition of the topic in one task.
 RECORDS_PER_TASK = 250_000
 KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
@@ -81,7 +81,7 @@ class KafkaReader(Emitter):
         self._check_kept(attempt, metadata)
         rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
         self._rows = rows
-        # Named after the attempt: batches share a session, and an observation of the same name would answer for another.
+        # Named after the attempt: batches share a session, and observations of the same name would be confused.
         self._delivered = Observation(f"kafka of {attempt}")
         offset = F.col("offset")
         counts = [
@@ -92,7 +92,7 @@ class KafkaReader(Emitter):
         return rows.select(*self._columns).observe(self._delivered, *counts)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return the rows with where they stood; no record of Kafka is malformed before the transform reads it."""
+        """Return the rows with their origin; no Kafka record is malformed before the transform reads it."""
         origin = F.format_string("%s partition %d offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
         nothing = F.lit(None).cast("string")
         return self.emit_batch(attempt, metadata).withColumns({ORIGIN: origin, REFUSAL: nothing, PAYLOAD: nothing})
@@ -102,7 +102,7 @@ class KafkaReader(Emitter):
         return ", ".join(f"{name} {kind}" for name, kind in self._columns.items())
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
-        """Check that nothing of the ranges expired during the read, and that their records, and no others, were delivered."""
+        """Check that exactly the records of the ranges were delivered, and that none expired during the read."""
         ranges = _ranges(metadata)
         if not ranges:
             return
@@ -129,12 +129,12 @@ class KafkaReader(Emitter):
                 )
 
     def _count(self, partition: int) -> int:
-        """Return how many records of a partition's range Spark finds when nothing but this is asked."""
+        """Count the records of a partition's range with a Spark query of its own."""
         assert self._rows is not None
         return int(self._rows.where(F.col("partition") == partition).count())
 
     def _not_utf8(self) -> MalformedRecord:
-        """Say which keys and values are no texts."""
+        """Return the error that names the keys and values that are not UTF-8."""
         assert self._rows is not None
         key, value = (~F.is_valid_utf8(F.col(name).cast("string")) for name in ("key", "value"))
         wrong = self._rows.select("partition", "offset", key.alias("key"), value.alias("value")).where("key OR value")
@@ -156,7 +156,7 @@ class KafkaReader(Emitter):
         )
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return what an error means: of Spark's Kafka source, or of Postgres about a text that was bytes."""
+        """Explain an error of Spark's Kafka source, or Postgres' error about a text that is not UTF-8."""
         text = str(error)
         if isinstance(error, BadKey) and "invalid byte sequence" in text and self._rows is not None:
             return self._not_utf8()
@@ -167,8 +167,8 @@ class KafkaReader(Emitter):
             )
         if "KAFKA_DATA_LOSS" in text or "KafkaIllegalStateException" in text:
             reason = DATA_LOSS.search(text)
-            told = reason[1].removesuffix("with consumer group").strip() if reason else text.splitlines()[0]
-            return self._expired(f"Spark did not get all records of topic {self._source.topic}: {' '.join(told.split())}.")
+            message = reason[1].removesuffix("with consumer group").strip() if reason else text.splitlines()[0]
+            return self._expired(f"Spark did not get all records of topic {self._source.topic}: {' '.join(message.split())}.")
         if "Could not read properties from file" in text:
             return SourceUnreadable(
                 f"Spark cannot read {self._settings.kafka_properties_file}, where the Kafka log-in is. Put it at the same "
@@ -186,14 +186,14 @@ class KafkaReader(Emitter):
         return None
 
     def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
-        """Refuse to read what has expired, and a topic that is another one by now.
+        """Refuse expired records, and a topic that was replaced.
 
         Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
         """
-        topic = Topic(metadata["topic"], self._settings)  # as it is now, not as it was at the last look
+        topic = Topic(metadata["topic"], self._settings)  # a new look, not the plan's
         if topic.id != metadata["topic_id"]:
             raise SourceChanged(
-                f"Topic {topic.name} was deleted and created anew since this batch was planned: its id was "
+                f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
                 f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "..."'
             )
@@ -214,11 +214,11 @@ class KafkaReader(Emitter):
         if expired:
             planned, readable = (sum(end - start for start, end in these.values()) for these in (ranges, left))
             where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
-            loss = f" The batch has {planned} offsets, {readable} of which can still be read: {where}." if left else ""
+            loss = f" The batch has {planned} offsets, and {readable} of them can still be read: {where}." if left else ""
             raise self._expired(" ".join(expired) + loss, attempt, is_partial=bool(left))
 
     def _expired(self, message: str, attempt: "Attempt | None" = None, *, is_partial: bool = False) -> TidegateError:
-        """Return the error: another attempt helps only if it may leave out what has expired."""
+        """Return the error: a retry helps only if it may leave out expired records."""
         if self._source.when_expired == "continue":
             return SourceUnavailable(f"{message} The next attempt goes without them.")
         batch = f"{attempt.pipeline} {attempt.txid}" if attempt else "PIPELINE TXID"
@@ -246,7 +246,7 @@ class KafkaReader(Emitter):
         }
 
     def _log_in(self) -> dict[str, str]:
-        """Return the Java client's configuration with references in place of secrets, which its clients look up in the file."""
+        """Return the Java client's configuration; references to the properties file replace secrets."""
         properties = kafka_java_client(self._settings)
         file = self._settings.kafka_properties_file
         secret = {name: value for name, value in properties.items() if SECRET.search(name)}
@@ -265,7 +265,7 @@ class KafkaReader(Emitter):
 
 
 def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
-    """Return start and end of each partition that the batch reads something of."""
+    """Return start and end for each partition with a range that is not empty."""
     slices: dict[str, Any] = metadata["partitions"]
     return {
         int(name): (s["start"], s["end"])

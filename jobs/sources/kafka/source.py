@@ -1,17 +1,17 @@
-"""Kafka: the records of one topic as a transactional or an opaque source.
+"""A source that reads one Kafka topic, transactional or opaque.
 
-A batch is a range of offsets for each partition, `end` not included, and nothing else is read:
+A batch is a range of offsets for each partition, `end` not included; nothing else is read:
 
     {"topic": name, "topic_id": id, "partitions": {"0": {"start": 5, "end": 9}}, "idle": {"1": {"start": 3, "end": 3}},
      "generation": 1}
 
-Offsets number the records of one topic for good, so a range that was delivered whole is the same records each time; that it
-was is checked (`jobs.sources.kafka.read`). The topic's id tells a topic that was deleted and created anew. Positions are
-the ledger's alone: what consumer groups have committed is for lag tools and never read for a position.
+Offsets number a topic's records permanently, so a range that was delivered whole is the same records each time; complete
+delivery is checked (`jobs.sources.kafka.read`). The topic's id detects a topic that was deleted and created again. Positions
+come from the ledger alone: a consumer group's committed offsets are for lag tools and never read as a position.
 
-Records that expire before they are read are never passed over in silence. Their offsets become a batch of their own, which
-fails by the name of RangeExpired: there is a txid to inspect and, by a person's decision, to skip; or, declared beforehand
-for an opaque source, the next range starts behind them and says so: ``"lost": [5, 7]``.
+Records that expire before they are read are never passed over silently. Their offsets become a batch of their own, which
+fails with RangeExpired: there is a txid to inspect and, by an operator's decision, to skip; or, if an opaque source declares
+it beforehand, the next range starts after them and records it: ``"lost": [5, 7]``.
 """
 
 import json
@@ -42,7 +42,7 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Kind = Literal["transactional", "opaque"]
 WhenExpired = Literal["fail", "continue"]
-# Where a partition stands that has appeared since the last batch: nothing of it was read.
+# The position of a partition that has appeared since the last batch: none of it was read.
 UNREAD = {"start": 0, "end": 0}
 
 
@@ -50,27 +50,28 @@ UNREAD = {"start": 0, "end": 0}
 class Kafka(Source):
     """The records of a topic, each read exactly once; within a partition in the order of their offsets.
 
-    `start` is where the first batch begins: "earliest", "latest" (what is produced after the first plan) or a time with
-    its zone (the first record of each partition at or after it). Partitions that are added to the topic later are read
-    from their first record. A batch has at most `max_records` offsets, shared among partitions by what they have left.
+    `start` is where the first batch begins: "earliest", "latest" (records produced after the first plan) or a time with its
+    zone (the first record of each partition at or after it). Partitions that are added to the topic later are read from
+    their first record. A batch has at most `max_records` offsets, divided among partitions in proportion to their lags.
 
-    Rows have the columns key and value (binary), topic, partition, offset and timestamp, and with `headers` those too.
-    Only committed records of transactional producers are read, and none behind the first transaction that is still open.
+    Rows have the columns key and value (binary), topic, partition, offset and timestamp, and headers if `headers` is set.
+    Only committed records of transactional producers are read, and none after the first transaction that is still open.
 
-    A transactional source, when a partition cannot be reached, stops until it can; an opaque one goes on with the others.
+    When a partition cannot be reached, a transactional source stops until it can; an opaque source reads the others.
 
-    `gaps`: not every offset is a record, as with transactional producers, whose commits take offsets, and with compacted
-    topics. Then it is checked that nothing outside the range was delivered and nothing of it has expired; that each offset
-    was delivered cannot be. Compaction removes records between two attempts, so such a topic has to be an opaque source.
+    `gaps` declares that not every offset is a record, as with transactional producers, whose commits take offsets, and with
+    compacted topics. Then reading checks that nothing outside the range was delivered and nothing of it has expired, but not
+    that each offset was delivered. Compaction removes records between two attempts, so such a topic has to be an opaque
+    source.
 
-    `when_expired="continue"`, for opaque sources: records that expired unread are given up, with a warning and a note in
-    the batch's metadata. `group` is the consumer group under which committed positions are shown to lag tools, by default
-    ``tidegate-<pipeline>``. `bootstrap` and `properties_file` go before the settings kafka_bootstrap and
+    `when_expired="continue"`, for opaque sources, gives up records that expired unread, with a warning and a note in the
+    batch's metadata. `group` is the consumer group under which lag tools see committed positions, by default
+    ``tidegate-<pipeline>``. `bootstrap` and `properties_file` override the settings kafka_bootstrap and
     kafka_properties_file; a relative path starts at the project folder.
 
-    A topic that was deleted and created again is refused: positions in the old one mean nothing in it. To go on with the same
-    states, raise `generation`, and the pipeline's version: the topic is then read from its first record, wherever `start` is;
-    it may also have another name. Batches of the old topic that were planned and have not committed have to be skipped.
+    A topic that was deleted and created again is refused: positions in the old topic mean nothing in it. To continue with the
+    same states, raise `generation`, and the pipeline's version: the topic, perhaps under another name, is then read from its
+    first record, regardless of `start`. Batches of the old topic that were planned and have not committed have to be skipped.
     """
 
     topic: str
@@ -110,16 +111,16 @@ class Kafka(Source):
 
     @property
     def identity(self) -> str:
-        """Return what decides which rows are read: topic, start and columns.
+        """Return what identifies the rows: topic, start and columns.
 
-        Not the brokers, which may move: the topic's id in the metadata tells another cluster's topic of the same name.
+        Brokers are not part of it, because they may move: the topic's id in the metadata detects another cluster's topic.
         """
         start = self.start.astimezone(UTC).isoformat() if isinstance(self.start, datetime) else self.start
         generation = [self.generation] if self.generation > 1 else []
         return f"kafka {json.dumps([self.topic, start, self.headers, *generation])}"
 
     def coordinator(self, settings: Settings) -> "KafkaCoordinator":
-        """Ask once where each partition begins and ends, and return what cuts that into batches.
+        """Ask once where each partition begins and ends, and return a coordinator for these ranges.
 
         Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, have no such topic, or compact it),
         SettingsInvalid.
@@ -133,13 +134,13 @@ class Kafka(Source):
         return KafkaCoordinator(self, topic)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "KafkaReader":
-        """Return what reads the ranges of the metadata with Spark."""
+        """Return a reader of the ranges in the metadata."""
         from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
 
         return KafkaReader(spark, self, self._located(settings))
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
-        """Commit the batch's ends for the consumer group, for lag tools; what a later batch has committed stays.
+        """Commit the batch's end offsets for the consumer group, for lag tools; later offsets stay.
 
         Kafka cannot compare and set: two calls at the same moment may leave the lower position, until the next batch.
         """
@@ -147,7 +148,7 @@ class Kafka(Source):
         ends = {int(name): known["end"] for name, known in _standing(metadata).items()}
         topic, group = self._topic(settings), self.group or f"tidegate-{attempt.pipeline}"
         if topic.id != metadata["topic_id"]:
-            logger.info("%s: the topic was created anew since; nothing is told to group %s.", attempt, group)
+            logger.info("%s: the topic was created again since; no offsets are committed for group %s.", attempt, group)
             return
         topic.commit_ahead(group, ends)
 
@@ -164,7 +165,7 @@ class Kafka(Source):
 
 
 class KafkaCoordinator(PartitionedCoordinator):
-    """Cuts one look at the topic into batches."""
+    """Plans batches from one look at the topic."""
 
     def __init__(self, source: Kafka, topic: "Topic") -> None:
         self._source = source
@@ -177,10 +178,10 @@ class KafkaCoordinator(PartitionedCoordinator):
     ) -> SourceMetadata | None:
         """Return the next range of each partition that has one; None if none has.
 
-        The first batch of a source that starts at "latest" is made although it has no ranges: what is produced until the
-        next plan would be lost otherwise.
+        The first batch of a source that starts at "latest" is planned even without ranges: records produced until the next
+        plan would be lost otherwise.
 
-        Raises: SourceChanged if these are not the topic's offsets of old; PartitionUnavailable, SourceUnavailable.
+        Raises: SourceChanged if it is another topic than before, or has lost records; PartitionUnavailable, SourceUnavailable.
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
@@ -206,7 +207,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         return {**cut, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
 
     def _begins_again(self, saved: SourceMetadata) -> bool:
-        """Tell whether the author has declared that another topic goes on where the saved one has ended."""
+        """Return whether the author has declared a newer generation, in which another topic follows the saved one."""
         before, now = saved.get("generation", 1), self._source.generation
         if before > now:
             raise SourceChanged(
@@ -216,9 +217,9 @@ class KafkaCoordinator(PartitionedCoordinator):
         return bool(before < now)
 
     def _starts(self, first_metadata: SourceMetadata | None) -> dict[str, SourceMetadata]:
-        """Return where each partition stands before the first batch: as it was planned, or as the source's start says.
+        """Return each partition's position before the first batch: as planned, or by the source's start.
 
-        Here every partition has to answer, whatever the kind: one that was left out would later be taken for a new one.
+        Every partition has to answer, for either kind: one left out would later be taken for a new one.
         """
         if first_metadata is None:
             starts = self._look.starts()
@@ -237,12 +238,12 @@ class KafkaCoordinator(PartitionedCoordinator):
         if saved["topic_id"] != self._topic.id:
             raise SourceChanged(
                 f"Topic {self._topic.name} is another one than before (its id was {saved['topic_id']}, now it is "
-                f"{self._topic.id}): it was deleted and created anew, or it is another cluster's. {advice}"
+                f"{self._topic.id}): it was deleted and created again, or it is another cluster's. {advice}"
             )
 
 
 class TopicLook(Partitions):
-    """What the partitions held when the plan looked, and how a batch shares it."""
+    """The partitions' offsets when the plan looked, and their shares of a batch."""
 
     def __init__(self, source: Kafka, topic: "Topic") -> None:
         self._source = source
@@ -252,17 +253,17 @@ class TopicLook(Partitions):
         self._shares: dict[str, int] = {}
 
     def names(self) -> list[str]:
-        """Return the partitions by their numbers."""
+        """Return the partitions' numbers, as texts."""
         return [str(partition) for partition in self._topic.partitions]
 
     def starts(self) -> dict[str, int]:
-        """Return where the source's start is in each partition.
+        """Return the offset of the source's start in each partition.
 
-        Raises: SourceUnavailable if one cannot be asked.
+        Raises: SourceUnavailable if a partition does not answer.
         """
         start, starts = self._source.start, {}
         if isinstance(start, datetime):
-            moment = -((EPOCH - start) // timedelta(milliseconds=1))  # rounded up: not a record before it
+            moment = -((EPOCH - start) // timedelta(milliseconds=1))  # rounded up, to exclude records before it
             found = self._topic.offsets(moment)
         else:
             found = self._first if start == "earliest" else self._ends
@@ -271,23 +272,23 @@ class TopicLook(Partitions):
             try:
                 if isinstance(offset, PartitionUnavailable):
                     raise offset
-                # no record is that young: the next one will be
+                # no record is that recent: the next one will be
                 starts[name] = offset if offset >= 0 else self._bounds(name)[1]
             except PartitionUnavailable as missing:
                 raise SourceUnavailable(f"{missing} The first batch needs all, to know where each of them starts.") from missing
         return starts
 
     def share(self, positions: Mapping[str, int]) -> None:
-        """Share a batch's `max_records` among the partitions, given where they stand.
+        """Divide a batch's `max_records` among the partitions, given their positions.
 
-        Expired records come first and alone, so that giving them up gives up nothing else.
+        Expired records are planned first and alone, so that skipping them skips nothing else.
         """
         lags, expired = {}, {}
         for name in self.names():
             try:
                 first, end = self._bounds(name)
             except PartitionUnavailable:
-                continue  # next_slice tells
+                continue  # next_slice raises it
             position = positions.get(name, UNREAD["end"])
             if position < first:
                 expired[name] = first - position
@@ -296,7 +297,7 @@ class TopicLook(Partitions):
         self._shares = expired if fails else fair_shares(lags, self._source.max_records)
 
     def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
-        """Return the partition's share, right behind its previous slice.
+        """Return the partition's share, right after its previous slice.
 
         Raises: PartitionUnavailable; SourceChanged if the partition ends before the previous slice.
         """
@@ -331,11 +332,11 @@ class TopicLook(Partitions):
 def fair_shares(lags: Mapping[str, int], most: int) -> dict[str, int]:
     """Divide at most `most` records in proportion to the lags, at least one for each.
 
-    If there are more lagging partitions than that, those with the longest lags get one each: none waits for ever.
+    If more partitions lag than that, those with the longest lags get one record each, so that none waits for ever.
     """
     lagging = sorted((name for name, lag in lags.items() if lag), key=lambda name: (lags[name], int(name)))[-most:]
     shares, left, total = {}, most, sum(lags[name] for name in lagging)
-    for name in lagging:  # the shortest lag first, so that rounding is made up for by the longest
+    for name in lagging:  # the shortest lag first, so that the longest makes up for rounding
         shares[name] = lags[name] if total <= left else max(1, lags[name] * left // total)
         left, total = left - shares[name], total - lags[name]
     return shares

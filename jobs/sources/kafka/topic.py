@@ -1,6 +1,6 @@
-"""One topic as its brokers describe it: partitions, offsets, and what a consumer group has committed.
+"""Asks the brokers about one topic: its partitions, offsets, and a consumer group's commits.
 
-Needs librdkafka's client, so it is imported by what plans, reads and acknowledges, never by what declares.
+It needs librdkafka's client, so code that plans, reads or acknowledges imports it, and declarations never do.
 """
 
 import logging
@@ -27,10 +27,10 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# A broker that restarts is waited for; a longer absence is left to the retries of plan and attempt.
+# Long enough for a broker's restart; retries of plan and attempt bridge a longer absence.
 ANSWER_SECONDS = 15
 LOOK_SECONDS = 0.05
-# What another try cannot mend.
+# Errors that a retry cannot fix.
 REFUSALS = (
     *refusals_of_kafka_client(),
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -39,7 +39,7 @@ REFUSALS = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-# What a group meets that nobody has used for a while: its coordinator is being found, or loads what it knows.
+# Errors of a group that was not used for a while: its coordinator is being found, or is loading.
 NO_COORDINATOR = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -48,13 +48,13 @@ NO_COORDINATOR = (
 
 
 class Topic:
-    """A topic of one cluster; every answer is as of the question, apart from its description, which is asked for once."""
+    """A topic of one cluster. Each call asks the brokers, except for the description, which is read once."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self._brokers = settings.kafka_bootstrap
         self._errors: list[KafkaError] = []
-        # log_level: the client would tell standard error of each refused connection.
+        # log_level: otherwise the client writes each refused connection to standard error.
         self._configuration: dict[str, Any] = {**kafka_client(settings), "log_level": 0, "error_cb": self._errors.append}
         try:
             self._client = AdminClient(self._configuration)
@@ -63,16 +63,16 @@ class Topic:
 
     @property
     def id(self) -> str:
-        """Return what the cluster calls this very topic; one of the same name that is created later has another."""
+        """Return the cluster's id of this topic; a later topic of the same name has another id."""
         return str(self._description.topic_id)
 
     @property
     def partitions(self) -> list[int]:
-        """Return its partitions, whether or not they have a leader."""
+        """Return the numbers of its partitions, with or without a leader."""
         return sorted(partition.id for partition in self._description.partitions)
 
     def is_compacted(self) -> bool | None:
-        """Tell whether records make way for later ones with the same key; None if we are not allowed to know."""
+        """Return whether later records replace earlier ones with the same key; None if we may not know."""
         topic = ConfigResource(ConfigResource.Type.TOPIC, self.name)
         try:
             found = self._answer(self._client.describe_configs([topic], request_timeout=ANSWER_SECONDS))
@@ -82,10 +82,10 @@ class Topic:
         return "compact" in found["cleanup.policy"].value
 
     def offsets(self, of: "Literal['earliest', 'latest'] | int") -> dict[int, int | PartitionUnavailable]:
-        """Return the first offset that is left, the last stable one, or the first at or after a time in milliseconds.
+        """Return each partition's first offset, last stable offset, or first offset at or after a time in milliseconds.
 
-        The last stable offset is where transactions that are still open begin, else the end. Instead of an offset there is
-        an error for a partition that cannot be asked, and -1 where no record is as young as that.
+        The last stable offset is the start of the first open transaction, else the end. A partition that does not answer has
+        an error instead of an offset, and one without a record that recent has -1.
         """
         ends: dict[str, Callable[[], OffsetSpec]] = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
         spec = OffsetSpec.for_timestamp(of) if isinstance(of, int) else ends[of]()
@@ -99,12 +99,12 @@ class Topic:
             if led
             else {}
         )
-        found = {asked.partition: answer for asked, answer in answers.items()}
+        found = {requested.partition: answer for requested, answer in answers.items()}
         return {partition: self._offset(partition, found.get(partition)) for partition in self.partitions}
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
-        """Commit offsets for a consumer group, except where it has committed later ones."""
-        # Not by the administrator's calls: while the group's coordinator is being found, they can end the process.
+        """Commit offsets for a consumer group, except for partitions where it has committed later ones."""
+        # The admin client's calls can end the process while the group's coordinator is being found, so a consumer commits.
         consumer = Consumer({**self._configuration, "group.id": group, "enable.auto.commit": False})
         deadline = monotonic() + ANSWER_SECONDS
         try:
@@ -150,16 +150,16 @@ class Topic:
         return answer
 
     def _ask(self, futures: "Mapping[Any, Future[Any]]") -> dict[Any, Any]:
-        """Return answers and errors; a refused log-in ends the wait, which would otherwise last until the time is up."""
+        """Return answers and errors; a refused log-in ends the wait, which would otherwise last until the timeout."""
         self._wait(futures.values())
         answers: dict[Any, Any] = {}
-        for asked, future in futures.items():
+        for requested, future in futures.items():
             try:
-                answers[asked] = future.result()
+                answers[requested] = future.result()
             except KafkaException as error:
-                answers[asked] = error.args[0]
-                if answers[asked].code() in REFUSALS:
-                    raise self._meaning(answers[asked]) from error
+                answers[requested] = error.args[0]
+                if answers[requested].code() in REFUSALS:
+                    raise self._meaning(answers[requested]) from error
         return answers
 
     def _wait(self, futures: "Collection[Future[Any]]") -> None:
@@ -173,7 +173,7 @@ class Topic:
 
     def _meaning(self, error: KafkaError) -> TidegateError:
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return SourceUnreadable(f"Kafka at {self._brokers} has no topic {self.name}. Create it, or mend its name.")
+            return SourceUnreadable(f"Kafka at {self._brokers} has no topic {self.name}. Create it, or correct its name.")
         if error.code() in REFUSALS:
             return SourceUnreadable(f"Kafka at {self._brokers} refuses us: {error.str()}. See: tidegate settings")
         because = f" ({self._errors[-1].str()})" if self._errors else ""

@@ -1,1 +1,1 @@
-"""Tables of Postgres, as a source."""
+"""A source of Postgres tables."""

@@ -1,20 +1,20 @@
-"""Which rows nobody can still slip in front of: the end of what may be planned.
+"""Finds settled rows: those before which no open transaction can still add a row.
 
 A row that is written but not committed is invisible, and may have a lower key than rows that are visible already. If a
-batch passed by, the row would never be read. Two arguments say when that cannot happen; each needs its looks in this order.
+batch passed it, the row would never be read. Two arguments rule that out; each needs its looks in this order.
 
 *A key drawn from a sequence, inside the INSERT* (`serial`, `IDENTITY`, `DEFAULT nextval`):
 
 1. Read the highest visible key H.
-2. Look in pg_locks for transactions that hold RowExclusiveLock, or a stronger lock that writers take, on a table we read.
+2. Look in pg_locks for transactions that hold RowExclusiveLock, or a stronger lock of writers, on a table we read.
 3. Wait until exactly these have ended. Then all rows up to H are visible, or will never be.
 
-Because: a key below H was drawn before H was, thus before (1). An INSERT locks its table before it draws, and keeps the
-lock until its transaction has ended; and Postgres lets go of locks only after it has made the rows visible. So whoever drew
-a key below H has ended, visibly, before (2), or is found in (2) and waited for. Who begins later draws above H: constant
-writing holds up nothing. An INSERT through a partitioned table locks its partition only after drawing, but the parent
-before: the parents of what we read belong to the tables of (2). A transaction that its session prepares meanwhile
-(two-phase commit) keeps locks and name.
+Proof: a key below H was drawn before H, thus before (1). An INSERT locks its table before it draws, and keeps the lock
+until its transaction has ended; and Postgres releases locks only after it has made the rows visible. So a transaction that
+drew a key below H has ended, visibly, before (2), or is found in (2) and waited for. A transaction that begins later draws
+above H: constant writing delays nothing. An INSERT through a partitioned table locks its partition only after drawing, but
+the parent before: the parents of the tables we read belong to the tables of (2). A transaction that its session prepares
+meanwhile (two-phase commit) keeps locks and name.
 
 *A time that is set from the start of the writing transaction* (`DEFAULT now()`, a trigger that sets updated_at):
 
@@ -22,10 +22,10 @@ before: the parents of what we read belong to the tables of (2). A transaction t
 2. Read in pg_stat_activity when the oldest open transaction of this database began.
 3. Look in pg_locks for prepared transactions that have written to a table we read; wait for exactly these.
 
-All rows with a time strictly below (1), less a margin, and strictly below (2), are visible then, or will never be. Because:
+All rows with a time strictly below (1), less a margin, and strictly below (2), are visible then, or will never be. Proof:
 a transaction that writes such a time began before (1). If it was open at (2), the bound is not above its start. If it was
 prepared by (2), it is found in (3), or had ended by then. Else it had ended by (2). The margin covers the moment in which a
-server process has taken its transaction's time and not shown it yet, and a clock that is put back by less than that.
+server process has taken its transaction's time and not published it yet, and a clock that is set back by less than that.
 """
 
 import logging
@@ -41,8 +41,8 @@ from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-# Every INSERT, UPDATE, DELETE and COPY takes the first. The others are what people LOCK TABLE with who choose keys
-# themselves. ShareUpdateExclusiveLock and ShareLock are VACUUM's and CREATE INDEX's: they write no rows.
+# Every INSERT, UPDATE, DELETE and COPY takes the first. Writers that choose keys themselves LOCK TABLE with the others.
+# ShareUpdateExclusiveLock and ShareLock are VACUUM's and CREATE INDEX's: they write no rows.
 _WRITERS_LOCKS = ["RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 _WRITERS = """
     SELECT DISTINCT virtualtransaction, pid
@@ -57,7 +57,7 @@ _OLDEST_START = """
     WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()
         AND backend_type NOT IN ('autovacuum worker', 'walsender')
 """
-_WHO = """
+_DESCRIPTIONS = """
     SELECT format('session %%s of %%s (%%s), in a transaction since %%s', pid, usename, application_name, xact_start)
     FROM pg_stat_activity WHERE pid = ANY(%s)
     UNION ALL
@@ -72,7 +72,7 @@ Writers = dict[str, int | None]
 def settled_by_sequence(
     connection: Any, query: Query, tables: list[int], highest: Position | None, wait_seconds: float
 ) -> sql.Composable | None:
-    """Return the condition of rows that are settled, None if there are none or writers hold them up.
+    """Return the condition of settled rows; None if there are none, or writers are still open.
 
     `highest` is the highest key that was visible before this was called.
     """
@@ -89,7 +89,7 @@ def settled_by_clock(
     wait_seconds: float,
     margin_seconds: float,
 ) -> sql.Composable | None:
-    """Return the condition of rows that are settled, None if a prepared transaction holds them up.
+    """Return the condition of settled rows; None if a prepared transaction is still open.
 
     Raises: AccessRefused if open transactions are hidden from this role; SourceUnreadable, SourceChanged.
     """
@@ -117,10 +117,10 @@ def settled_by_clock(
 
 
 def highest_key(cursor: Any, query: Query, after: Position | None) -> Position | None:
-    """Return the highest key that is visible behind a position."""
-    # Apart, because ORDER BY would take the position's text, which has the column's name, for the column.
-    highest = sql.SQL("SELECT {keys} FROM {relation} WHERE {behind} ORDER BY {keys} DESC LIMIT 1").format(
-        keys=query.keys, relation=query.relation, behind=query.behind(after)
+    """Return the highest visible key after a position."""
+    # A subquery, because ORDER BY would take the position's text, which has the column's name, for the column.
+    highest = sql.SQL("SELECT {keys} FROM {relation} WHERE {beyond} ORDER BY {keys} DESC LIMIT 1").format(
+        keys=query.keys, relation=query.relation, beyond=query.beyond(after)
     )
     cursor.execute(sql.SQL("SELECT {} FROM ({}) AS highest").format(query.position, highest))
     found = cursor.fetchone()
@@ -145,9 +145,9 @@ def _writers(cursor: Any, tables: list[int]) -> Writers:
 def _writers_end(
     connection: Any, query: Query, tables: list[int], wait_seconds: float, waiting: Mapping[str, int | None] | None = None
 ) -> bool:
-    """Wait until exactly the transactions that write to these tables now have ended; tell whether they have.
+    """Wait for exactly the transactions that write to these tables now; return whether they have ended.
 
-    Every look is a transaction of its own: waiting holds no lock that an ALTER TABLE would have to wait for.
+    Every look is a transaction of its own: the wait holds no lock that would block an ALTER TABLE.
     """
     deadline = time.monotonic() + wait_seconds
     if waiting is None:
@@ -156,9 +156,9 @@ def _writers_end(
     while waiting:
         if time.monotonic() >= deadline:
             with transaction(connection) as cursor:
-                cursor.execute(_WHO, [[pid for pid in waiting.values() if pid], list(waiting)])
-                who = "; ".join(row[0] for row in cursor.fetchall() if row[0])
-            logger.warning("%s: nothing new is planned now, lower keys may still come. Waiting for %s", query.name, who)
+                cursor.execute(_DESCRIPTIONS, [[pid for pid in waiting.values() if pid], list(waiting)])
+                writers = "; ".join(row[0] for row in cursor.fetchall() if row[0])
+            logger.warning("%s: nothing new is planned now, lower keys may still come. Waiting for %s", query.name, writers)
             return False
         time.sleep(POLL_SECONDS)
         with transaction(connection) as cursor:

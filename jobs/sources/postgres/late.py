@@ -1,18 +1,18 @@
-"""Whether rows have come where they are never read: behind the position up to which batches were planned.
+"""Finds late rows, which would never be read because batches were planned beyond their keys.
 
-The arguments of `postgres_in_flight` say that none can, if keys and times are what their author says. Here is looked whether
-they are. Nothing of it costs more than to read one batch's keys again, but for the one look after a sequence was altered or a
-partition attached; rows that were read may be deleted or changed meanwhile.
+The arguments of `jobs.sources.postgres.in_flight` rule them out, if keys and times keep their author's promise. This module
+checks the promise. No check costs more than to read one batch's keys again, except for a single look after a sequence was
+altered or a partition attached; rows that were read may be deleted or changed meanwhile.
 
-*Keys that are numbers*: which keys were missing when a range was planned stands in its metadata, and in those that follow it,
-as far as GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
+*Numeric keys*: a range's metadata, and that of later ranges, lists the keys that were missing when it was planned, as far as
+GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
 
-*Any drawn key*: the newest range may not have more rows than when it was planned, nor as many with other keys.
+*Any drawn key*: the newest range may not have more rows than when it was planned, nor the same number with other keys.
 
-*A sequence that was altered, a partition that was attached*: no row up to the position may have come by that.
+*A sequence that was altered, a partition that was attached*: no row up to the position may have come from that.
 
-*Times that change*: a row moves out of its range when it is written again. One of the newest rows behind the position that
-was not visible in the snapshot of the plan was written since, and kept a time or got one that had been planned by then.
+*Times that change*: a row moves out of its range when it is written again. If one of the newest rows up to the position was
+not visible in the plan's snapshot, it was written since, and kept a time or received one that had been planned by then.
 """
 
 from typing import Any
@@ -20,20 +20,20 @@ from typing import Any
 from psycopg2 import sql
 
 from jobs.sources.postgres.origin import Origin, Sequence
-from jobs.sources.postgres.query import Position, Query, count_rows, said_range
+from jobs.sources.postgres.query import Position, Query, count_rows, range_in_words
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
 
 # Each costs a look into the key's index at every plan, and some bytes in each batch's metadata.
 GAPS = 200
 WHOLE = ("smallint", "integer", "bigint")
-# Postgres compares 32 bits of a row's transaction number; after so many more transactions they may mean another one.
+# Postgres compares 32 bits of a row's transaction number; after this many more transactions they may mean another one.
 _COMPARABLE = 2**31
 _IS_BACK = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(%s::pg_snapshot)::text::bigint"
 _SEES_WRITERS = """
     SELECT has_column_privilege(%(table)s::oid, 'xmin', 'SELECT'), quote_ident(current_user), %(table)s::regclass::text
 """
-# Of the tables that are read: those that became partitions, or children, when a snapshot could not see it yet.
+# Tables read that became partitions, or children, after a snapshot was taken.
 _ATTACHED = """
     SELECT inhrelid::bigint, inhrelid::regclass::text, has_table_privilege(inhrelid, 'SELECT')
     FROM (
@@ -43,15 +43,15 @@ _ATTACHED = """
     WHERE NOT ({visible})
     ORDER BY 1
 """
-# Transaction numbers with their epoch, of rows that have them without; 1 and 2 are those of rows that are frozen for good.
+# Adds the epoch to a row's transaction number; 1 and 2 are the numbers of rows that are permanently frozen.
 _VISIBLE = "x < 3 OR pg_visible_in_snapshot((newest - mod(newest - x, 4294967296))::text::xid8, {snapshot}::pg_snapshot)"
 
 
 def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Composable:
-    """Return what tells the newest gaps between the keys of relation tidegate_batch, as JSON; NULL for keys without gaps."""
+    """Return SQL for the newest gaps between the keys of relation tidegate_batch, as JSON; NULL if keys have no gaps."""
     if len(types) != 1 or types[0] not in WHOLE:
         return sql.SQL("NULL")
-    # CASE, because numbers at the ends of bigint have none before or behind them.
+    # CASE, because the ends of bigint have no number before or after them.
     return sql.SQL(
         "(SELECT json_agg(json_build_array(low, high) ORDER BY high) FROM ("
         " SELECT previous + 1 AS low, key - 1 AS high FROM ("
@@ -65,7 +65,7 @@ def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Compo
 
 
 def check_in_time(cursor: Any, query: Query, previous: SourceMetadata) -> None:
-    """Refuse a server that has fewer transactions behind it than at the plan before: it was restored from a backup.
+    """Refuse a server with fewer transactions than at the last plan: it was restored from a backup.
 
     Raises: SourceChanged.
     """
@@ -110,7 +110,7 @@ def check_gaps(cursor: Any, query: Query, previous: SourceMetadata) -> None:
 
 
 def check_newest_range(cursor: Any, query: Query, previous: SourceMetadata) -> None:
-    """Refuse a range that has more rows than when it was planned, or as many with other keys.
+    """Refuse a range that has more rows than planned, or the same number with other keys.
 
     Raises: SourceChanged.
     """
@@ -118,18 +118,18 @@ def check_newest_range(cursor: Any, query: Query, previous: SourceMetadata) -> N
     advice = "Give them new keys, and let the INSERT draw them."
     if rows > previous["rows"]:
         raise SourceChanged(
-            f"{query.name} has {rows} row(s) {said_range(previous)}, but {previous['rows']} when this was planned: "
+            f"{query.name} has {rows} row(s) {range_in_words(previous)}, but {previous['rows']} when this was planned: "
             f"rows with lower keys came later, and would never be read. {advice}"
         )
     if rows == previous["rows"] and previous.get("keys", digest) != digest:
         raise SourceChanged(
-            f"{query.name} has as many rows {said_range(previous)} as when this was planned, {rows}, but with other keys: some "
-            f"were deleted, and others came later, which would never be read. {advice}"
+            f"{query.name} has the same number of rows {range_in_words(previous)} as when this was planned, {rows}, but with "
+            f"other keys: some were deleted, and others came later, which would never be read. {advice}"
         )
 
 
 def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
-    """Refuse rows that no range would ever contain, and those behind which no range would contain anything.
+    """Refuse keys that no range would ever contain, and keys after which a range would contain nothing.
 
     Raises: MalformedRecord.
     """
@@ -141,18 +141,18 @@ def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
     if types[0] == "numeric":
         endless = sql.SQL("{} IN ('NaN', 'Infinity', '-Infinity')").format(first)
         conditions.append((f"{query.key[0]} is NaN or infinite", endless))
-    for said, condition in conditions:
+    for defect, condition in conditions:
         cursor.execute(sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(query.relation, condition))
         if cursor.fetchone()[0]:
             cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
             raise MalformedRecord(
-                f"{query.name} has {cursor.fetchone()[0]} row(s) in which {said}; they would never be read. Give them a key, "
+                f"{query.name} has {cursor.fetchone()[0]} row(s) in which {defect}; they would never be read. Give them a key, "
                 "and declare the column NOT NULL."
             )
 
 
 def check_drawn(cursor: Any, query: Query, sequence: Sequence, after: Position | None, highest: Position | None) -> None:
-    """Refuse new keys that this sequence has not handed out: above where it stands, or between its steps.
+    """Refuse new keys that this sequence has not handed out: above its value, or between its steps.
 
     Raises: SourceChanged.
     """
@@ -184,7 +184,7 @@ def check_drawn(cursor: Any, query: Query, sequence: Sequence, after: Position |
 def check_sequence(
     cursor: Any, query: Query, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str
 ) -> None:
-    """Refuse a sequence that was set back, also one that has caught up since.
+    """Refuse a sequence that was set back, even if it has caught up since.
 
     Raises: SourceChanged.
     """
@@ -198,7 +198,7 @@ def check_sequence(
     before = previous.get("origin")
     if before is None or before["sequences"].get(sequence.oid) == sequence.storage or not previous["to"]:
         return
-    # It was altered: harmless if no row up to the position was written since, for then none was drawn twice.
+    # It was altered: harmless if no row up to the position was written since, because no key was drawn twice then.
     if origin.table is None or not query.table or not _is_comparable(cursor, previous):
         raise SourceChanged(
             f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
@@ -224,17 +224,17 @@ def check_attached(cursor: Any, query: Query, origin: Origin, previous: SourceMe
         return
     cursor.execute(sql.SQL(_ATTACHED).format(visible=_visible(previous)), [origin.read])
     for oid, name, is_readable in cursor.fetchall():
-        # One that may be read only through its parent is found among all rows, which takes longer.
+        # For a partition that is readable only through its parent all rows are searched, which takes longer.
         relation = sql.SQL(name) if is_readable else query.relation  # quoted by regclass
-        of_it = sql.SQL("tableoid IN (SELECT relid::oid FROM pg_partition_tree({}) UNION SELECT {}::oid)").format(
+        is_in_partition = sql.SQL("tableoid IN (SELECT relid::oid FROM pg_partition_tree({}) UNION SELECT {}::oid)").format(
             sql.Literal(oid), sql.Literal(oid)
         )
         cursor.execute(
-            sql.SQL("SELECT count(*), concat_ws(', ', {lowest}) FROM {relation} WHERE {up_to} AND {of_it}").format(
+            sql.SQL("SELECT count(*), concat_ws(', ', {lowest}) FROM {relation} WHERE {up_to} AND {is_in_partition}").format(
                 lowest=sql.SQL(", ").join(sql.SQL("min({}::text)").format(sql.Identifier(column)) for column in query.key),
                 relation=relation,
                 up_to=query.up_to(previous["to"]),
-                of_it=of_it,
+                is_in_partition=is_in_partition,
             )
         )
         rows, key = cursor.fetchone()
@@ -246,9 +246,9 @@ def check_attached(cursor: Any, query: Query, origin: Origin, previous: SourceMe
 
 
 def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, rows: int) -> None:
-    """Refuse rows that were written since the last plan with times that had been planned, among the newest ones.
+    """Refuse rows, among the newest, that were written since the last plan with times that had been planned.
 
-    Only a table tells which transaction has written a row, and not after it was rewritten as a whole.
+    Only a table shows which transaction has written a row, and no longer after the whole table was rewritten.
 
     Raises: SourceChanged.
     """
@@ -275,7 +275,7 @@ def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetad
 
 
 def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple[int, str | None]:
-    """Return how many rows up to the position were not visible when it was planned, and the lowest of their keys."""
+    """Count the rows up to the position that the plan could not see; return the count and their lowest key."""
     cursor.execute(
         sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
             rows=_rows_up_to(query, previous["to"], query.keys), visible=_visible(previous)
@@ -286,7 +286,7 @@ def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple
 
 
 def _check_sees_writers(cursor: Any, query: Query, table: int) -> None:
-    """Refuse a role that may read columns, and not which transaction wrote a row.
+    """Refuse a role that may read columns, but not which transaction wrote a row.
 
     Raises: AccessRefused.
     """

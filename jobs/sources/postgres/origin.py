@@ -1,15 +1,15 @@
-"""What a PostgresTable's rows come from: server, tables and sequences, as one plan found them and the next one compares them.
+"""Checks that a PostgresTable's server, tables and sequences are the same from plan to plan.
 
-A position is a key that was read last. It means the same rows only while the table, the type of its key and the sequence
-that fills it stay the same; so each batch's metadata says what they were:
+A position is the last key that was read. It means the same rows only while the table, the type of its key and the sequence
+that fills it stay the same; so each batch's metadata records them:
 
     origin = {"server": id, "tables": {oid: name}, "storage": digest, "sequences": {oid: storage}, "types": [key's types],
               "keys": [[oid of the key's table, number of its column], ...]}
 
-A table's oid tells one that was dropped and created again, and a column's number one that has got the name of another. A
-table's storage changes whenever Postgres writes all of it again: TRUNCATE does so, and so do VACUUM FULL and some forms of
-ALTER TABLE, which keep the rows. A sequence's storage changes when it is restarted (TRUNCATE ... RESTART IDENTITY, ALTER
-SEQUENCE), but setval writes in place: for that there is its value.
+A table's oid shows that it was dropped and created again; a column's number shows that another column took its name. A
+table's storage changes whenever Postgres rewrites it: TRUNCATE does so, and so do VACUUM FULL and some forms of ALTER TABLE,
+which keep the rows. A sequence's storage changes when it is restarted (TRUNCATE ... RESTART IDENTITY, ALTER SEQUENCE), but
+setval writes in place: its value shows that.
 """
 
 import re
@@ -22,7 +22,7 @@ from jobs.sources.postgres.query import Query
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
-# What our transaction has locked is what the query reads: tables behind views, partitions, both sides of a join.
+# Our transaction has locked exactly the relations that the query reads: tables of views, partitions, both sides of a join.
 _TABLES_READ = """
     SELECT c.oid::bigint, c.relkind, c.oid::regclass::text, EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = c.oid)
     FROM pg_class AS c
@@ -33,7 +33,7 @@ _TABLES_READ = """
         ) AS ancestor (oid)
         WHERE own.pid = pg_backend_pid() AND own.locktype = 'relation')
 """
-# Of the tables that are read, those that are not partitions or children of others.
+# The tables read that are not partitions or children of others.
 _ROOTS = """
     SELECT oid::text, oid::regclass::text FROM pg_class
     WHERE relkind IN ('r', 'p') AND oid = ANY(%(tables)s)
@@ -45,8 +45,8 @@ _STORAGE = """
         md5(string_agg(relfilenode::text, ',' ORDER BY oid)) FROM pg_class WHERE relkind = 'r' AND oid = ANY(%s)
 """
 _REAL_TABLES = "SELECT oid::bigint FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s)"
-# The columns in which the key's values may be drawn: the key itself, in its table and in the parents and children of this;
-# behind a view, what the view refers to; behind an expression, any.
+# The columns in which the key's values may be drawn: the key itself, in its table and its parents and children;
+# for a view, the columns that it refers to; for an expression, any.
 _CANDIDATES = """
     WITH RECURSIVE family (oid) AS (
         SELECT %(table)s::oid
@@ -67,7 +67,7 @@ _CANDIDATES = """
         WHEN 'view' THEN (a.attrelid, a.attnum) IN (SELECT oid, number FROM referred)
         ELSE true END
 """
-# Sequences of these columns. One fills a column that is IDENTITY, or whose DEFAULT is nextval(...) and nothing more.
+# Sequences of these columns. A sequence fills a column that is IDENTITY, or whose DEFAULT is nextval(...) and nothing more.
 _SEQUENCES = """
     WITH candidate AS ({candidates}), used (sequence, fills, expression) AS (
         SELECT d.objid, d.deptype = 'i', NULL
@@ -87,7 +87,7 @@ _SEQUENCES = """
     GROUP BY s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle
     ORDER BY s.seqrelid
 """
-# These put the same values in the same order, so that a key may be widened.
+# Types that order the same values alike, so that a key may be widened.
 _WHOLE = ("smallint", "integer", "bigint", "numeric")
 _PLAIN_DEFAULT = re.compile(r"nextval\('[^()]*'::regclass\)(::[\w ]+)?")
 START_AGAIN = (
@@ -99,7 +99,7 @@ START_AGAIN = (
 
 @dataclass(frozen=True)
 class Sequence:
-    """A sequence that may draw the key: what it is called, where it is stored, and the last number it has handed out."""
+    """A sequence that may draw the key: its name, its storage, and the last number that it handed out."""
 
     oid: str
     name: str
@@ -112,7 +112,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows come from, as one look found it. `table` is the key's own, None behind a view or an expression."""
+    """The server, tables and key columns that one look found. `table` is None for a key from a view or an expression."""
 
     server: str
     tables: dict[str, str]
@@ -127,7 +127,7 @@ class Origin:
         return self.keys[0][0] if self.keys[0] else None
 
     def metadata(self, sequences: list[Sequence]) -> SourceMetadata:
-        """Return what the next plan compares with."""
+        """Return the metadata that the next plan compares with."""
         stored = {sequence.oid: sequence.storage for sequence in sequences}
         return {
             "server": self.server,
@@ -140,9 +140,9 @@ class Origin:
 
 
 def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
-    """Return where the rows come from, after reading none of them.
+    """Look up the origin of a query's rows, without reading any.
 
-    Raises: `complaint` for columns that do not fit; SourceUnreadable for relations into which rows come in any order.
+    Raises: `complaint` for columns that do not fit; SourceUnreadable for relations that receive rows in any order.
     """
     columns = query.check_columns(cursor, complaint)
     read = tables_read(cursor, query)
@@ -158,9 +158,9 @@ def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] 
 
 
 def tables_read(cursor: Any, query: Query) -> list[int]:
-    """Return the relations that this transaction has read, and the parents through which rows get into them.
+    """Return the relations that this transaction has read, and the parents through which they receive rows.
 
-    Raises: SourceUnreadable for one whose open transactions cannot be seen, or into which rows come in any order.
+    Raises: SourceUnreadable for a relation whose open transactions are invisible, or that receives rows in any order.
     """
     cursor.execute(_TABLES_READ)
     tables = cursor.fetchall()
@@ -182,11 +182,11 @@ def tables_read(cursor: Any, query: Query) -> list[int]:
 
 
 def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, generation: int) -> None:
-    """Refuse tables that are not those of the batches before, whose positions mean nothing in them.
+    """Refuse other tables than those of earlier batches, whose positions mean nothing in them.
 
     Raises: SourceChanged.
     """
-    if before is None:  # planned by a version that did not keep it
+    if before is None:  # planned by a version that did not record it
         return
     advice = START_AGAIN.format(generation=generation + 1)
     if before["server"] != now.server:
@@ -218,9 +218,9 @@ def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, 
 def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised: bool) -> list[Sequence]:
     """Return the sequences that may draw the key, after checking that they hand out numbers in order.
 
-    One that may not be seen is left out if the author promises that keys are drawn.
+    A sequence that this role may not see is left out if the author promises that keys are drawn.
 
-    Raises: SourceUnreadable; AccessRefused for one whose value this role may not see.
+    Raises: SourceUnreadable; AccessRefused for a sequence whose value this role may not see.
     """
     kind = "table" if origin.table else "view" if query.table else "any"
     table, column = origin.keys[0] or (0, 0)
@@ -231,7 +231,7 @@ def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised:
         if cache > 1:
             raise SourceUnreadable(
                 f"{query.name}: sequence {name} has CACHE {cache}, so sessions keep low keys for later, and rows would be "
-                f"skipped. Run ALTER SEQUENCE {name} CACHE 1, then reconnect everybody who writes."
+                f"skipped. Run ALTER SEQUENCE {name} CACHE 1, then reconnect all writers."
             )
         if increment < 0 or cycles:
             raise SourceUnreadable(f"{query.name}: sequence {name} counts down or starts over, so its keys do not increase.")
@@ -258,7 +258,7 @@ def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised:
 def drawn_by(query: Query, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:
     """Return the sequence that draws the key, None if the author promises that it is drawn otherwise.
 
-    Raises: SourceUnreadable if there is none, or more than one.
+    Raises: SourceUnreadable if there is no sequence, or more than one.
     """
     filling = [sequence for sequence in sequences if sequence.fills]
     key = query.key[0]

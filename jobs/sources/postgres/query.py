@@ -1,8 +1,8 @@
-"""A table or query as Postgres knows it: its columns and key, ranges of it, how it is reached, and what its errors mean.
+"""Describes a Postgres table or query in SQL, connects to it, and translates its errors.
 
-Both sides use this: the planner, which cuts ranges, and Spark's executors, which read them. A position is the key's values
-as text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as
-the column's own type.
+The planner, which cuts ranges, and Spark's executors, which read them, both use this. A position is the key's values as
+text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as the
+column's own type.
 """
 
 import re
@@ -31,7 +31,7 @@ Position = list[str]
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
 _INTEGERS = ("smallint", "integer", "bigint")
-# Which Postgres types, by name, a Spark type takes without loss; None: any, as the text that Postgres prints.
+# Postgres types, by name, that a Spark type takes without loss; None: any, as the text that Postgres prints.
 _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "tinyint": _INTEGERS,
     "smallint": _INTEGERS,
@@ -47,8 +47,8 @@ _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "binary": ("bytea",),
     "string": None,
 }
-# What a text must not depend on; and policies that would hide rows are errors. LOCAL, so that a session behind a pooler
-# stays as its other users want it.
+# Pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL, so that a pooler's
+# session is unchanged for its other users.
 _PINNED = sql.SQL(
     "SET LOCAL row_security = off; "
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
@@ -76,9 +76,9 @@ class SparkType:
         """
         plain = text.strip().lower()
         if decimal := _DECIMAL.fullmatch(plain):
-            precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)  # what Spark takes decimal for
+            precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)  # Spark's defaults
             if not scale <= precision <= 38 or precision < 1:
-                raise ValueError(f"{text!r} is no decimal: Spark's have 1 to 38 digits, and no more behind the point.")
+                raise ValueError(f"{text!r} is no decimal: Spark's have 1 to 38 digits, and no more after the point.")
             return cls("decimal", precision, scale)
         plain = _ALIASES.get(plain, plain)
         if plain not in _ACCEPTED:
@@ -89,14 +89,14 @@ class SparkType:
         return cls(plain)
 
     def takes(self, postgres_type: str) -> bool:
-        """Tell whether every value of a Postgres type that fits arrives unchanged."""
+        """Return whether a Postgres type is accepted: every value that fits arrives unchanged."""
         accepted = _ACCEPTED[self.name]
         return accepted is None or postgres_type in accepted
 
 
 @dataclass(frozen=True)
 class Found:
-    """A column of the result as Postgres describes it: its type, and the table and column number it comes from, if any."""
+    """A result column as Postgres describes it: its type, and its table and column number, 0 if it has none."""
 
     type: str
     table: int
@@ -105,7 +105,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Query:
-    """What is read: a table or a SELECT, the columns that are wanted, and the key that puts its rows in order."""
+    """A table or a SELECT, with the requested columns and the key that orders its rows."""
 
     name: str
     table: tuple[str, ...]
@@ -115,7 +115,7 @@ class Query:
 
     @property
     def relation(self) -> sql.Composable:
-        """What stands behind FROM."""
+        """The relation after FROM."""
         if self.table:
             return sql.Identifier(*self.table)
         return sql.SQL("({}\n) AS tidegate_source").format(sql.SQL(self.select))  # a comment may end the author's text
@@ -130,39 +130,39 @@ class Query:
         """The key's values as a position."""
         return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
 
-    def behind(self, position: Position | None) -> sql.Composable:
-        """Return the condition of rows behind a position, all of them behind None."""
+    def beyond(self, position: Position | None) -> sql.Composable:
+        """Return the condition of rows after a position; of all rows with a key for None."""
         if position is None:
             return sql.SQL(" AND ").join(sql.SQL("{} IS NOT NULL").format(sql.Identifier(name)) for name in self.key)
         return self._compared(">", position)
 
     def up_to(self, position: Position) -> sql.Composable:
-        """Return the condition of rows up to a position, those that stand on it included."""
+        """Return the condition of rows up to and including a position."""
         return self._compared("<=", position)
 
     def between(self, after: Position | None, to: Position) -> sql.Composable:
-        """Return the condition of a range: behind `after`, up to `to`."""
-        return sql.SQL("{} AND {}").format(self.behind(after), self.up_to(to))
+        """Return the condition of a range: after `after`, up to `to`."""
+        return sql.SQL("{} AND {}").format(self.beyond(after), self.up_to(to))
 
     @property
     def digest(self) -> sql.Composable:
-        """A digest of the keys of some rows, whatever their order, as a text: by MD5, which no version of Postgres changes."""
+        """A digest of some rows' keys in any order, as text. It uses MD5, which no version of Postgres changes."""
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
         hashed = sql.SQL("('x' || left(md5(concat_ws(E'\\x1f', {})), 16))::bit(64)::bigint").format(texts)
         return sql.SQL("coalesce(sum({}), 0)::text").format(hashed)
 
     @property
     def values(self) -> sql.Composable:
-        """The wanted columns, as COPY is to print them."""
+        """The requested columns, in the form that COPY prints."""
         return sql.SQL(", ").join(_printed(name, kind) for name, kind in self.columns.items())
 
     def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, Found]:
-        """Check that the wanted columns exist with types that fit, and return what Postgres says of them.
+        """Check that the requested columns exist with types that fit, and return their descriptions.
 
         Raises: `complaint`, naming the column.
         """
-        wanted = sql.SQL(", ").join(map(sql.Identifier, self.columns))
-        cursor.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(wanted, self.relation))
+        requested = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        cursor.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(requested, self.relation))
         found = cursor.description
         cursor.execute("SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in found]])
         names = dict(cursor.fetchall())
@@ -178,7 +178,7 @@ class Query:
         }
 
     def _compared(self, operator: str, position: Position) -> sql.Composable:
-        # Texts without a type take that of the column they are compared with.
+        # Untyped literals take the type of the column that they are compared with.
         values = sql.SQL(", ").join(map(sql.Literal, position))
         return sql.SQL("({}) {} ({})").format(self.keys, sql.SQL(operator), values)
 
@@ -195,7 +195,7 @@ def table_of(text: str) -> tuple[str, ...]:
 
 
 def shown(table: str | None, query: str | None) -> str:
-    """Return what messages call the source."""
+    """Return the source's name in messages."""
     if table is not None:
         return f"Table {table.strip()}"
     text = " ".join((query or "").split())
@@ -203,9 +203,9 @@ def shown(table: str | None, query: str | None) -> str:
 
 
 def conninfo_of(connection: str | Mapping[str, Any]) -> dict[str, str]:
-    """Return libpq parameters that mean the same server on every machine, whatever its PG variables say.
+    """Return libpq parameters that name the same server on every machine, regardless of its PG variables.
 
-    Raises: ValueError for what is no connection, holds a secret, or leaves open where to connect to.
+    Raises: ValueError for parameters that are no connection, hold a secret, or do not say where to connect to.
     """
     try:
         text = connection if isinstance(connection, str) else extensions.make_dsn(**connection)
@@ -226,15 +226,15 @@ def conninfo_of(connection: str | Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateError] = SourceUnreadable) -> Iterator[Any]:
-    """Connect for reading; what the driver raises inside comes out as the source's error.
+    """Connect for reading, and translate the driver's errors to the source's.
 
-    Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that is not there.
+    Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that does not exist.
     """
     defaults: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "keepalives_idle": 30, "keepalives_interval": 10}
-    defaults |= {"require_auth": "!password"}  # a connection that means to tell the password in clear says so
+    defaults |= {"require_auth": "!password"}  # a connection has to override this to send its password in clear text
     try:
         with closing(psycopg2.connect(**{**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
-            # Each statement sees what has committed before it: the looks at rows and at locks rest on their order.
+            # Each statement sees all earlier commits: the looks at rows and at locks depend on their order.
             connection.set_session(isolation_level="READ COMMITTED", readonly=True)
             yield connection
     except psycopg2.Error as error:
@@ -243,14 +243,14 @@ def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateE
 
 @contextmanager
 def transaction(connection: Any) -> Iterator[Any]:
-    """Yield a cursor in one transaction in which texts do not depend on the settings of server and role."""
+    """Yield a cursor in a transaction whose texts do not depend on settings of server or role."""
     with connection, connection.cursor() as cursor:
         cursor.execute(_PINNED)
         yield cursor
 
 
 def check_primary(cursor: Any, query: Query) -> None:
-    """Refuse a standby: it has rows late, and does not show who is still writing.
+    """Refuse a standby: it receives rows late, and does not show open writers.
 
     Raises: SourceUnreadable.
     """
@@ -263,7 +263,7 @@ def check_primary(cursor: Any, query: Query) -> None:
 
 
 def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> tuple[int, str]:
-    """Return how many rows a batch's range has now, and the digest of their keys."""
+    """Count the rows that a batch's range has now; return the count and the digest of their keys."""
     if metadata["to"] is None:
         return 0, "0"
     statement = sql.SQL("SELECT count(*), {} FROM {} WHERE {}")
@@ -272,21 +272,21 @@ def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> tuple[int
     return int(rows), digest
 
 
-def said_range(metadata: SourceMetadata) -> str:
+def range_in_words(metadata: SourceMetadata) -> str:
     """Return a range in words."""
     to = ", ".join(metadata["to"])
-    return f"behind {', '.join(metadata['after'])} and up to {to}" if metadata["after"] else f"up to {to}"
+    return f"after {', '.join(metadata['after'])} and up to {to}" if metadata["after"] else f"up to {to}"
 
 
 def _printed(name: str, kind: SparkType) -> sql.Composable:
     column = sql.Identifier(name)
-    if kind.name == "decimal":  # as a text, because a cast of a double keeps 15 digits; zeros at its end would count
+    if kind.name == "decimal":  # as text: a cast of a double keeps 15 digits; trimmed: trailing zeros would count
         return sql.SQL("trim_scale({}::text::numeric)").format(column)
     return sql.SQL("encode({}, 'hex')").format(column) if kind.name == "binary" else column
 
 
 def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:
-    """Return the source's error, after the one list of what SQLSTATEs mean."""
+    """Return the source's error for a driver error, by the shared list of SQLSTATEs."""
     family = driver_errors.translate(error, "reading")
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
     if isinstance(family, StoreUnavailable):

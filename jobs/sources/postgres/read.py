@@ -1,8 +1,8 @@
-"""Reads the range of one batch: Spark's executors each COPY a part of it, and turn the text into Arrow, exactly.
+"""Reads the range of one batch: each Spark executor COPYs a part of it and converts the text to Arrow, exactly.
 
-A part is one COPY, so one snapshot. It is written to a spool first, in memory or on the executor's disk: the transaction on
-the source ends when the rows have arrived, however slow the transform is, and memory holds one block of rows. Spark may
-read a part again (a retry, speculation, a second state): that asks the database again and changes nothing.
+A part is one COPY, so one snapshot. It is spooled first, in memory or on the executor's disk: the transaction on the source
+ends when the rows have arrived, even if the transform is slow, and memory holds one block of rows. Spark may read a part
+again (a retry, speculation, a second state): that queries the database again and changes nothing.
 """
 
 import io
@@ -25,7 +25,7 @@ from jobs.sources.postgres.query import (
     check_primary,
     connected,
     count_rows,
-    said_range,
+    range_in_words,
     transaction,
 )
 from state_store import errors
@@ -85,7 +85,7 @@ class PostgresReader(Emitter):
         return ", ".join(f"`{name.replace('`', '``')}` {_spark_name(kind)}" for name, kind in self._query.columns.items())
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
-        """Return the rows of the range; each part is read when Spark asks for it."""
+        """Return the rows of the range; each part is read when Spark requests it."""
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
             self._check_origin(cursor, metadata)
         parts = parts_of(metadata)
@@ -93,12 +93,12 @@ class PostgresReader(Emitter):
         return numbers.mapInArrow(PartsReader(self._executors_conninfo, self._query, parts), self.row_schema())
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
-        """Return how many rows the range had when it was planned; of an opaque one some may be gone since."""
+        """Return the planned number of rows; None for an opaque source, which may have lost some since."""
         rows: int = metadata["rows"]
         return rows if self._kind == "transactional" else None
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
-        """Check that the range still has as many rows as when it was planned; an opaque one may have lost some."""
+        """Check that the range still has its planned rows and keys; an opaque source may have lost some."""
         if self._kind != "transactional":
             return
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
@@ -107,13 +107,13 @@ class PostgresReader(Emitter):
         advice = "Rows that were read once must stay as they are, and new ones must have higher keys."
         if found != metadata["rows"]:
             raise SourceChanged(
-                f"{self._query.name} has {found} row(s) {said_range(metadata)}, but {metadata['rows']} when the batch was "
+                f"{self._query.name} has {found} row(s) {range_in_words(metadata)}, but {metadata['rows']} when the batch was "
                 f"planned. {advice}"
             )
         if metadata.get("keys", digest) != digest:
             raise SourceChanged(
-                f"{self._query.name} has as many rows {said_range(metadata)} as when the batch was planned, but with other "
-                f"keys. {advice}"
+                f"{self._query.name} has the same number of rows {range_in_words(metadata)} as when the batch was planned, but "
+                f"with other keys. {advice}"
             )
 
     def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
@@ -121,17 +121,17 @@ class PostgresReader(Emitter):
         check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return what an executor met."""
+        """Return the error that an executor raised, None if it is another error."""
         text = str(error)
         if (start := text.find(MARK)) < 0:
             return None
-        finding, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
-        return cast(TidegateError, getattr(errors, finding["error"])(finding["reason"]))
+        report, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+        return cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
 
 
 def parts_of(metadata: SourceMetadata) -> list[Part]:
-    """Return the parts of a batch's range: together all of it, none twice."""
-    if metadata["to"] is None:  # nothing was there when it was planned
+    """Return the parts of a batch's range, which cover it without overlap."""
+    if metadata["to"] is None:  # the source was empty when the batch was planned
         return []
     ends = [*metadata["splits"], metadata["to"]]
     return list(zip([metadata["after"], *ends[:-1]], ends, strict=True))
@@ -139,9 +139,9 @@ def parts_of(metadata: SourceMetadata) -> list[Part]:
 
 @dataclass(frozen=True)
 class PartsReader:
-    """What each of Spark's tasks does with its share of numbers, for `DataFrame.mapInArrow`: read the parts of these numbers.
+    """Reads parts in Spark's tasks, by their numbers, for `DataFrame.mapInArrow`.
 
-    A class, for the reason given in `jobs.compute.sink`.
+    It is a class for the reason given in `jobs.compute.sink`.
     """
 
     conninfo: dict[str, Any]
@@ -149,14 +149,14 @@ class PartsReader:
     parts: list[Part]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read one share."""
+        """Read the parts of one task."""
         try:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from read_part(self.conninfo, self.query, self.parts[number])
         except TidegateError as error:
-            told = json.dumps({"error": type(error).__name__, "reason": str(error)})
-            raise RuntimeError(f"{MARK} {told}") from error  # Spark passes on the text alone
+            report = json.dumps({"error": type(error).__name__, "reason": str(error)})
+            raise RuntimeError(f"{MARK} {report}") from error  # Spark passes on the text alone
 
 
 def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:
@@ -175,7 +175,7 @@ def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa
 
 
 class _Spool:
-    """Keeps what COPY prints, and remembers where blocks of whole rows end."""
+    """Keeps the output of COPY, and the sizes of blocks of whole rows."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -191,7 +191,7 @@ class _Spool:
             self._size = 0
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield what was kept, some whole rows at a time."""
+        """Yield the rows in blocks of whole rows."""
         self._file.seek(0)
         for size in [*self._sizes, self._size]:
             if size:
@@ -199,7 +199,7 @@ class _Spool:
 
 
 class _Parser:
-    """Turns CSV into Arrow batches of the declared types, or says which value does not fit."""
+    """Converts CSV to Arrow batches of the declared types, or names the value that does not fit."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -224,11 +224,11 @@ class _Parser:
     def _typed(self, block: bytes) -> pa.Table:
         types = {name: pa.string() if name in self._binaries else kind for name, kind in self._types.items()}
         table = _parsed(block, types)
-        table.validate(full=True)  # parsing lets pass a decimal with too many digits before the point
+        table.validate(full=True)  # parsing accepts a decimal with too many digits before the point
         return table
 
     def _refusal(self, block: bytes) -> MalformedRecord:
-        """Find the first row that does not fit, by halving, and say what is wrong with it."""
+        """Find the first row that does not fit, by halving, and return its error."""
         try:
             rows = _parsed(block, dict.fromkeys(self._types, pa.string()))
         except pa.ArrowInvalid:

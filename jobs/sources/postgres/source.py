@@ -1,13 +1,13 @@
-"""PostgresTable: a table or query, read by an increasing key, in ranges that the ledger freezes.
+"""A source that reads a Postgres table or query by an increasing key, in frozen ranges.
 
     metadata = {"after": position or null, "to": position, "splits": [position, ...], "rows": how many when planned,
                 "keys": digest of their keys, "gaps": ..., "snapshot": ..., "origin": ..., "generation": 1}
 
-A batch is the rows behind `after` and up to `to`; `splits` cut it into the parts that Spark reads at the same time. Ranges
-are half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together.
-Rows that open transactions may still bring are waited for, never passed by: see `postgres_in_flight`. The last five entries
-tell the next plan whether rows came behind the range all the same (`postgres_late`), and whether it is the same table
-(`postgres_origin`); batches that an earlier version planned do without.
+A batch is the rows after `after` and up to `to`; `splits` divide it into the parts that Spark reads in parallel. Ranges are
+half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A plan
+waits for rows that open transactions may still add, and never passes them: see `jobs.sources.postgres.in_flight`. From the
+last five entries the next plan finds late rows (`jobs.sources.postgres.late`), and whether it is the same table
+(`jobs.sources.postgres.origin`); batches that an earlier version planned lack them.
 """
 
 import json
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _DRAWN = ("tinyint", "smallint", "int", "bigint", "decimal", "string")
 _ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
-# What a batch without rows takes over from the one before it.
+# Entries that a batch without rows takes over from the batch before it.
 _KEPT = ("gaps", "snapshot", "origin")
 
 
@@ -72,38 +72,39 @@ class PostgresTable(Source):
     """A table or a query of Postgres, each row read exactly once, in the order of its key.
 
     `table` is written as in SQL: ``orders``, ``shop.orders``, ``"Shop"."Orders"``. `query` is one SELECT without LIMIT. Its
-    conditions, and those of a view, have to be on columns that never change: a row that they let in later is behind what was
-    read. Nor may the key itself be changed, or be drawn again by setval after its rows were deleted.
+    conditions, and those of a view, have to be on columns that never change: a row that they admit later would come after
+    its range was read. Nor may the key itself be changed, or be drawn again by setval after its rows were deleted.
 
-    `schema` maps columns, by their exact names, to Spark types, also a double to a decimal; a value that does not fit fails
-    the batch with its column and key. The key's columns belong to it and should have an index.
+    `schema` maps columns, by their exact names, to Spark types; a double may be a decimal. A value that does not fit fails
+    the batch with its column and key. The key's columns must be in the schema and should have an index.
 
     `key` is one of:
 
     - ``"id"``: a number drawn from a sequence inside the INSERT (``serial``, ``IDENTITY``, ``DEFAULT nextval(...)``).
-      Rows are only ever appended: the source is transactional. Not for keys that the application draws first and inserts
-      later, as many object mappers do; use the next form for these. The role that reads needs ``GRANT SELECT ON SEQUENCE``
-      too, because keys that the sequence has not drawn would hide later rows. `key_is_drawn` is the author's promise where
-      no such sequence can be found (a trigger draws the key, or a view hides where it comes from): each INSERT itself draws
-      a higher key than all before. Only with this promise may the key be a text or a uuid.
-    - ``("updated_at", "id")``: a ``timestamptz`` that the database sets to its now() whenever it writes the row, and what tells
-      apart rows of one time. A row that is updated comes again, and versions that nobody has read yet are passed over: the
-      source is opaque. For a time that never changes, such as created_at, say ``kind="transactional"``. The role that reads
-      needs ``GRANT pg_read_all_stats``. Any open transaction in the database holds back what began after it.
+      Rows are only ever appended: the source is transactional. It is not for keys that the application draws first and
+      inserts later, like many object mappers; use the next form for these. The reading role needs
+      ``GRANT SELECT ON SEQUENCE`` too, because keys that the sequence has not drawn would hide later rows. `key_is_drawn` is
+      the author's promise, where no such sequence can be found (a trigger draws the key, or a view hides its origin), that
+      each INSERT itself draws a higher key than all before. Only with this promise may the key be a text or a uuid.
+    - ``("updated_at", "id")``: a ``timestamptz`` that the database sets to its now() whenever it writes the row, and a column
+      that distinguishes rows of one time. An updated row is read again, and versions that were not read before the next
+      update are skipped: the source is opaque. For a time that never changes, such as created_at, use
+      ``kind="transactional"``. The reading role needs ``GRANT pg_read_all_stats``. Any open transaction in the database
+      delays rows of transactions that began after it.
 
-    A batch has `max_rows` rows, and those that share the last one's key; it is read over at most `partitions` connections.
-    A plan waits up to `wait_seconds` for transactions that may hold lower keys; when they take longer, a later plan has these
-    rows. `margin_seconds` is how far behind the clock rows with a time are read; the clock may not be put back by more.
+    A batch has `max_rows` rows, plus those that share the last row's key; it is read over at most `partitions` connections.
+    A plan waits up to `wait_seconds` for transactions that may hold lower keys; if they take longer, a later plan has these
+    rows. Rows with a time are read once they are `margin_seconds` older than the clock, which may not be set back by more.
 
     `connection` holds libpq parameters without a password: ``{"host": ..., "dbname": ..., "user": ..., "passfile": ...}``, a
     connection string, or ``service=...``. Planner and executors find the password by themselves, so passfile and service file
-    are paths that both can read. Without it, Tidegate's own database is read, as the role that executors stage with
-    on both sides: ``GRANT SELECT ON orders TO tidegate_stager; GRANT SELECT ON SEQUENCE orders_id_seq TO tidegate_stager``.
+    are paths that both can read. Without it, Tidegate's own database is read, by planner and executors as the staging role:
+    ``GRANT SELECT ON orders TO tidegate_stager; GRANT SELECT ON SEQUENCE orders_id_seq TO tidegate_stager``.
 
-    Rows that come behind what was read, and a table that is not the same any more (dropped and created again, its sequence set
-    back, its server restored), are refused at the next plan. When a table has to begin again, raise `generation`, and the
-    pipeline's version: it is then read from its beginning, or, with `keeps_position`, on from where it stood, for rows that
-    were put back under their keys, as from a dump. The states stay as they are.
+    Late rows, with keys up to the position that was read, are refused at the next plan. So is a table that is not the same any
+    more (dropped and created again, its sequence set back, its server restored). When a table has to begin again, raise
+    `generation`, and the pipeline's version: it is then read from its beginning or, with `keeps_position`, from its last
+    position, for rows that were put back under their keys, as from a dump. The states stay as they are.
     """
 
     table: str | None = None
@@ -150,7 +151,7 @@ class PostgresTable(Source):
 
     @property
     def selection(self) -> Query:
-        """What is read, as SQL."""
+        """The table or query, as SQL."""
         return Query(
             shown(self.table, self.query),
             table_of(self.table) if self.table is not None else (),
@@ -167,7 +168,7 @@ class PostgresTable(Source):
 
     @property
     def identity(self) -> str:
-        """Return what decides which rows are read: server, table or query, key and columns."""
+        """Return what identifies the rows: server, table or query, key and columns."""
         place = conninfo_of(self.connection) if self.connection is not None else {}
         server = {name: place[name] for name in ("service", "host", "hostaddr", "port", "dbname") if name in place}
         read = self.table if self.table is not None else self.query
@@ -177,18 +178,18 @@ class PostgresTable(Source):
         return f"postgres {'table' if self.table is not None else 'query'} {json.dumps(parts, sort_keys=True)}"
 
     def coordinator(self, settings: Settings) -> "PostgresCoordinator":
-        """Return what cuts ranges; it connects when it is asked."""
+        """Return a coordinator that plans ranges; it connects on its first request."""
         return PostgresCoordinator(self, self._conninfo(settings, "plan"))
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
-        """Return what reads the range that the metadata names."""
+        """Return a reader of the range that the metadata names."""
         from jobs.compute.session import LOCAL  # noqa: PLC0415
         from jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
         conninfo = self._conninfo(settings, "read")
         executors_conninfo = dict(conninfo)
         if self.connection is None and not LOCAL.fullmatch(settings.spark_remote):
-            executors_conninfo.pop("passfile", None)  # theirs is where their own PGPASSFILE says
+            executors_conninfo.pop("passfile", None)  # executors use their own PGPASSFILE
         return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
 
     def _conninfo(self, settings: Settings, doing: str) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class PostgresTable(Source):
 
 
 class PostgresCoordinator(Coordinator):
-    """Cuts ranges; all ranges of one plan end where rows were settled when the plan first asked."""
+    """Plans ranges; all ranges of one plan are among the rows that were settled at its first look."""
 
     def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
         self._source = source
@@ -233,7 +234,7 @@ class PostgresCoordinator(Coordinator):
     ) -> SourceMetadata | None:
         """Return the next range of settled rows, None if there are none.
 
-        A range that was saved stays, unless the one before it now ends elsewhere.
+        A saved range is kept, unless the range before it now ends elsewhere.
 
         Raises: SourceUnavailable, SourceUnreadable, SourceChanged, AccessRefused, MalformedRecord for rows without a key.
         """
@@ -253,7 +254,7 @@ class PostgresCoordinator(Coordinator):
         return following
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
-        """Return where the next range begins, and whether it has to be the same table as before."""
+        """Return the start of the next range, and whether it has to be the same table as before."""
         if previous is None:
             return None, False
         before, now = previous.get("generation", 1), self._source.generation
@@ -270,9 +271,9 @@ class PostgresCoordinator(Coordinator):
         return bool(metadata.get("generation", 1) == self._source.generation)
 
     def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
-        """Check that the table is the one of the batches before and that nothing came behind them; find what is settled.
+        """Check for the same table as before and for late rows, and find settled rows.
 
-        `previous` is the batch before, None if there is none or another generation begins.
+        `previous` is the previous batch's metadata; None if there is none, or a new generation begins.
         """
         source, query = self._source, self._query
         is_strict = source.kind == "transactional"
@@ -313,13 +314,13 @@ class PostgresCoordinator(Coordinator):
     def _cut(
         self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return the range of the next rows, looked at through the key's index, at most `max_rows` of it and ties."""
+        """Return the range of the next `max_rows` rows and ties, read from the key's index; None if there are none."""
         source, query = self._source, self._query
         assert look.settled is not None
         digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)
         statement = sql.SQL(
             "WITH tidegate_batch AS MATERIALIZED ("
-            " SELECT {keys} FROM {relation} WHERE {behind} AND {settled} ORDER BY {keys} FETCH FIRST {rows} ROWS WITH TIES"
+            " SELECT {keys} FROM {relation} WHERE {beyond} AND {settled} ORDER BY {keys} FETCH FIRST {rows} ROWS WITH TIES"
             "), tidegate_numbered AS ("
             " SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS tidegate_n, count(*) OVER () AS tidegate_total"
             " FROM tidegate_batch"
@@ -329,7 +330,7 @@ class PostgresCoordinator(Coordinator):
             position=query.position,
             keys=query.keys,
             relation=query.relation,
-            behind=query.behind(after),
+            beyond=query.beyond(after),
             settled=look.settled,
             digest=digest if source.kind == "transactional" else sql.SQL("NULL"),
             gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.types, after),
@@ -346,7 +347,7 @@ class PostgresCoordinator(Coordinator):
         for _, _, _, _, *split in ends[:-1]:
             if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
                 splits.append(split)
-        look.snapshot = look.snapshot or snapshot  # the first one: what it did not see came too late for all ranges of the plan
+        look.snapshot = look.snapshot or snapshot  # the first: rows it cannot see are late for all ranges
         metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
         if source.kind == "transactional":
             metadata["keys"] = keys
@@ -358,7 +359,7 @@ class PostgresCoordinator(Coordinator):
 
 @dataclass
 class _Look:
-    """What one plan found: which rows are settled, the types of the key's columns, and where the rows come from."""
+    """The findings of one plan: the settled rows' condition, the types of the key's columns, and the origin."""
 
     settled: sql.Composable | None
     types: list[str]

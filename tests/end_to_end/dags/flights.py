@@ -1,4 +1,4 @@
-"""The project's own Dag, but two runs at once may be active: the tests start them at the same moment."""
+"""The project's own Dag, but with two active runs: the tests start them at the same moment."""
 
 from dags.batch_dag import batch_dag
 

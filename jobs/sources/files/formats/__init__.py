@@ -1,4 +1,4 @@
-"""The formats of `jobs.sources.files`: a module each; a new one is one more module, and one more line here."""
+"""The formats of `jobs.sources.files`. A new format is one more module and one more entry here."""
 
 from jobs.sources.files.formats.csv import CsvReader
 from jobs.sources.files.formats.json import JsonReader

@@ -29,7 +29,7 @@ class CsvReader(TextFileReader):
         grammar = Grammar(
             separator=self._separator.encode(),
             quote=quote.encode(),
-            # Spark's own escape is a backslash; everybody else doubles the quote.
+            # Spark's default escape is a backslash; other writers double the quote.
             escape=(options.get("escape", '"') if options.get("escape", '"') != '"' else quote).encode() if quote else b"",
             comment=options.get("comment", "").encode(),
             line_end=line_end_of(self._options),

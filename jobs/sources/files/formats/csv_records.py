@@ -1,4 +1,4 @@
-"""CSV records as columns. What a record looks like, quotes and all, is in `jobs.sources.files.formats.text_records`."""
+"""Parses CSV records to columns. `jobs.sources.files.formats.text_records` has the grammar of a record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for a
 class CsvParser:
     """Turns the records of a CSV file into columns.
 
-    `kinds` are the declared columns by their names, `null` and `empty` what unquoted and quoted nothing mean to the author.
-    `formatted` are columns whose texts Spark is to read, by the author's pattern. The names in a file's header tell which
-    value belongs to which column; without one it is their order.
+    `kinds` are the types of the declared columns by name. `null` is the text that means NULL, `empty` the meaning of a quoted
+    empty value. `formatted` are columns whose texts Spark converts, by the author's pattern. A file's header assigns values to
+    columns; without a header their order does.
     """
 
     kinds: dict[str, Kind]
@@ -35,22 +35,22 @@ class CsvParser:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Return the columns of `parse`."""
+        """The Arrow types of the columns that `parse` returns."""
         return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
 
     def header(self, record: bytes) -> list[str] | None:
-        """Return the names in a file's first record, None if it is no record."""
+        """Return the column names in a file's first record, None if it is no record."""
         values = self._values(record)
         return None if values is None else [value or "" for value in values]
 
     def grammar_of(self, names: Sequence[str]) -> Grammar:
-        """Return how to cut a file of these columns: where there is just one, an empty line may be a value."""
+        """Return the grammar of a file with these columns: if there is just one, an empty line may be a value."""
         return replace(self.grammar, blank_lines=True) if len(names) == 1 else self.grammar
 
     def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """Return the columns of some records, and why some of these, by their numbers, do not fit; they are NULL there.
+        """Return the columns of some records, and the errors by record index; a value with an error is NULL.
 
-        `names` are those of the file's columns, if they are not just the declared ones.
+        `names` are the file's columns, if they differ from the declared ones.
         """
         names = list(self.kinds) if names is None else names
         texts, bad = self._texts(chunk, names)
@@ -79,7 +79,7 @@ class CsvParser:
     def _read(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
         """Read all records at once; None if one of them does not fit."""
         first, last = int(chunk.starts[0]), int(chunk.ends[-1])
-        # Without a line end behind it, Arrow takes an empty last value for a quoted one.
+        # Without a line end after it, Arrow takes an empty last value for a quoted one.
         whole = chunk.data if last < len(chunk.data) else chunk.data + b"\n"
         data = pa.py_buffer(whole)[first : last + 1]
         assert self.grammar.separator is not None
@@ -126,7 +126,7 @@ class CsvParser:
         return {name: pa.array(list(column), pa.string()) for name, column in zip(self.kinds, columns, strict=True)}, bad
 
     def _values(self, record: bytes) -> list[str | None] | None:
-        """Return the values of one record, None if it is none."""
+        """Return the values of one record, None if it is no record."""
         grammar = self.grammar
         assert grammar.separator is not None
         values: list[str | None] = []
@@ -153,6 +153,6 @@ class CsvParser:
         grammar = self.grammar
         if grammar.escape == grammar.quote:
             return quoted.replace(grammar.quote * 2, grammar.quote)
-        for escaped in (grammar.quote, grammar.escape):  # before anything else the escape is data, as Spark has it
+        for escaped in (grammar.quote, grammar.escape):  # before any other character the escape is data, as in Spark
             quoted = quoted.replace(grammar.escape + escaped, escaped) if escaped == grammar.quote else quoted
         return quoted.replace(grammar.escape * 2, grammar.escape)

@@ -1,4 +1,4 @@
-"""Lines of JSON as columns. Numbers keep their digits: a decimal or a text never passes through a double."""
+"""Parses JSON lines to columns. Numbers keep their digits: a decimal or text never passes through a double."""
 
 import json
 import re
@@ -27,10 +27,10 @@ _scan_exact = json.JSONDecoder(**_NUMBERS, parse_int=Number).scan_once  # type: 
 
 @dataclass(frozen=True)
 class JsonParser:
-    """Turns lines of JSON into columns: one object a line. A key that a record lacks is NULL, one not declared is left out.
+    """Turns lines of JSON into columns, one object a line. A missing key is NULL, an undeclared key is ignored.
 
-    `formatted` are columns whose texts Spark is to read, by the author's pattern. No record may have what stands
-    `elsewhere`, in the names of folders.
+    `formatted` are columns whose texts Spark converts, by the author's pattern. `elsewhere` are columns in the names of
+    folders, which no record may have.
     """
 
     kinds: dict[str, Kind]
@@ -41,15 +41,15 @@ class JsonParser:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Return the columns of `parse`."""
+        """The Arrow types of the columns that `parse` returns."""
         return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
 
     def parse(self, chunk: Chunk, names: object = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """Return the columns of some records, and why some of these, by their numbers, do not fit; they are NULL there."""
+        """Return the columns of some records, and the errors by record index; a value with an error is NULL."""
         del names
         bad = dict(chunk.bad)
         records = []
-        reached = int(chunk.ends[-1]) if len(chunk) else 0  # behind it may stand a part of a character
+        reached = int(chunk.ends[-1]) if len(chunk) else 0  # a part of a character may follow
         text = chunk.data[:reached].decode()
         is_ascii = len(text) == reached
         for number, (start, end) in enumerate(zip(chunk.starts.tolist(), chunk.ends.tolist(), strict=True)):
@@ -81,7 +81,7 @@ class JsonParser:
         return columns, bad
 
     def _make_texts(self, chunk: Chunk, name: str, values: list[Any]) -> None:
-        """Replace what is no text by the text that stands there."""
+        """Replace values that are not texts by their JSON text."""
         types = set(map(type, values))
         if not types & {bool, int, dict, list, Constant}:
             return
@@ -95,9 +95,9 @@ class JsonParser:
 
 
 def object_of(line: str) -> dict[str, Any]:
-    """Return the object that a line is.
+    """Parse a line to its object.
 
-    Raises: ValueError with what is wrong with it.
+    Raises: ValueError that says what is wrong with the line.
     """
     text = line.strip(_BLANKS)
     try:
@@ -112,10 +112,10 @@ def object_of(line: str) -> dict[str, Any]:
     except ValueError:
         raise ValueError("it has a number of thousands of digits") from None
     if end != len(text):
-        behind = text[end : end + 20].strip()
-        if isinstance(found, str) and behind.startswith(":"):
+        rest = text[end : end + 20].strip()
+        if isinstance(found, str) and rest.startswith(":"):
             raise ValueError(PRETTY)
-        raise ValueError(f"something follows the record: {behind!r}")
+        raise ValueError(f"something follows the record: {rest!r}")
     if isinstance(found, list):
         raise ValueError(PRETTY)  # noqa: TRY004 - it is the record that is wrong
     if not isinstance(found, dict):
@@ -124,31 +124,31 @@ def object_of(line: str) -> dict[str, Any]:
 
 
 def text_of_value(line: str, name: str) -> str | None:
-    """Return how a value of a record is written, without blanks between its parts."""
+    """Return the JSON text of a record's value, without blanks between its parts."""
     place = line.index("{") + 1
     found = None
     while True:
-        place = _behind_blanks(line, place)
+        place = _skip_blanks(line, place)
         if line[place] == "}":
             return found
         if line[place] == ",":
-            place = _behind_blanks(line, place + 1)
+            place = _skip_blanks(line, place + 1)
         key, place = _scan(line, place)
-        start = _behind_blanks(line, _behind_blanks(line, place) + 1)
+        start = _skip_blanks(line, _skip_blanks(line, place) + 1)
         _, place = _scan_exact(line, start)
         if key == name:
             found = _BETWEEN.sub(lambda match: match[1] or "", line[start:place])
 
 
 def has_key(line: str, names: set[str]) -> set[str]:
-    """Return which of these names the record on a line has."""
+    """Return the names among `names` that are keys of a record."""
     try:
         return names & object_of(line).keys()
     except ValueError:
         return set()
 
 
-def _behind_blanks(line: str, place: int) -> int:
+def _skip_blanks(line: str, place: int) -> int:
     while line[place] in _BLANKS:
         place += 1
     return place

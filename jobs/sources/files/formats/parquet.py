@@ -1,4 +1,4 @@
-"""Reads Parquet files; `jobs.sources.files.formats.parquet_columns` says which stored type may be read as which."""
+"""Reads Parquet files; `jobs.sources.files.formats.parquet_columns` decides which stored type may be read as which."""
 
 import re
 from functools import reduce
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
     from jobs.sources.files.formats.parquet_columns import Footer
     from jobs.sources.files.formats.parquet_tasks import Piece
 
-# So few rows of so few bytes are read here and given to Spark: that is sooner done than to start a Python worker for it.
+# Up to this size, rows are read here and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
-# A task of ours reads about so many bytes.
+# One of our tasks reads about this many bytes.
 TASK_BYTES = 16 * 1024 * 1024
-
-
-# Hadoop's usual file system looks for a checksum beside each file, by a name that it cannot form if there is a colon in it.
+# Hadoop's default file system looks for a checksum beside each file, under a name that it cannot form if there is a colon.
 RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
 def check_name(path: Path) -> None:
-    """Refuse a path that Spark cannot open, so that no batch is planned that could never be read.
+    """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
 
     Raises: SourceUnreadable.
     """
@@ -40,7 +38,7 @@ def check_name(path: Path) -> None:
 
 
 class ParquetReader(FileReader):
-    """Reads the declared columns of Parquet files, by Spark's reader or, where that would not do, by tasks of our own."""
+    """Reads the declared columns of Parquet files with Spark's reader or, where it is inexact, with our own tasks."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -62,23 +60,23 @@ class ParquetReader(FileReader):
     def _read_rows(self, paths: list[str], origin: "Column | None" = None) -> "DataFrame":
         """Return the rows of some files; with an origin, flagged.
 
-        Files are read together whose folders say the same; these values are put beside their rows.
+        Files with the same partition values are read together; these values are added to their rows.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
 
-        from jobs.sources.files.formats.parquet_columns import read_footer, wanted_types  # noqa: PLC0415
+        from jobs.sources.files.formats.parquet_columns import arrow_types, read_footer  # noqa: PLC0415
 
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
-            said = tuple(value[0].as_py() for value in self._values[path].values())
-            alike.setdefault(said, []).append(number)
+            folder_values = tuple(value[0].as_py() for value in self._values[path].values())
+            alike.setdefault(folder_values, []).append(number)
         options = {**self._options, **(RAW_FILES if any(":" in path for path in paths) else {})}
         reader = self._spark.read.options(**options).schema(columns_of(self._schema))
         natives = [reader.parquet(*(paths[number] for number in numbers)) for numbers in alike.values()]
         declared = natives[0].schema
-        wanted = wanted_types(declared)
+        types = arrow_types(declared)
         footers = [
-            read_footer(path, wanted, self._schema, self._partitions.schema, self._partition_advice(self._name_of(path)))
+            read_footer(path, types, self._schema, self._partitions.schema, self._partition_advice(self._name_of(path)))
             for _, path in self._files
         ]
         self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
@@ -88,15 +86,15 @@ class ParquetReader(FileReader):
         if origin is not None and needs_care:
             flags = [F.col(name) for name in (ORIGIN, REFUSAL, PAYLOAD)]
         parts: list[DataFrame] = []
-        for (said, numbers), native in zip(alike.items(), natives, strict=True):
+        for (folder_values, numbers), native in zip(alike.items(), natives, strict=True):
             rows = native
             if needs_care:
                 tasks = self._tasks([(self._files[number], footers[number]) for number in numbers])
-                names = dict(zip(self._partitions.schema, map(_as_json, said), strict=True))
+                names = dict(zip(self._partitions.schema, map(_as_json, folder_values), strict=True))
                 rows = self._rows_of_tasks(declared, tasks, names, flagged=origin is not None)
             values = [
                 F.lit(None if value is None else str(value)).cast(kind).alias(name)
-                for (name, kind), value in zip(self._partitions.schema.items(), said, strict=True)
+                for (name, kind), value in zip(self._partitions.schema.items(), folder_values, strict=True)
             ]
             columns = [F.col(quoted(name)) for name in self._schema]
             parts.append(rows.select(*columns, *values, *flags) if values or flags else rows)
@@ -108,11 +106,11 @@ class ParquetReader(FileReader):
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
         from pyspark.sql import types as T  # noqa: PLC0415, N812
 
-        from jobs.sources.files.formats.parquet_columns import wanted_types  # noqa: PLC0415
+        from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415
         from jobs.sources.files.formats.parquet_tasks import RowsReader, unreadable  # noqa: PLC0415
         from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
 
-        reader = RowsReader(tasks, wanted_types(declared), dict(self._schema), flagged, beside)
+        reader = RowsReader(tasks, arrow_types(declared), dict(self._schema), flagged, beside)
         hidden = [T.StructField(name, T.StringType()) for name in (ORIGIN, REFUSAL, PAYLOAD) if flagged]
         schema = T.StructType([*declared.fields, *hidden])
         size = sum(file["size"] for file, _ in self._files)
@@ -126,7 +124,7 @@ class ParquetReader(FileReader):
         return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
 
     def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Path], Footer]]") -> "list[list[Piece]]":
-        """Return which task reads which row groups, by the files' order; a row group is never shared."""
+        """Divide row groups among tasks, in the files' order; a row group is never shared."""
         from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
 
         tasks: list[list[Piece]] = [[]]
@@ -143,20 +141,20 @@ class ParquetReader(FileReader):
         return tasks
 
     def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
-        """Return quarantined rows, which were kept as JSON, by the schema of today."""
+        """Parse quarantined rows, which were kept as JSON, by today's schema."""
         from jobs.sources.files.formats.json_records import JsonParser  # noqa: PLC0415
         from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
 
         try:
             parser = JsonParser({name: kind_of(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
-        except ValueError:  # a type that text cannot have: such rows stay in quarantine
+        except ValueError:  # for a type that text cannot have, rows stay in quarantine
             return super().parse_payloads(payloads)
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
             PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)
         )
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return which file and row a Spark error is about."""
+        """Return the error for the file and row that a Spark error is about."""
         from jobs.sources.files.formats.parquet_tasks import unreadable  # noqa: PLC0415
         from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""How a column of a Parquet file becomes a declared one: as it is, or widened without loss, or not at all.
+"""Decides how a Parquet column becomes a declared one: unchanged, widened without loss, or refused.
 
-Spark's reader is asked where it is known to give each value as it is written. What it refuses, cuts off or rounds, though it
-would fit, is read by `parquet_tasks`, beside this file: unsigned numbers, nanoseconds that are whole microseconds, INT96,
-wider numbers. Which of the two reads a batch is decided here, by the footers alone.
+Spark's reader is used where it is known to return each value as it was written. Values that fit, but that it refuses, cuts off
+or rounds, are read by `parquet_tasks`: unsigned numbers, nanoseconds that are whole microseconds, INT96, wider numbers. This
+module chooses between the two for each batch, by the footers alone.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from jobs.sources.files.partitions import IN_THE_FILES
 from state_store.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
 
-# What Spark's reader is known to read. It has no library for the other codecs, and no decoder for the other encodings.
+# Known to be readable by Spark, which has no library for other codecs, and no decoder for other encodings.
 _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})
 _ENCODINGS = frozenset(
     {
@@ -28,15 +28,15 @@ _ENCODINGS = frozenset(
         *("DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
     }
 )
-# Keys by which old versions of Spark say that dates before 1582 and times before 1900 are of another calendar.
+# Keys that mark dates before 1582 and times before 1900 as old Spark's, in another calendar.
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
-_ADVICE = "Declare the column so that every value fits, or write the file anew."
+_ADVICE = "Declare the column so that every value fits, or write the file again."
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What the end of a file tells of it: how many rows each row group has, and what of its columns needs care."""
+    """Facts from a file's footer: the rows of each row group, and whether its columns need our own reader."""
 
     rows: list[int]
     needs_care: bool
@@ -44,24 +44,24 @@ class Footer:
     is_legacy: bool
 
 
-def wanted_types(schema: T.StructType) -> dict[str, pa.DataType]:
-    """Return the declared columns as Arrow has them.
+def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
+    """Return the declared columns' Arrow types.
 
     Raises: DeclarationInvalid for a type that no Parquet file can be read as.
     """
-    wanted = {}
+    types = {}
     for column in schema:
         try:
-            wanted[column.name] = to_arrow_type(column.dataType, timezone="UTC")
+            types[column.name] = to_arrow_type(column.dataType, timezone="UTC")
         except PySparkException as error:
             raise DeclarationInvalid(
                 f"Column {column.name} cannot be read from Parquet as {column.dataType.simpleString()}. Declare another type."
             ) from error
-    return wanted
+    return types
 
 
 def count_rows(path: Path) -> int:
-    """Return how many rows a file has, by its footer.
+    """Return the number of rows in a file, by its footer.
 
     Raises: SourceUnreadable.
     """
@@ -82,27 +82,27 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 def read_footer(
     path: Path,
-    wanted: dict[str, pa.DataType],
+    types: dict[str, pa.DataType],
     declared: Mapping[str, str],
     partitions: Collection[str] = (),
     advice: str = "",
 ) -> Footer:
-    """Return what the footer tells, after comparing its columns with those that are declared, by name; others are left out.
+    """Read a footer and compare its columns with the declared ones, by name; other columns are ignored.
 
-    `partitions` are the columns that the names of folders have; `advice` is what to do about a missing column.
+    `partitions` are the columns in the names of folders; `advice` is added to the error for a missing column.
 
-    Raises: MalformedRecord if a declared column is missing, there twice, or of a type that would lose something;
+    Raises: MalformedRecord if a declared column is missing, present twice, or of a type that would lose something;
     SourceUnreadable.
     """
     with _opened(path) as file:
         found, metadata, leaves = file.schema_arrow, file.metadata, file.schema
     if twice := [name for name in partitions if name in found.names]:
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
-    _check_names(path, found.names, wanted, advice)
+    _check_names(path, found.names, types, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
-    int96 = frozenset(name for name in wanted if name in places and leaves.column(places[name]).physical_type == "INT96")
+    int96 = frozenset(name for name in types if name in places and leaves.column(places[name]).physical_type == "INT96")
     needs_care = bool(int96)
-    for name, kind in wanted.items():
+    for name, kind in types.items():
         column = found.field(name).type
         if name in int96:
             column = pa.timestamp("ns", "UTC")
@@ -112,9 +112,9 @@ def read_footer(
             raise _unfit(path, name, str(column), kind, declared[name])
         needs_care |= not _is_native(column, kind) or _far(metadata, places.get(name), kind)
     names = [name.lower() for name in found.names]
-    needs_care |= any(names.count(name.lower()) > 1 for name in wanted)  # Spark does not tell cases apart
+    needs_care |= any(names.count(name.lower()) > 1 for name in types)  # Spark ignores case
     for group in range(metadata.num_row_groups if not needs_care else 0):
-        for number in {leaf for name in wanted for leaf in _leaves_of(name, places)}:
+        for number in {leaf for name in types for leaf in _leaves_of(name, places)}:
             chunk = metadata.row_group(group).column(number)
             if chunk.compression not in _CODECS or not _ENCODINGS.issuperset(chunk.encodings):
                 needs_care = True
@@ -122,15 +122,15 @@ def read_footer(
     return Footer(rows, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
 
 
-def _check_names(path: Path, found: list[str], wanted: Iterable[str], advice: str) -> None:
-    if missing := [name for name in wanted if name not in found]:
+def _check_names(path: Path, found: list[str], declared: Iterable[str], advice: str) -> None:
+    if missing := [name for name in declared if name not in found]:
         similar = [name for name in found if name.lower() in {name.lower() for name in missing}]
         hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(found)}"
         raise MalformedRecord(
             f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
             f"version, or write the file with it.{advice}"
         )
-    if twice := [name for name in wanted if found.count(name) > 1]:
+    if twice := [name for name in declared if found.count(name) > 1]:
         raise MalformedRecord(
             f"{path}: column {twice[0]} is there {found.count(twice[0])} times, so nothing tells which one is meant. Write the "
             "file with names of their own, or leave the column out of the schema."
@@ -160,7 +160,7 @@ def _leaves_of(name: str, places: dict[str, int]) -> Iterator[int]:
 
 
 def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> bool:
-    """Tell whether a column of dates or times may have some that Python has not: before the year 1, or after 9999."""
+    """Return whether a column may have dates or times that Python lacks: before the year 1, or after 9999."""
     if place is None or not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
         return False
     for group in range(metadata.num_row_groups):
@@ -179,7 +179,7 @@ def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> boo
 
 
 def _is_native(found: Any, kind: Any) -> bool:
-    """Tell whether Spark's reader gives this type as it is."""
+    """Return whether Spark's reader returns this type unchanged."""
     if isinstance(found, pa.BaseExtensionType) or pa.types.is_null(found):
         return False
     if pa.types.is_dictionary(found):
@@ -206,7 +206,7 @@ def _is_native(found: Any, kind: Any) -> bool:
 
 
 def _fits(found: Any, kind: Any) -> bool:
-    """Tell whether values of a type fit a declared one; whether each of them does, for some types, is seen value by value."""
+    """Return whether values of a type fit a declared one; some types are also checked value by value."""
     if isinstance(found, pa.BaseExtensionType):
         return _fits(found.storage_type, kind)
     if pa.types.is_dictionary(found):
@@ -225,7 +225,7 @@ def _fits(found: Any, kind: Any) -> bool:
         return _time_fits(found, kind)
     if _is_text(found):
         return bool(pa.types.is_string(kind))
-    if _is_binary(found):  # old writers do not say of their texts that they are text
+    if _is_binary(found):  # old writers do not mark texts as text
         return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
     return _nested_fits(found, kind)
 
@@ -255,7 +255,7 @@ def _time_fits(found: Any, kind: Any) -> bool:
 def _integer_fits(found: Any, kind: Any) -> bool:
     is_signed = pa.types.is_signed_integer(found)
     if pa.types.is_integer(kind):
-        # A uint64 has no other whole number to go to: it is looked at value by value.
+        # No larger integer type takes a uint64, so it is checked value by value.
         return bool(
             found.bit_width <= kind.bit_width if is_signed else found.bit_width < kind.bit_width or kind.bit_width == 64
         )
@@ -265,8 +265,8 @@ def _integer_fits(found: Any, kind: Any) -> bool:
     return bool(pa.types.is_floating(kind) and 2 * found.bit_width <= kind.bit_width)
 
 
-def _digits_fit(before: int, behind: int, kind: Any) -> bool:
-    return bool(before <= kind.precision - kind.scale and behind <= kind.scale)
+def _digits_fit(before: int, after: int, kind: Any) -> bool:
+    return bool(before <= kind.precision - kind.scale and after <= kind.scale)
 
 
 def _is_text(kind: pa.DataType) -> bool:

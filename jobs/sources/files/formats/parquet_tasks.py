@@ -1,6 +1,6 @@
-"""Reads Parquet files where Spark's reader would refuse, round or cut off: row group by row group, value by value exact.
+"""Reads Parquet files exactly where Spark's reader would refuse, round or cut off values.
 
-What does not fit its declared type is found in its row: it ends the query, or the row is flagged with the reason.
+A value that does not fit its declared type ends the query, or its row is flagged with the reason.
 """
 
 import base64
@@ -21,14 +21,14 @@ from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
 UNREADABLE_MARK = "TIDEGATE_UNREADABLE_FILE"
-# Years 1 to 9999 in days and in microseconds; and 1900, before which times by old versions of Spark mean something else.
+# Years 1 to 9999 in days and in microseconds; and 1900, before which times of old versions of Spark mean something else.
 _DAYS, _TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some row groups of one file, the first of whose rows has this number."""
+    """Row groups of one file; `first_row` is the number of their first row."""
 
     path: Path
     name: str
@@ -43,19 +43,19 @@ class Piece:
 class RowsReader:
     """Reads pieces of Parquet files as Arrow batches of the declared types.
 
-    Called by Spark's tasks with their numbers, for `DataFrame.mapInArrow`. A class, because it travels by its name.
+    Spark's tasks call it with their numbers, through `DataFrame.mapInArrow`. It is a class because it is pickled by name.
     """
 
     tasks: list[list[Piece]]
-    wanted: dict[str, pa.DataType]
+    types: dict[str, pa.DataType]
     declared: dict[str, str]
     flagged: bool
     beside: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read what some tasks are to read.
+        """Read the pieces of some tasks.
 
-        Raises: ValueError with what `text_tasks.explained` reads.
+        Raises: ValueError with a message that `text_tasks.explained` parses.
         """
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -65,52 +65,51 @@ class RowsReader:
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece."""
         row = piece.first_row
-        found = _batches(piece, list(self.wanted))
+        found = _batches(piece, list(self.types))
         while True:
             try:
                 batch, exact = next(found)
             except StopIteration:
                 return
             except (OSError, pa.ArrowException) as error:
-                told = {"path": str(piece.path), "why": str(error).partition("\n")[0]}
-                raise ValueError(f"{UNREADABLE_MARK} {json.dumps(told)}") from error
+                report = {"path": str(piece.path), "why": str(error).partition("\n")[0]}
+                raise ValueError(f"{UNREADABLE_MARK} {json.dumps(report)}") from error
             yield self._converted(piece, batch, exact, row)
             row += batch.num_rows
 
     def _converted(self, piece: Piece, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
         columns: dict[str, pa.Array] = {}
         bad: dict[int, str] = {}
-        for name, kind in self.wanted.items():
+        for name, kind in self.types.items():
             found = batch.column(name)
             cut: list[int] = []
             if exact is not None and name in piece.int96:
                 found, cut = _of_int96(found, exact.column(name))
             columns[name], refused = convert(found, kind, is_legacy=piece.is_legacy)
             for number in (*cut, *refused):
-                bad.setdefault(
-                    number, f"column {name}: {_told(batch, exact, name, number, kind)} does not fit {self.declared[name]}"
-                )
+                value = _shown_value(batch, exact, name, number, kind)
+                bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
         if not self.flagged:
             if bad:
                 first = min(bad)
-                told = {
+                report = {
                     "origin": f"{piece.path}, row {row + first}",
                     "why": bad[first],
                     "record": self._payload(batch, exact, first)[:SHOWN_RECORD_CHARACTERS],
                 }
-                raise ValueError(f"{MALFORMED_MARK} {json.dumps(told)}")
+                raise ValueError(f"{MALFORMED_MARK} {json.dumps(report)}")
             return pa.RecordBatch.from_pydict(columns)
         origins = [f"{piece.name}, row {number}" for number in range(row, row + batch.num_rows)]
         return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number), TextParser(GRAMMAR))
 
     def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
-        """Return the row as JSON, each value written out in full, with what the names of its folders say."""
-        values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.wanted.items()}
+        """Return the row as JSON, with all values in full and those of its folders' names."""
+        values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.types.items()}
         return json.dumps({**values, **self.beside})
 
 
 def unreadable(text: str) -> SourceUnreadable | None:
-    """Return what the error of a task says of a file that cannot be read, None if it says nothing of the kind."""
+    """Return a task's error about a file that cannot be read, None if it is another error."""
     start = text.find(f"{UNREADABLE_MARK} {{")
     if start < 0:
         return None
@@ -119,7 +118,7 @@ def unreadable(text: str) -> SourceUnreadable | None:
 
 
 def convert(found: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
-    """Return values in the declared type, and the numbers of those that would lose something; they are NULL there."""
+    """Return values in the declared type, and the indexes of those that would lose something; these are NULL."""
     if isinstance(found, pa.ExtensionArray):
         found = found.storage
     try:
@@ -144,7 +143,7 @@ def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
     if found.type != kind:
         found = found.cast(kind)
     elif pa.types.is_string(kind):
-        found.validate(full=True)  # what is no UTF-8 is found here, with its row
+        found.validate(full=True)  # finds text that is not UTF-8, with its row
     is_date = pa.types.is_date(kind)
     if is_date or pa.types.is_timestamp(kind):
         bounds = pc.min_max(found.view(pa.int32() if is_date else pa.int64())).as_py()
@@ -157,7 +156,7 @@ def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
 
 
 def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
-    """Yield the rows; those with INT96 twice: in microseconds, and in nanoseconds modulo 2^64."""
+    """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
     with pq.ParquetFile(piece.path, coerce_int96_timestamp_unit="us") as file:
         found = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
         if not piece.int96:
@@ -169,23 +168,23 @@ def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, p
 
 
 def _of_int96(found: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return INT96 as the instants that they are, and the numbers of those that are no whole microseconds."""
+    """Return INT96 values as instants, and the indexes of those that are not whole microseconds."""
     ticks = found.view(pa.int64())
-    one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, as the other one is
+    one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, like `other`
     other = exact.view(pa.int64()).fill_null(0).to_numpy().astype(np.uint64)
     return ticks.view(pa.timestamp("us", "UTC")), np.flatnonzero(one != other).tolist()
 
 
-def _told(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
+def _shown_value(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
     value = _value_of(batch, exact, name, number, kind)
     shown = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
     return shown if len(shown) <= SHOWN_RECORD_CHARACTERS else f"{shown[:SHOWN_RECORD_CHARACTERS]}..."
 
 
 def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> Any:
-    """Return a value as JSON has it; an INT96 with all of its nine digits, a text that is no UTF-8 with all of its bytes.
+    """Return a value for JSON: an INT96 with all of its nine digits, a text that is not UTF-8 with all of its bytes.
 
-    Such bytes become halves of pairs of characters, which are no text either: a replay refuses them again.
+    Such bytes become lone surrogates, which are no text either: a replay refuses them again.
     """
     value = batch.column(name)[number]
     if pa.types.is_string(kind) and value.is_valid and isinstance(value, pa.BinaryScalar | pa.StringScalar):
@@ -197,7 +196,7 @@ def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, nu
 
 
 def _json_of(value: pa.Scalar) -> Any:
-    """Return a value as JSON has it: numbers and texts as they are, what JSON has not as Arrow writes it."""
+    """Return a value for JSON: numbers and texts unchanged, other types as Arrow writes them."""
     if not value.is_valid:
         return None
     kind = value.type

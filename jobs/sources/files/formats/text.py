@@ -1,4 +1,4 @@
-"""Reads text files, of which each line is a row: see `jobs.sources.files.formats.text_reader`."""
+"""Reads text files, one row per line: see `jobs.sources.files.formats.text_reader`."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ class TextReader(TextFileReader):
     known_options = ("encoding", "charset", "linesep", "wholetext")
 
     def row_schema(self) -> str:
-        """Return the one column, and those in the names of folders."""
+        """Return the one column, and the partition columns."""
         return columns_of({"value": "string", **self._partitions.schema})
 
     def _make_parser(self) -> "Parser":

@@ -1,4 +1,4 @@
-"""Reads the text files of one batch: what CSV, JSON and plain text share. `text_tasks`, beside it, runs in Spark's tasks."""
+"""Reads the CSV, JSON or plain text files of one batch. `text_tasks` runs in Spark's tasks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from jobs.sources.files.formats.text_tasks import Parser, Scan
 
-# So little is read here, and given to Spark as rows: that is sooner done than to start a Python worker for it.
+# Up to this size, text is read here and given to Spark as rows, which is faster than starting a Python worker.
 HERE_BYTES = 256 * 1024
 FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}
 
 
 class TextFileReader(FileReader):
-    """Reads files of text. Each record knows its file and line, and all of them were counted before Spark saw one."""
+    """Reads text files. Each record knows its file and line, and all are counted before Spark reads any."""
 
     may_lack = False
 
@@ -32,11 +32,11 @@ class TextFileReader(FileReader):
         self._parser = self._make_parser()
 
     def _make_parser(self) -> "Parser":
-        """Return what turns records into columns."""
+        """Return the parser that turns records into columns."""
         raise NotImplementedError
 
     def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
-        """Return quarantined records, parsed by the schema of today."""
+        """Parse quarantined records by today's schema."""
         from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
 
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=True)
@@ -44,7 +44,7 @@ class TextFileReader(FileReader):
         return self._formatted(rows)
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return which file and line a Spark error is about."""
+        """Return the error for the file and line that a Spark error is about."""
         from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
 
         return explained(str(error)) or super().explain(error)
@@ -102,7 +102,7 @@ class TextFileReader(FileReader):
         return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
 
     def _formatted(self, rows: "DataFrame") -> "DataFrame":
-        """Return flagged rows with the columns typed that have a pattern of the author's, which Spark reads."""
+        """Convert the columns of flagged rows that have a pattern of the author's, which Spark reads."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
         if not self._parser.formatted:
@@ -131,45 +131,45 @@ class TextFileReader(FileReader):
 
         from jobs.sources.files.formats.text_tasks import HIDDEN, MALFORMED_MARK, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
 
-        told = F.struct(
+        report = F.struct(
             F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)).alias("origin"),
             F.col(REFUSAL).alias("why"),
             F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS).alias("record"),
         )
-        refuse = F.raise_error(F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(told))).cast("boolean")
+        refuse = F.raise_error(F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(report))).cast("boolean")
         return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
-    """Return Python's name of the encoding that a source's options declare; UTF-8 if none."""
+    """Return Python's name of the declared encoding; UTF-8 by default."""
     found = named(options)
     return content.codec_of(found.get("encoding", found.get("charset", content.UTF8)))
 
 
 def named(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options by their names in small letters, as Spark knows them."""
+    """Return options by their names in lower case, as Spark compares them."""
     return {name.lower(): str(value) for name, value in options.items()}
 
 
 def zone_of(options: Mapping[str, str]) -> str:
-    """Return the time zone of timestamps that name none."""
+    """Return the time zone for timestamps without one."""
     found = named(options).get("timezone", "UTC")
     return "UTC" if found in ("Z", "GMT") else found
 
 
 def line_end_of(options: Mapping[str, str]) -> bytes | None:
-    """Return what the options say ends a line; None for every usual kind of line end."""
+    """Return the declared line end; None for all usual ones."""
     found = named(options).get("linesep")
     return None if found is None else found.encode()
 
 
 def is_true(options: Mapping[str, str], name: str) -> bool:
-    """Tell whether an option is switched on."""
+    """Return whether an option is switched on."""
     return named(options).get(name, "").lower() == "true"
 
 
 def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """Refuse options that nothing here reads, and values that make no sense.
+    """Refuse unknown options, and values that make no sense.
 
     Raises: ValueError.
     """
@@ -185,7 +185,7 @@ def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...
             raise ValueError(f"cannot take the option {name}={found[name]!r}: use one character, or none.")
     for name in FORMATS.values():
         if "S" * 7 in found.get(name, ""):
-            raise ValueError(f"cannot take the option {name}={found[name]!r}: Spark would cut off all behind microseconds.")
+            raise ValueError(f"cannot take the option {name}={found[name]!r}: Spark would cut off what follows microseconds.")
     try:
         ZoneInfo(zone_of(options))
     except (ValueError, OSError, LookupError):

@@ -1,7 +1,7 @@
-"""Cuts the text of a file into records: lines, or for CSV what RFC 4180 calls a record, which may span lines.
+"""Splits text into records: lines, or for CSV the records of RFC 4180, which may span lines.
 
-The same cut serves whoever counts the records of a file, reads them, or names the line of a bad one. It works on whole blocks
-of bytes; where quotes do not stand as the RFC wants them, record by record.
+Counting records, reading them, and naming the line of a bad one all use this split. It works on whole blocks of bytes, or
+record by record where quotes do not follow the RFC.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# A longer record can be kept nowhere: `jobs.compute.sink` refuses such a value. A quote that is never closed ends here, too.
+# `jobs.compute.sink` refuses longer values, so a longer record cannot be kept. It also limits a quote that is never closed.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _LF, _CR = 10, 13
@@ -22,10 +22,10 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grammar:
-    r"""How text is cut: where lines end, and for CSV what stands between and around its values.
+    r"""The rules for splitting text: line ends, and for CSV separators and quotes.
 
-    `line_end` is None for any of ``\n``, ``\r\n`` and ``\r``. A line of nothing but `blanks` is a record only if `blank_lines`
-    says so, one that starts with `comment` never is. Without a separator a line is a record; `whole` makes one of a file.
+    `line_end` is None for any of ``\n``, ``\r\n`` and ``\r``. A line of nothing but `blanks` is a record only with
+    `blank_lines`; a line that starts with `comment` never is. Without a separator a line is a record; with `whole` a file is.
     """
 
     separator: bytes | None = None
@@ -40,7 +40,7 @@ class Grammar:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether whole blocks can be cut at once: all that matters is one byte each, and quotes are doubled."""
+        """Whether whole blocks can be split at once: every sign is one byte, and quotes are escaped by doubling."""
         return (
             self.separator is not None
             and len(self.separator) == len(self.quote or b"-") == len(self.line_end or b"-") == 1
@@ -50,12 +50,12 @@ class Grammar:
 
     @cached_property
     def newline(self) -> "re.Pattern[bytes]":
-        """Return what ends a line."""
+        """The pattern of a line end."""
         return _NEWLINE if self.line_end is None else re.compile(re.escape(self.line_end))
 
     @cached_property
     def value(self) -> "re.Pattern[bytes]":
-        """Return one value of a CSV record: quoted (group 1 is what is inside) or plain (group 2)."""
+        """The pattern of a CSV value, with groups `quoted` (the text inside the quotes) and `plain`."""
         assert self.separator is not None
         ends = rb"\r\n" if self.line_end is None else re.escape(self.line_end)
         if len(self.separator) == len(self.line_end or b"-") == 1:
@@ -79,7 +79,7 @@ class Grammar:
 
     @cached_property
     def values(self) -> "re.Pattern[bytes]":
-        """Return a CSV record: values with separators between them."""
+        """The pattern of a CSV record: values with separators between them."""
         assert self.separator is not None
         value = re.sub(rb"\?P<\w+>", rb"?:", self.value.pattern)
         return re.compile(rb"(?:" + value + rb")(?:" + re.escape(self.separator) + rb"(?:" + value + rb"))*+")
@@ -87,10 +87,10 @@ class Grammar:
 
 @dataclass
 class Chunk:
-    """Some whole records, one behind the other: where each starts and ends in `data`, and on which line it starts.
+    """Whole records in a row: the start and end of each in `data`, and the line on which it starts.
 
-    `bad` says why a record, given by its number in the chunk, cannot be read as one. `reached` is how many bytes of the text
-    end with this chunk, `next_line` the line behind it.
+    `bad` maps a record's index to the reason why it cannot be read. `reached` is the number of bytes of the text up to the
+    end of this chunk, `next_line` the line after it.
     """
 
     data: bytes
@@ -105,11 +105,11 @@ class Chunk:
         return len(self.starts)
 
     def record(self, number: int) -> bytes:
-        """Return one record as it stands in the file, without the line end behind it."""
+        """Return one record as it is in the file, without its line end."""
         return self.data[self.starts[number] : self.ends[number]]
 
     def only(self, kept: NDArray[np.bool_]) -> "Chunk":
-        """Return the same with these records only."""
+        """Return the chunk with the kept records only."""
         if kept.all():
             return self
         places = np.cumsum(kept) - 1
@@ -118,14 +118,14 @@ class Chunk:
 
 
 def chunk_of(records: list[bytes]) -> Chunk:
-    """Return records that were cut before as a chunk; they are taken to be on one line each."""
+    """Return a chunk of records that are already split, each on one line."""
     lengths = np.array([len(record) for record in records], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]]).astype(np.int64) if records else lengths
     return Chunk(b"\n".join(records), starts, starts + lengths, np.arange(1, len(records) + 1))
 
 
 def chunks(blocks: Iterable[bytes], grammar: Grammar, line: int = 1) -> Iterator[Chunk]:
-    """Cut text into records and yield them in chunks; `line` is where the text starts."""
+    """Split text into records and yield them in chunks; `line` is the number of its first line."""
     cut = _WholeCutter() if grammar.whole else _Cutter(grammar, line)
     for block in blocks:
         if len(chunk := cut.feed(block)):
@@ -135,7 +135,7 @@ def chunks(blocks: Iterable[bytes], grammar: Grammar, line: int = 1) -> Iterator
 
 
 class _WholeCutter:
-    """Makes one record of all text; a file without any text has none."""
+    """Makes one record of all text; a file without text has no record."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -148,7 +148,7 @@ class _WholeCutter:
 
 
 class _Cutter:
-    """Keeps what is not yet a whole record until the next block."""
+    """Splits blocks, and keeps an incomplete record until the next block."""
 
     def __init__(self, grammar: Grammar, line: int) -> None:
         self._grammar = grammar
@@ -161,7 +161,7 @@ class _Cutter:
     def feed(self, block: bytes, *, final: bool = False) -> Chunk:
         self._rest.append(block)
         self._rest_bytes += len(block)
-        # What was looked at in vain is looked at again only when there is twice as much of it: a record of many blocks.
+        # Text without a whole record is searched again only when it has doubled, because a record may span many blocks.
         if not final and self._rest_bytes < 2 * self._tried_bytes:
             return chunk_of([])
         data = b"".join(self._rest)
@@ -184,7 +184,7 @@ class _Cutter:
         return chunk if grammar.blank_lines else chunk.only(self._is_record(chunk))
 
     def _is_record(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Tell which of the records are not blank lines."""
+        """Return a mask of the records that are not blank lines."""
         found = chunk.ends > chunk.starts
         if blanks := self._grammar.blanks:
             text = np.frombuffer(chunk.data, np.uint8)
@@ -194,7 +194,7 @@ class _Cutter:
         return found
 
     def _regular_quotes(self, data: bytes) -> Positions | None:
-        """Return where all quotes are, None if one of them neither opens nor closes a value, nor is doubled inside one."""
+        """Return the positions of all quotes; None if one neither opens nor closes a value, nor is doubled inside one."""
         assert self._grammar.separator is not None
         text = np.frombuffer(data, np.uint8)
         quote, separator = self._grammar.quote[0], self._grammar.separator[0]
@@ -210,11 +210,11 @@ class _Cutter:
         return quotes if opens.all() and closes.all() else None
 
     def _line_ends(self, data: bytes, *, final: bool) -> tuple[Positions, Positions]:
-        """Return where each line's end begins and ends."""
-        if (wanted := self._grammar.line_end) is not None:
+        """Return the start and end of each line end."""
+        if (line_end := self._grammar.line_end) is not None:
             found = [match.span() for match in self._grammar.newline.finditer(data)]
             begins, ends = np.array(found, np.int64).reshape(-1, 2).T
-            return begins, ends if wanted else begins
+            return begins, ends if line_end else begins
         text = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(text == _LF) + 1
         if b"\r" not in data:
@@ -230,9 +230,9 @@ class _Cutter:
         return np.concatenate([begins, alone])[order], np.concatenate([ends, alone + 1])[order]
 
     def _cut_lines(self, data: bytes, quotes: Positions | None, *, final: bool) -> tuple[Chunk, int] | None:
-        """Cut at every line end that is not between quotes; return the records and how far they reach.
+        """Split at every line end that is not between quotes; return the records and the position after them.
 
-        None at the end of the text if a quote is open.
+        None if a quote is open at the end of the text.
         """
         begins, ends = self._line_ends(data, final=final)
         numbers = np.arange(len(ends))
@@ -252,7 +252,7 @@ class _Cutter:
         return Chunk(data, starts, begins, lines), cut
 
     def _cut_one_by_one(self, data: bytes, *, final: bool, too_long: bool = False) -> tuple[Chunk, int]:
-        """Cut a record at a time, as far as it is certain where they end."""
+        """Split off one record at a time, while it is certain where the record ends."""
         grammar = self._grammar
         spans: list[tuple[int, int, int]] = []
         bad: dict[int, str] = {}
@@ -287,7 +287,7 @@ class _Cutter:
         return found.start() if found else len(data)
 
     def _end_of_record(self, data: bytes, place: int, *, final: bool) -> tuple[str | None, int]:
-        """Return why no record is here, or None, and where the record ends; the end of the data if that is not certain."""
+        """Return the error of the record here, or None, and its end; the end of the data if that is not certain."""
         grammar = self._grammar
         if grammar.separator is None:
             return None, self._end_of_line(data, place)
@@ -295,7 +295,7 @@ class _Cutter:
         end = found.end() if found else place
         if end == len(data) or (found and grammar.newline.match(data, end)):
             return None, end
-        # A value starts here, or behind this separator, with a quote that is not closed; or text follows one that is.
+        # A value here, or after this separator, opens a quote that is not closed; or text follows a closing quote.
         if found is None or data.startswith(grammar.separator, end):
             return ("a quote is opened and never closed", end) if final else (None, len(data))
         if not final and len(data) - end < len(grammar.quote) + len(grammar.separator):

@@ -1,8 +1,7 @@
-"""What is done with text files where their bytes are: counted in the driver, read by Spark's tasks, or in the driver if small.
+"""Scans text files in the driver, and reads them in Spark's tasks, or in the driver if they are small.
 
-Spark's own readers are not asked. They list the files once more, drop lines that look blank to them, and take quotes and
-numbers for what they are not; here the records that are counted and those that are read are cut by the same rules, and each
-of them knows its line.
+Spark's own readers are not used. They list the files once more, drop lines that look blank to them, and misread quotes and
+numbers. Here counting and reading split records by the same rules, and each record knows its line.
 """
 
 import hashlib
@@ -27,12 +26,12 @@ from state_store.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
 MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
-# A task reads so much of one file, or so many files: to open one costs as much as to read some of it.
+# A task reads about this many bytes, of one file or of several; opening a file costs as much as reading OPEN_BYTES of it.
 PIECE_BYTES = 16 * 1024 * 1024
 OPEN_BYTES = 64 * 1024
-# How a record is kept that Postgres' text cannot hold, or that means nothing without its file's header.
+# The key of a wrapped record, which Postgres' text cannot hold, or which is meaningless without its file's header.
 WRAPPED = "_tidegate_record"
-# Of a longer bad record only the beginning is kept: Postgres takes 64 MB of text, and wrapped, a byte may need six.
+# Only the beginning of a longer bad record is kept: Postgres takes 64 MB of text, and a wrapped byte may need six.
 KEPT_BYTES, KEPT_BEGINNING = 8 * 1024 * 1024, 64 * 1024
 
 
@@ -45,7 +44,7 @@ class TextParser:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """Return the columns of `parse`."""
+        """The Arrow types of the columns that `parse` returns."""
         return {"value": pa.string()}
 
     def parse(self, chunk: Chunk, names: object = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
@@ -60,9 +59,9 @@ Parser = CsvParser | JsonParser | TextParser
 
 @dataclass(frozen=True)
 class Piece:
-    """Some records of one file: all from byte `start` on, which is on line `line`, up to byte `end`.
+    """A range of one file's records: from byte `start`, which is on line `line`, to byte `end`.
 
-    Those up to `header_line` are the header and what is blank before it; 0 if there is none.
+    Lines up to `header_line` are the header and blank lines before it; 0 if there is no header.
     """
 
     path: Path
@@ -79,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one look through a whole file found: how many records it has, how long its text is, and where it can be cut."""
+    """The result of one pass over a file: its number of records, the bytes of its text, and its pieces."""
 
     rows: int
     bytes: int
@@ -99,10 +98,10 @@ def scan(
     must_have: Collection[str] = (),
     advice: str = "",
 ) -> Scan:
-    """Look through a file: its encoding, its header, its number of records.
+    """Check a file's encoding and header, and count its records.
 
-    `values` are what the names of its folders say. If these say more than that, `must_have` are the columns in question, which
-    no file lacks by intent, and `advice` is what to do.
+    `values` are the partition values from the names of its folders. `must_have` are columns of the schema
+    that these names have too, so that no file lacks them by intent; `advice` is added to the error for a missing column.
 
     Raises: MalformedRecord if a declared column is not in the header, or in no record of JSON unless it `may_lack`; what
     `text_of` raises.
@@ -148,9 +147,9 @@ def _starts_with_mark(path: Path) -> bool:
 
 
 def _header(path: Path, parser: CsvParser, encoding: str, advice: str = "") -> tuple[tuple[str, ...], int]:
-    """Return a CSV file's columns, none if it has no text at all, and on which line they stand.
+    """Return a CSV file's columns, none if it has no text at all, and the line of its header.
 
-    Raises: MalformedRecord if a declared one is missing, or there twice.
+    Raises: MalformedRecord if a declared column is missing, or present twice.
     """
     first = next(chunks(text_of(path, encoding), parser.grammar), None)
     if first is None or not len(first):
@@ -171,7 +170,7 @@ def _header(path: Path, parser: CsvParser, encoding: str, advice: str = "") -> t
 
 
 def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
-    """Return which keys no record of the chunk has, by a look at those that seem to have one."""
+    """Return the keys that no record of the chunk has; only records that seem to have one are parsed."""
     left = lacking - has_key(chunk.record(0).decode(), lacking)
     for name in list(left):
         written = re.compile(re.escape(json.dumps(name, ensure_ascii=False).encode()) + rb"\s*:")
@@ -184,7 +183,7 @@ def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
 
 
 def _lacking_however_written(path: Path, parser: Parser, encoding: str, lacking: set[str]) -> set[str]:
-    """Return which keys no record has, also if they are written with escapes; none if no line is an object."""
+    """Return the keys that no record has, even written with escapes; none if no line is an object."""
     left, has_objects = set(lacking), False
     for chunk in chunks(text_of(path, encoding), parser.grammar):
         for number in range(len(chunk)):
@@ -200,7 +199,7 @@ def _lacking_however_written(path: Path, parser: Parser, encoding: str, lacking:
 
 
 def schema_of(types: dict[str, pa.DataType], *, flagged: bool) -> T.StructType:
-    """Return the columns as Spark knows them, with those of `Emitter.emit_records` if they are flagged."""
+    """Return the columns as a Spark schema, with those of `Emitter.emit_records` if rows are flagged."""
     fields = [T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True)) for name, kind in types.items()]
     return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in HIDDEN if flagged)])
 
@@ -210,9 +209,9 @@ HIDDEN = (ORIGIN, REFUSAL, PAYLOAD)
 
 @dataclass(frozen=True)
 class RecordsReader:
-    """Reads pieces of files as Arrow batches: refuses the first record that does not fit, or flags them.
+    """Reads pieces of files as Arrow batches; refuses the first record that does not fit, or flags all such records.
 
-    Called by Spark's tasks with their numbers, for `DataFrame.mapInArrow`. A class, because it travels by its name.
+    Spark's tasks call it with their numbers, through `DataFrame.mapInArrow`. It is a class because it is pickled by name.
     """
 
     tasks: list[list[Piece]]
@@ -221,9 +220,9 @@ class RecordsReader:
     flagged: bool
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read what some tasks are to read.
+        """Read the pieces of some tasks.
 
-        Raises: ValueError with what `explained` reads.
+        Raises: ValueError with a message that `explained` parses.
         """
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -261,13 +260,13 @@ class RecordsReader:
 
 @dataclass(frozen=True)
 class PayloadsReader:
-    """Reads raw records out of quarantine again, as `RecordsReader` read them: rows of ORIGIN and PAYLOAD."""
+    """Reads raw records from quarantine (ORIGIN and PAYLOAD) as `RecordsReader` read them."""
 
     parser: Parser
     partitions: Partitions
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read some records, each by itself: their files' columns may differ."""
+        """Parse records one at a time, because their files' columns may differ."""
         for batch in batches:
             for origin, payload in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 try:
@@ -290,7 +289,7 @@ class PayloadsReader:
         if names is not None and (missing := [name for name in parser.types if name not in names]):
             return self._nothing, {0: f"its file has no column {missing[0]}"}
         if isinstance(parser, CsvParser) and not record:
-            return self._nothing, {0: EMPTY_LINE}  # of which no text is left to be cut
+            return self._nothing, {0: EMPTY_LINE}  # there is no text left to split
         if isinstance(parser, CsvParser):
             cut = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
             if [len(chunk) for chunk in cut] != [1]:
@@ -318,11 +317,11 @@ def flagged_batch(
 
 
 def payload_of(record: bytes, names: Iterable[str] | None) -> str:
-    """Return how quarantine keeps a record: as it stands, or wrapped where that would not be all of it, or too long."""
+    """Return a record as quarantine keeps it: raw, or wrapped if it needs its columns, has a NUL, or is too long."""
     if len(record) > KEPT_BYTES:
         beginning = record[:KEPT_BEGINNING].decode(errors="ignore")
-        told = {"bytes": len(record), "sha256": hashlib.sha256(record).hexdigest(), "beginning": beginning}
-        return json.dumps({WRAPPED: None, "columns": None, **told})
+        summary = {"bytes": len(record), "sha256": hashlib.sha256(record).hexdigest(), "beginning": beginning}
+        return json.dumps({WRAPPED: None, "columns": None, **summary})
     text = record.decode()
     if names is None and "\0" not in text and not text.startswith(f'{{"{WRAPPED}"'):
         return text
@@ -330,7 +329,7 @@ def payload_of(record: bytes, names: Iterable[str] | None) -> str:
 
 
 def record_of(payload: str) -> tuple[bytes, list[str] | None]:
-    """Return the record that `payload_of` has kept, and its file's columns if they are not the declared ones.
+    """Return the record in a payload, and its file's columns if they are not the declared ones.
 
     Raises: MalformedRecord if it was too long to be kept.
     """
@@ -343,13 +342,13 @@ def record_of(payload: str) -> tuple[bytes, list[str] | None]:
 
 
 def malformed(path: Path, line: int, why: str, record: str) -> ValueError:
-    """Return the error by which a task tells of a bad record."""
-    told = {"path": str(path), "line": line, "why": why, "record": record[:SHOWN_RECORD_CHARACTERS]}
-    return ValueError(f"{MALFORMED_MARK} {json.dumps(told)}")
+    """Return the error with which a task reports a bad record."""
+    report = {"path": str(path), "line": line, "why": why, "record": record[:SHOWN_RECORD_CHARACTERS]}
+    return ValueError(f"{MALFORMED_MARK} {json.dumps(report)}")
 
 
 def explained(text: str) -> MalformedRecord | None:
-    """Return what an error that a task has raised says, None if it is another one."""
+    """Return a task's error about a bad record, None if it is another error."""
     start = text.find(f"{MALFORMED_MARK} {{")
     if start < 0:
         return None
@@ -362,7 +361,7 @@ def explained(text: str) -> MalformedRecord | None:
 
 
 def in_tasks(pieces: list[Piece]) -> list[list[Piece]]:
-    """Return which task reads which pieces: about as many bytes each, in order."""
+    """Divide pieces among tasks of about equal bytes, in order."""
     tasks: list[list[Piece]] = []
     left = 0
     for piece in pieces:
