@@ -1,4 +1,4 @@
-"""The Dag of pipeline flights, run when triggered: daily figures per carrier, from the files of 2013."""
+"""Airflow runs pipeline flights when this Dag is triggered: daily figures per carrier, from the files of 2013."""
 
 from tidegate import batch_dag
 

@@ -1,4 +1,4 @@
-"""The Dag of pipeline word_count, run when triggered: how often each word occurs in the text files."""
+"""Airflow runs pipeline word_count when this Dag is triggered: how often each word occurs in the text files."""
 
 from tidegate import batch_dag
 

@@ -140,7 +140,7 @@ batch = Table(
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
     CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),
-    # Every plan looks for acks that are due (`queries.awaiting_acks`), however many batches there ever were.
+    # Every plan looks for acks that are due (`batches.awaiting_acks`), however many batches there ever were.
     Index(None, "pipeline", "txid", postgresql_where=sa.text("awaits_ack")),
     comment="One row per txid with its frozen source metadata.",
 )
@@ -181,7 +181,7 @@ attempt = Table(
     CheckConstraint("sealed_at IS NULL OR failed_at IS NULL", name="one_end"),
     CheckConstraint("(failed_at IS NULL) = (error IS NULL)", name="error"),
     CheckConstraint("(failed_at IS NULL) = (is_poison IS NULL)", name="is_poison"),
-    # Every plan looks for staging to drop (`attempts.drop_old_staging`), however many attempts there ever were.
+    # Every plan looks for staging to drop (`staging.drop_old`), however many attempts there ever were.
     Index(None, "pipeline", "txid", "attempt", postgresql_where=sa.text("dropped_at IS NULL")),
     comment="One row per try at a batch.",
 )

@@ -22,7 +22,7 @@ def warm_up(settings: Settings, folder: Path) -> None:
     Raises: SparkUnavailable, SparkFailed.
     """
     try:
-        with spark_session(settings, "rehearsal") as session:
+        with spark_session(settings, "warm-up") as session:
             for number, rows in enumerate(_files(session, folder)):
                 observed = rows.withColumn("hash", F.xxhash64("key", "value"))
                 observed = observed.observe(Observation(f"format {number}"), F.bit_xor("hash"))
