@@ -249,7 +249,8 @@ def merge_and_advance(
         )
     batch = attempts.lock_batch(connection, spec.name, txid)
     batch_input = existing_input(connection, spec.name, txid)
-    if batch.skip_reason is not None and batch.skip_owner is not None:
+    if batch.skip_reason is not None:
+        assert batch.skip_owner is not None, "the table holds both or none"
         check_continues(spec, batch_input, cursor)  # a skip consumes rows too, so it must not leave a gap before them
         source_files.write(connection, spec, [batch_input])
         return record(connection, spec, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)

@@ -1,6 +1,6 @@
 """Operators' actions: pause, resume, retry, skip, redo, replay quarantined records.
 
-Each is recorded in ``operator_action``, with owner and reason, in its own transaction.
+Each is recorded in ``operator_action``, with owner and reason, in the same transaction.
 """
 
 from dataclasses import replace

@@ -180,6 +180,8 @@ class _Computation:
             partials = followed.attach_partials(partials, counter_of(state))
             staged.append(self._stage(state, spec, partials, route))
             found = followed.sums()
+            if found.rows != expected_rows:  # a source that has changed says so first
+                self._emitter.verify_batch(self._attempt, self._attempt.source_metadata)
             check_complete(self._attempt, f"the partials of state {name}", RowSums(expected_rows), RowSums(found.rows))
             check_complete(self._attempt, f"state {name}", found, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))

@@ -15,10 +15,10 @@ from state_store.attempts import Attempt
 from state_store.batches import QUARANTINED
 from state_store.declaration import StateSpec
 
-# Up to the first size, Spark reads files in one task anyway (spark.sql.files.openCostInBytes). Up to the second, sharing a file
-# among tasks takes more work in all than it saves, as long as other batches keep the other cores busy; not so if a transform
-# may dominate the time.
-UNSPLIT_BYTES, UNSHARED_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+# Up to the first size, one task takes no longer than to start others and shuffle; opening a file costs about as much as reading
+# the third. Up to the second size, sharing a single file among tasks takes more work in all than it saves, as long as other
+# batches keep the other cores busy; not so if a transform may be what takes the time.
+UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024, 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ Routing = Callable[[Pipeline, Attempt, InputFacts], Route]
 def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
     """Return the route that should cost least. A function of its arguments alone."""
     limit = UNSPLIT_BYTES if pipeline.transform or facts.files != 1 else UNSHARED_BYTES
-    one_task = facts.files > 0 and facts.bytes is not None and facts.bytes <= limit
+    one_task = facts.files > 0 and facts.bytes is not None and facts.bytes + (facts.files - 1) * OPENING_BYTES <= limit
     rows = facts.rows if one_task else None
     is_whole = facts.is_verified and is_untouched(pipeline, attempt)
     return Route(

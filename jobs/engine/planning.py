@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from jobs.engine.acks import give_overdue_acks
 from jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
 from jobs.pipeline import Pipeline
 from state_store import StateStore
@@ -29,13 +30,14 @@ def plan_batches(
 
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
-    answer, so a repeated plan changes nothing.
+    answer, so a repeated plan changes nothing. The source gets the acks that earlier runs owe it.
 
     Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors.
     """
     if not store.run_txids(pipeline.name, run_id):  # a run that has planned goes on
         store.check_not_paused(pipeline.name)
     check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
+    give_overdue_acks(store, pipeline)
     limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
     while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
         logger.info("%s: another run planned at the same moment; planning again", pipeline.name)

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Self
 
 from jobs.compute.route import Routing, choose
-from jobs.engine.acks import give_overdue_acks
 from jobs.engine.committing import Committer
 from jobs.engine.planning import plan_batches
 from jobs.engine.processing import POLICY, Processed, Processor, describe
@@ -88,8 +87,7 @@ class Worker:
     def plan(
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
     ) -> list[int]:
-        """Give overdue acks, then return the txids that a run covers, as `plan_batches` says; the same errors."""
-        give_overdue_acks(self.store, self.pipeline)
+        """Return the txids that a run covers, as `plan_batches` says; the same errors."""
         return plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
@@ -151,8 +149,10 @@ class Worker:
 
         Raises: RangeRefused; the errors of `process`; AccessRefused without the password of the tables' owner.
         """
-        with StateStore.connect(self.store.settings, user=self.store.settings.pg_owner) as owners_store:
-            self._processor.stage_for_redo(txid)
+        settings = self.store.settings
+        StateStore.connect(settings, user=settings.pg_owner).close()  # a refusal after the processing would waste it
+        self._processor.stage_for_redo(txid)
+        with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
             return replace(self, store=owners_store)._committer.redo(txid, reason)
 
     def report_exhausted(self, txid: int, reason: str) -> None:

@@ -22,6 +22,7 @@ from state_store.errors import (
     BatchRetried,
     MalformedRecord,
     PermanentError,
+    PipelinePaused,
     RowsLost,
     SourceChanged,
 )
@@ -571,6 +572,11 @@ def test_missing_acks_are_given_by_the_next_run(settings: Settings, register: Ca
         assert [commit.txid for commit in store.awaiting_acks("inbox", 10)] == [1, 2]
 
         is_failing[0] = False
+        store.pause("inbox", "me", "the listener moves")
+        with pytest.raises(PipelinePaused):
+            run_pipeline(settings, pipeline, run_id="paused")
+        assert acked == []
+        store.resume("inbox", "me", "it has moved")
         assert run_pipeline(settings, pipeline, run_id="second").txids == []
 
         assert acked == [1, 2]

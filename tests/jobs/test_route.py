@@ -46,6 +46,7 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         {},
         Route(hashes_used_columns=True),
     ),
+    "many small files": (PLAIN, replace(ONE_FILE, files=66), {}, Route(hashes_used_columns=True)),
     "a transform": (TRANSFORMED, ONE_FILE, {}, Route(one_task=True, is_brief=True, in_process=PER)),
     "a transform of a file that is not small": (TRANSFORMED, replace(ONE_FILE, bytes=UNSPLIT_BYTES + 1), {}, SAFE),
     "no files": (PLAIN, InputFacts(0, 0, 0, is_verified=True), {}, Route(hashes_used_columns=True)),

@@ -115,7 +115,7 @@ class ParquetReader(FileReader):
         schema = T.StructType([*declared.fields, *hidden])
         size = sum(file["size"] for file, _ in self._files)
         pieces = [piece for some in tasks for piece in some]
-        if 0 < sum(piece.rows for piece in pieces) <= HERE_ROWS and size <= HERE_BYTES:
+        if sum(piece.rows for piece in pieces) and sum(self._rows.values()) <= HERE_ROWS and size <= HERE_BYTES:
             try:
                 batches = [batch for piece in pieces for batch in reader.read(piece)]
             except ValueError as error:
