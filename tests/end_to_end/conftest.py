@@ -128,6 +128,12 @@ class Project:
         return AirflowClient(self.settings)
 
 
+# Airflow's tasks make themselves undumpable, so that only root sees which connections are theirs.
+SEES_CONNECTIONS_OF_TASKS = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root sees which connection belongs to a task of Airflow; run the tests as root"
+)
+
+
 @dataclass
 class Held:
     """Processes that wait for the held lock."""
@@ -152,6 +158,7 @@ class Held:
         ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
         clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
         (pid,) = {c.pid for c in clients}
+        assert pid is not None, "the system hides whose connection this is"  # without a number, psutil means this very process
         psutil.Process(pid).kill()
         return pid
 

@@ -4,7 +4,7 @@ import json
 from contextlib import closing
 from typing import Any
 
-from tests.end_to_end.conftest import Project, wait_for
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
 
 FINISHED = ("success", "failed")
 CONCURRENCY = 4  # of pipeline flights
@@ -106,6 +106,7 @@ def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> No
     assert project.flights() == project.flights_from_raw_files()
 
 
+@SEES_CONNECTIONS_OF_TASKS
 def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project) -> None:
     """It dies with its rows staged and its seal not yet written: a new attempt does the work, the old one never counts."""
     txids = project.next_flights(2)
@@ -122,6 +123,7 @@ def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project)
     assert project.flights() == project.flights_from_raw_files()
 
 
+@SEES_CONNECTIONS_OF_TASKS
 def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(project: Project) -> None:
     """One batch has no worker yet; another task claims it and dies, and the batch's own task does the work again."""
     *others, last = project.next_flights(CONCURRENCY + 1)
@@ -146,6 +148,7 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
     assert project.flights() == project.flights_from_raw_files()
 
 
+@SEES_CONNECTIONS_OF_TASKS
 def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project) -> None:
     """It dies in the middle of its transaction, with the state already merged: Postgres rolls all of it back."""
     txids = project.next_flights(2)
@@ -187,6 +190,7 @@ def test_following_a_run_waits_for_a_server_that_is_away(project: Project) -> No
     assert project.flights() == project.flights_from_raw_files()
 
 
+@SEES_CONNECTIONS_OF_TASKS
 def test_a_changed_file_halts_its_pipeline_and_no_other(project: Project) -> None:
     """One byte of a planned file changes before the retry: SourceChanged names the file; restoring it is enough."""
     (txid,) = project.next_flights(1)
