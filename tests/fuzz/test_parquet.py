@@ -219,16 +219,16 @@ class Fuzzer:
             name: draw.choice(likely[name] or DECLARED) if draw.random() < 0.93 else draw.choice(DECLARED)
             for name in draw.sample(names, draw.randint(1, len(names)))
         }
-        columns: list[list[Any]] | None = []
+        due: list[list[Any]] | None = []
         for name, declared in schema.items():
             array, values = columns[names.index(name)]
             kind = pa.timestamp(array.type.unit, "UTC") if int96 and pa.types.is_timestamp(array.type) else array.type
             try:
-                columns.append([expected(kind, value, declared) for value in values])  # type: ignore[union-attr]
+                due.append([expected(kind, value, declared) for value in values])  # type: ignore[union-attr]
             except ValueError:
-                columns = None
+                due = None
                 break
-        self._compare(path, schema, columns, f"seed {self.seed}: {table.schema} as {schema}, int96={int96}")
+        self._compare(path, schema, due, f"seed {self.seed}: {table.schema} as {schema}, int96={int96}")
 
     def _may_fit(self, kind: pa.DataType, declared: str, *, int96: bool) -> bool:
         samples = {pa.types.is_timestamp: 0, pa.types.is_date: 0}
