@@ -4,7 +4,7 @@ Each size has a database of its own on the same server; batches go to all sizes 
 checkpoint. All are vacuumed before the first batch of a turn: else the smallest would find its table in the processor's cache,
 where no larger one fits. The ledgers and the states are filled in bulk, with what so many commits would have left there a week
 ago. A size keeps its session, as a run does for its batches. It is warm when it has met most of the shared memory in which its
-state lies: a process of Postgres takes a page fault for each 64 kB of it. What a batch takes in a new session is told as well.
+state lies: a process of Postgres takes a page fault for each 64 kB of it. What a batch takes in a new session is shown as well.
 
 Memory is counted where a batch passes: the Spark server with its Python workers (PSS, so that what forked workers share
 counts once), and the process of `tidegate run` (RSS), both sampled all the time. A JVM gives nothing back and takes up to
@@ -232,10 +232,10 @@ def _flatness(bench: Bench, name: str, what: str, places: Sequence[Place]) -> It
             label = " ".join(parts) or "whole batch"
             medians = [median(place.runs(*parts)) for place in places]
             axes.plot([place.size for place in places], medians, marker="o", label=label)
-            told = f"{large.size:,} {what}, {label}"
+            title = f"{large.size:,} {what}, {label}"
             beside = f"{small.size:,}"
             bar = None if parts else FLAT
-            yield compared("growth", told, large.runs(*parts), beside, small.runs(*parts), bar=bar, is_speed=False)
+            yield compared("growth", title, large.runs(*parts), beside, small.runs(*parts), bar=bar, is_speed=False)
         axes.set(xscale="log", xlabel=what, ylabel="seconds", ylim=(0, None))
         axes.legend()
 
@@ -301,9 +301,9 @@ def _growing_batch(bench: Bench) -> Iterator[Figure]:
         equal.append(_peaks(bench, f"equal_{number}", [rows] * times))
         large.append(_peaks(bench, f"large_{number}", [SMALL_BATCH_ROWS] * (times - 1) + [rows * times]))
     for what, bar in (("client", FLAT), ("Spark server", FLAT), ("JVM", None), ("Python workers", None)):
-        told = f"batch of {rows * times:,} rows, peak memory of {what}"
+        title = f"batch of {rows * times:,} rows, peak memory of {what}"
         ours, theirs = ([peaks[what] for peaks in servers] for servers in (large, equal))
-        yield compared("growth", told, ours, f"{rows:,}", theirs, unit="MiB", bar=bar, is_speed=False)
+        yield compared("growth", title, ours, f"{rows:,}", theirs, unit="MiB", bar=bar, is_speed=False)
 
 
 def _peaks(bench: Bench, name: str, batches: Sequence[int]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 from sqlalchemy.schema import DropTable
 
 from state_store import tables
+from state_store.copy_in import STAGING
 from state_store.declaration import StateSpec, staged_in_order_of
 
 # From this many rows of several batches on, more than one process adds them up.
@@ -67,7 +68,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
     sums = [_sums(state, rows).where(part) for part in parts]
     # Only within a FROM does Postgres give each part its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
-    added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=tables.STAGING)
+    added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
     with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
         keys: int = connection.execute(added).rowcount
     yield Combined(sa.select(added.table), keys)

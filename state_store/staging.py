@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import tables
+from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
 
@@ -103,7 +104,7 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
         )
     ]
     staging = tables.staging_table_of(staged, txid, attempt)
-    if connection.scalar(sa.select(sa.func.to_regclass(f'{tables.STAGING}."{staging.name}"'))) is None:
+    if connection.scalar(sa.select(sa.func.to_regclass(f'{STAGING}."{staging.name}"'))) is None:
         raise _lost(staged, txid, attempt, "its table is gone")
     found: dict[int, tuple[int, int]] = {}
     if sealed:

@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
 
+from state_store.copy_in import STAGING
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, WINDOW, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
 
 NAMING = {
@@ -34,7 +35,7 @@ NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
 }
-LEDGER, STATE, STAGING = "tidegate", "state", "staging"
+LEDGER, STATE = "tidegate", "state"  # the schema of staging: `state_store.copy_in`, which executors import
 # Room for new row versions on the page keeps updates HOT (all of them, at 70); frequently updated
 # rows need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}

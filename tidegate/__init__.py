@@ -7,6 +7,7 @@ Airflow. Tidegate is deployed as a checkout or as its image, where ``dags``, ``j
 if Python finds other packages of these names first, the import fails with an explanation.
 """
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+@cache
 def _check_own(package: str) -> None:
     place = Path(import_module(package).__file__ or "").resolve()
     if not place.is_relative_to(_ROOT):

@@ -52,8 +52,7 @@ def stage_batch(
         interruptible(spark, attempt, timeout, lambda: not store.keep_alive(attempt)) as tag,
     ):
         store.note_spark(attempt, application_of(spark), tag)
-        computation = _Computation(store, pipeline, attempt, emitter, spark)
-        done = computation.run(routing(pipeline, attempt, computation.facts()))
+        done = _Computation(store, pipeline, attempt, emitter, spark).run(routing)
         if QUARANTINED in attempt.source_metadata:
             quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], done.emitted.rows)
         else:
@@ -91,24 +90,24 @@ class _Computation:
         self._emitter = emitter
         self._spark = spark
         self._is_replay = QUARANTINED in attempt.source_metadata
-        self._records = self._read()
 
-    def facts(self) -> InputFacts:
-        """Return the source's facts about the batch before Spark reads it; none for records from quarantine."""
-        return InputFacts() if self._is_replay else self._emitter.facts(self._attempt, self._attempt.source_metadata)
-
-    def run(self, route: Route) -> _Computed:
-        """Compute and stage by this route; on executors if staging in process turns out to be impossible.
+    def run(self, routing: Routing) -> _Computed:
+        """Compute and stage by the chosen route; on executors if staging in process turns out to be impossible.
 
         Raises: the errors of `stage_batch`.
         """
+        attempt, records = self._attempt, self._read()
+        # Of records from quarantine, the source knows nothing in advance.
+        facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
+        route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
             expect_brief(self._spark)
-        records = self._records.coalesce(1) if route.one_task else self._records
+        if route.one_task:
+            records = records.coalesce(1)
         try:
             return self._pass(records, route)
         except NeedsExecutors as why:
-            logger.info("%s is staged on executors: %s", self._attempt, why)
+            logger.info("%s is staged on executors: %s", attempt, why)
             return self._pass(records, replace(route, in_process=frozenset()))
 
     def _read(self) -> DataFrame:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, InputFacts
 from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.partitions import Partitions, undeclared
 from state_store.declaration import SourceMetadata
 from state_store.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from jobs.sources.files.source import Files
     from state_store.attempts import Attempt
 
 # An open file's device, inode number, and last change of content or attributes in nanoseconds.
@@ -33,35 +33,18 @@ class FileReader(Emitter):
     # Names of its options, in lower case; None leaves them to Spark.
     known_options: ClassVar[tuple[str, ...] | None] = None
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        folder: Path,
-        *,
-        done: DoneFolder | None,
-        is_opaque: bool,
-        schema: Mapping[str, str],
-        header: bool,
-        separator: str,
-        options: Mapping[str, str],
-        missing: str,
-        follow_links: bool,
-        partitions: Partitions,
-    ) -> None:
+    def __init__(self, spark: "SparkSession", source: "Files", home: Path, partitions: Partitions) -> None:
         self._spark = spark
-        self._folder = folder
-        self._done = done
-        self._is_opaque = is_opaque
+        self._source = source
+        self._folder = home / source.folder
+        self._done = source.done(home)
+        self._schema = source.schema
+        self._options = source.options
+        self._header = source.header
+        self._partitions = partitions
         # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Path]] = []
         self._inodes: dict[Path, Inode] = {}
-        self._schema = schema
-        self._header = header
-        self._options = options
-        self._separator = separator
-        self._missing = missing
-        self._follow_links = follow_links
-        self._partitions = partitions
         # By path: the file's name in the source, and the values in its folders' names.
         self._names: dict[Path, str] = {}
         self._values: dict[Path, dict[str, pa.Array]] = {}
@@ -193,13 +176,13 @@ class FileReader(Emitter):
 
     def _within(self, path: Path) -> Path | None:
         """Return the folder that a file must lie in; None if it may be a link to any place."""
-        if self._follow_links:
+        if self._source.follow_links:
             return None
         return self._folder if path.is_relative_to(self._folder) or self._done is None else self._done.done
 
     def _changed(self, what: str, advice: str) -> TidegateError:
         """Return the error for a file that is not as planned; an opaque batch is planned again, with the file as it is then."""
-        if self._is_opaque:
+        if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again.")
         return SourceChanged(f"{what} {advice}")
 

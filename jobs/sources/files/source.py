@@ -170,14 +170,15 @@ class Files(Source):
         found = self._listing(settings)
         if message := found.report().sentence():
             logger.info("%s", message)
-        done = self._done(settings)
+        done = self.done(settings.home)
         if done:
             done.check_writable()
         min_age = settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
         return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=min_age)
 
-    def _done(self, settings: Settings) -> DoneFolder | None:
-        return DoneFolder(settings.home / self.folder, settings.home / self.done_folder) if self.done_folder else None
+    def done(self, home: Path) -> DoneFolder | None:
+        """Return the done folder of a project, if there is one."""
+        return DoneFolder(home / self.folder, home / self.done_folder) if self.done_folder else None
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
@@ -188,19 +189,7 @@ class Files(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
         """Return a reader of the files that the metadata names."""
-        return READERS[self.format](
-            spark,
-            settings.home / self.folder,
-            done=self._done(settings),
-            is_opaque=self.kind == "opaque",
-            schema=self.schema,
-            header=self.header,
-            separator=self.separator,
-            options=self.options,
-            missing=self.missing,
-            follow_links=self.follow_links,
-            partitions=Partitions(self.partitions, zone_of(self.options)),
-        )
+        return READERS[self.format](spark, self, settings.home, Partitions(self.partitions, zone_of(self.options)))
 
     @property
     def keeps_files(self) -> bool:
@@ -214,7 +203,7 @@ class Files(Source):
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Move the batch's files to the done folder, if there is one; files moved before are left alone."""
-        done = self._done(settings)
+        done = self.done(settings.home)
         if done is None:
             return
         for file in attempt.source_metadata["files"]:

@@ -27,7 +27,7 @@ class CsvReader(TextFileReader):
         quote = options.get("quote", '"')
         strip_left, strip_right = (is_true(self._options, f"ignore{side}whitespace") for side in ("leading", "trailing"))
         grammar = Grammar(
-            separator=self._separator.encode(),
+            separator=self._source.separator.encode(),
             quote=quote.encode(),
             # Spark's default escape is a backslash; other writers double the quote.
             escape=(options.get("escape", '"') if options.get("escape", '"') != '"' else quote).encode() if quote else b"",

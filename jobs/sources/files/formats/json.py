@@ -19,7 +19,7 @@ class JsonReader(TextFileReader):
         from jobs.sources.files.formats.text_records import Grammar  # noqa: PLC0415
 
         self._header = False
-        self.may_lack = self._missing == "null"
+        self.may_lack = self._source.missing == "null"
         kinds = {name: kind_of(text) for name, text in self._schema.items()}
         formatted = frozenset(name for name, kind in kinds.items() if FORMATS.get(kind.family) in named(self._options))
         grammar = Grammar(blanks=b" \t", line_end=line_end_of(self._options))
