@@ -19,12 +19,11 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from jobs.pipeline import State
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.files.read import quoted
 from state_store.attempts import Attempt
 from state_store.errors import MalformedRecord, SourceChanged
 
-HIDDEN = (ORIGIN, REFUSAL, PAYLOAD)
 MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
 ROWS_PER_BLOCK = 10_000

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from state_store.attempts import Attempt
     from state_store.source_files import TakenFile
 
-__all__ = ["ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "InputFacts", "LeftAlone", "Source"]
+__all__ = ["HIDDEN", "ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "InputFacts", "LeftAlone", "Source"]
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
-ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
+HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
 
 
 class History(Protocol):

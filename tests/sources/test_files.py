@@ -27,7 +27,7 @@ from jobs.compute.session import spark_session
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files import content, typed_values
 from jobs.sources.files.column_types import kind_of
-from jobs.sources.files.formats import parquet, text_tasks
+from jobs.sources.files.formats import parquet, text_scan
 from state_store import StateStore
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
@@ -407,10 +407,12 @@ def test_a_damaged_second_stream_of_bzip2_is_refused(inbox: Inbox) -> None:
 
 def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece starts at a record, despite newlines in quotes; records arrive once, with the file's line numbers."""
-    monkeypatch.setattr(text_tasks, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(text_scan, "PIECE_BYTES", 1 << 20)
     records = [f'"name{n % 10}\n{"x" * (n % 50)}",{n}\n' for n in range(60_000)]
     file = inbox.write("01.csv", codecs.BOM_UTF8 + (HEADER + "".join(records)).encode())
-    found = text_tasks.scan(file, "01.csv", CSV.emitter(Any, inbox.settings)._parser, "utf-8", has_header=True, may_lack=False)  # type: ignore[arg-type,attr-defined]
+    found = text_scan.scan(
+        text_scan.TextFile(file, "01.csv", "utf-8"), CSV.emitter(Any, inbox.settings)._parser, has_header=True, may_lack=False
+    )  # type: ignore[arg-type,attr-defined]
     assert len(found.pieces) > 1
 
     assert [amount for _, amount in sorted(inbox.read(CSV), key=lambda row: row[1])] == list(range(60_000))
@@ -426,8 +428,8 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
         inbox.write(f"0{number}.csv", HEADER + "a,1\n" * 100_000)
     pipeline = inbox.declare(CSV)
     inbox.plan(pipeline, "run")
-    real = text_tasks.in_tasks
-    monkeypatch.setattr(text_tasks, "in_tasks", lambda pieces: real(pieces[:-1]))
+    real = text_scan.in_tasks
+    monkeypatch.setattr(text_scan, "in_tasks", lambda pieces: real(pieces[:-1]))
 
     with pytest.raises(RowsLost, match="of 300000 rows 200000 arrived in the partials of state per_name"):
         steps.process(inbox.settings, pipeline, 1, owner="test")

@@ -6,7 +6,7 @@ from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.formats.text_reader import FORMATS, TextFileReader, is_true, line_end_of, named, zone_of
 
 if TYPE_CHECKING:
-    from jobs.sources.files.formats.text_tasks import Parser
+    from jobs.sources.files.formats.text_scan import Parser
 
 
 class CsvReader(TextFileReader):

@@ -1,17 +1,19 @@
 """Reads Parquet files; `jobs.sources.files.formats.parquet_columns` decides which stored type may be read as which."""
 
 import re
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader, columns_of, quoted
 from state_store.errors import SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql import types as T  # noqa: N812
 
@@ -37,6 +39,15 @@ def check_name(path: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Files with the same values in their folders' names: these values, the files' places in the batch, and Spark's rows."""
+
+    values: dict[str, Any]
+    numbers: list[int]
+    native: "DataFrame"
+
+
 class ParquetReader(FileReader):
     """Reads the declared columns of Parquet files with Spark's reader or, where it is inexact, with our own tasks."""
 
@@ -58,70 +69,82 @@ class ParquetReader(FileReader):
         return self._read_rows(paths, origin)
 
     def _read_rows(self, paths: list[str], origin: "Column | None" = None) -> "DataFrame":
-        """Return the rows of some files; with an origin, flagged.
+        """Return the rows of some files; with an origin, flagged. One file that needs our tasks makes all be read by them."""
+        from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415 - loads pyarrow
 
-        Files with the same partition values are read together; these values are added to their rows.
-        """
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+        groups = self._groups(paths)
+        declared = groups[0].native.schema
+        footers = self._read_footers(arrow_types(declared))
+        if any(footer.needs_care for footer in footers):
+            parts = [self._read_exactly(group, declared, footers, flagged=origin is not None) for group in groups]
+        else:
+            parts = [self._read_natively(group, origin) for group in groups]
+        return reduce(lambda left, right: left.unionAll(right), parts)
 
-        from jobs.sources.files.formats.parquet_columns import arrow_types, read_footer  # noqa: PLC0415
-
+    def _groups(self, paths: list[str]) -> "list[_Group]":
+        """Return the files by the values of their folders' names; those of a group are read together."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
-            folder_values = tuple(value[0].as_py() for value in self._values[path].values())
-            alike.setdefault(folder_values, []).append(number)
+            alike.setdefault(tuple(value[0].as_py() for value in self._values[path].values()), []).append(number)
         options = {**self._options, **(RAW_FILES if any(":" in path for path in paths) else {})}
         reader = self._spark.read.options(**options).schema(columns_of(self._schema))
-        natives = [reader.parquet(*(paths[number] for number in numbers)) for numbers in alike.values()]
-        declared = natives[0].schema
-        types = arrow_types(declared)
+        return [
+            _Group(
+                dict(zip(self._partitions.schema, values, strict=True)),
+                numbers,
+                reader.parquet(*(paths[number] for number in numbers)),
+            )
+            for values, numbers in alike.items()
+        ]
+
+    def _read_footers(self, types: "dict[str, pa.DataType]") -> "list[Footer]":
+        from jobs.sources.files.formats.parquet_columns import read_footer  # noqa: PLC0415 - loads pyarrow
+
         footers = [
             read_footer(path, types, self._schema, self._partitions.schema, self._partition_advice(self._name_of(path)))
             for _, path in self._files
         ]
         self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
-        needs_care = any(footer.needs_care for footer in footers)
-        nothing = F.lit(None).cast("string")
-        flags = [] if origin is None else [origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD)]
-        if origin is not None and needs_care:
-            flags = [F.col(name) for name in (ORIGIN, REFUSAL, PAYLOAD)]
-        parts: list[DataFrame] = []
-        for (folder_values, numbers), native in zip(alike.items(), natives, strict=True):
-            rows = native
-            if needs_care:
-                tasks = self._tasks([(self._files[number], footers[number]) for number in numbers])
-                names = dict(zip(self._partitions.schema, map(_as_json, folder_values), strict=True))
-                rows = self._rows_of_tasks(declared, tasks, names, flagged=origin is not None)
-            values = [
-                F.lit(None if value is None else str(value)).cast(kind).alias(name)
-                for (name, kind), value in zip(self._partitions.schema.items(), folder_values, strict=True)
-            ]
-            columns = [F.col(quoted(name)) for name in self._schema]
-            parts.append(rows.select(*columns, *values, *flags) if values or flags else rows)
-        return reduce(lambda left, right: left.unionAll(right), parts)
+        return footers
 
-    def _rows_of_tasks(
-        self, declared: "T.StructType", tasks: "list[list[Piece]]", beside: dict[str, Any], *, flagged: bool
+    def _read_natively(self, group: "_Group", origin: "Column | None") -> "DataFrame":
+        """Return the rows as Spark's reader returns them, all of them good."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        if origin is None:
+            return self._with_values(group.native, group)
+        nothing = F.lit(None).cast("string")
+        return self._with_values(group.native, group, origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
+
+    def _read_exactly(
+        self, group: "_Group", declared: "T.StructType", footers: "list[Footer]", *, flagged: bool
     ) -> "DataFrame":
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        """Return the rows as our own tasks read them."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
         from pyspark.sql import types as T  # noqa: PLC0415, N812
 
         from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415
-        from jobs.sources.files.formats.parquet_tasks import RowsReader, unreadable  # noqa: PLC0415
-        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+        from jobs.sources.files.formats.parquet_tasks import RowsReader  # noqa: PLC0415
 
+        tasks = self._tasks([(self._files[number], footers[number]) for number in group.numbers])
+        beside = {name: _as_json(value) for name, value in group.values.items()}
         reader = RowsReader(tasks, arrow_types(declared), dict(self._schema), flagged, beside)
-        hidden = [T.StructField(name, T.StringType()) for name in (ORIGIN, REFUSAL, PAYLOAD) if flagged]
-        schema = T.StructType([*declared.fields, *hidden])
-        size = sum(file["size"] for file, _ in self._files)
-        pieces = [piece for some in tasks for piece in some]
-        if sum(piece.rows for piece in pieces) and sum(self._rows.values()) <= HERE_ROWS and size <= HERE_BYTES:
-            try:
-                batches = [batch for piece in pieces for batch in reader.read(piece)]
-            except ValueError as error:
-                raise explained(str(error)) or unreadable(str(error)) or error from None
-            return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
-        return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
+        hidden = HIDDEN if flagged else ()
+        schema = T.StructType([*declared.fields, *(T.StructField(name, T.StringType()) for name in hidden)])
+        has_rows = any(piece.rows for pieces in tasks for piece in pieces)
+        is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file["size"] for file, _ in self._files) <= HERE_BYTES
+        rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
+        return self._with_values(rows, group, *(F.col(name) for name in hidden))
+
+    def _with_values(self, rows: "DataFrame", group: "_Group", *hidden: "Column") -> "DataFrame":
+        """Return the declared columns, those of the folders' names, and the hidden ones."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        values = [
+            F.lit(None if value is None else str(value)).cast(kind).alias(name)
+            for (name, kind), value in zip(self._partitions.schema.items(), group.values.values(), strict=True)
+        ]
+        return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
 
     def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Path], Footer]]") -> "list[list[Piece]]":
         """Divide row groups among tasks, in the files' order; a row group is never shared."""
@@ -156,7 +179,7 @@ class ParquetReader(FileReader):
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for the file and row that a Spark error is about."""
         from jobs.sources.files.formats.parquet_tasks import unreadable  # noqa: PLC0415
-        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+        from jobs.sources.files.formats.tasks import explained  # noqa: PLC0415
 
         if found := explained(str(error)) or unreadable(str(error)):
             return found

@@ -100,26 +100,29 @@ def read_footer(
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     _check_names(path, found.names, types, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
-    int96 = frozenset(name for name in types if name in places and leaves.column(places[name]).physical_type == "INT96")
-    needs_care = bool(int96)
+    all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
+    int96 = frozenset(name for name in types if places.get(name) in all_int96)
+    columns = {name: pa.timestamp("ns", "UTC") if name in int96 else found.field(name).type for name in types}
     for name, kind in types.items():
-        column = found.field(name).type
-        if name in int96:
-            column = pa.timestamp("ns", "UTC")
-        elif any(leaves.column(number).physical_type == "INT96" for number in _leaves_of(name, places)):
+        if name not in int96 and not all_int96.isdisjoint(_leaves_of(name, places)):
             raise _unfit(path, name, "INT96 inside a nested value", kind, declared[name])
-        if not _fits(column, kind):
-            raise _unfit(path, name, str(column), kind, declared[name])
-        needs_care |= not _is_native(column, kind) or _far(metadata, places.get(name), kind)
-    names = [name.lower() for name in found.names]
-    needs_care |= any(names.count(name.lower()) > 1 for name in types)  # Spark ignores case
-    for group in range(metadata.num_row_groups if not needs_care else 0):
-        for number in {leaf for name in types for leaf in _leaves_of(name, places)}:
-            chunk = metadata.row_group(group).column(number)
-            if chunk.compression not in _CODECS or not _ENCODINGS.issuperset(chunk.encodings):
-                needs_care = True
+        if not _fits(columns[name], kind):
+            raise _unfit(path, name, str(columns[name]), kind, declared[name])
+    lower = [name.lower() for name in found.names]
+    needs_care = (
+        bool(int96)
+        or any(not _is_native(columns[name], kind) or _far(metadata, places.get(name), kind) for name, kind in types.items())
+        or any(lower.count(name.lower()) > 1 for name in types)  # Spark ignores case
+        or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
+    )
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return Footer(rows, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+
+
+def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:
+    """Return whether Spark knows the codecs and the encodings of these columns in all row groups."""
+    chunks = (metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups) for leaf in leaves)
+    return all(chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks)
 
 
 def _check_names(path: Path, found: list[str], declared: Iterable[str], advice: str) -> None:

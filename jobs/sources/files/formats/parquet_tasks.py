@@ -5,7 +5,7 @@ A value that does not fit its declared type ends the query, or its row is flagge
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.sources.files.formats.json_records import GRAMMAR
-from jobs.sources.files.formats.text_tasks import MALFORMED_MARK, SHOWN_RECORD_CHARACTERS, TextParser, flagged_batch
+from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
@@ -40,27 +39,13 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class RowsReader:
-    """Reads pieces of Parquet files as Arrow batches of the declared types.
+class RowsReader(TaskReader):
+    """Reads rows as the declared types; `beside` are the values of their folders' names, for quarantine."""
 
-    Spark's tasks call it with their numbers, through `DataFrame.mapInArrow`. It is a class because it is pickled by name.
-    """
-
-    tasks: list[list[Piece]]
     types: dict[str, pa.DataType]
     declared: dict[str, str]
     flagged: bool
     beside: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the pieces of some tasks.
-
-        Raises: ValueError with a message that `text_tasks.explained` parses.
-        """
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for piece in self.tasks[number]:
-                    yield from self.read(piece)
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece."""
@@ -92,15 +77,10 @@ class RowsReader:
         if not self.flagged:
             if bad:
                 first = min(bad)
-                report = {
-                    "origin": f"{piece.path}, row {row + first}",
-                    "why": bad[first],
-                    "record": self._payload(batch, exact, first)[:SHOWN_RECORD_CHARACTERS],
-                }
-                raise ValueError(f"{MALFORMED_MARK} {json.dumps(report)}")
+                raise malformed(f"{piece.path}, row {row + first}", bad[first], self._payload(batch, exact, first))
             return pa.RecordBatch.from_pydict(columns)
         origins = [f"{piece.name}, row {number}" for number in range(row, row + batch.num_rows)]
-        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number), TextParser(GRAMMAR))
+        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number))
 
     def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
         """Return the row as JSON, with all values in full and those of its folders' names."""

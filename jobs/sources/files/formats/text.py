@@ -6,7 +6,7 @@ from jobs.sources.files.formats.text_reader import TextFileReader, is_true, line
 from jobs.sources.files.read import columns_of
 
 if TYPE_CHECKING:
-    from jobs.sources.files.formats.text_tasks import Parser
+    from jobs.sources.files.formats.text_scan import Parser
 
 
 class TextReader(TextFileReader):
@@ -19,8 +19,8 @@ class TextReader(TextFileReader):
         return columns_of({"value": "string", **self._partitions.schema})
 
     def _make_parser(self) -> "Parser":
+        from jobs.sources.files.formats.line_records import TextParser  # noqa: PLC0415
         from jobs.sources.files.formats.text_records import Grammar  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-        from jobs.sources.files.formats.text_tasks import TextParser  # noqa: PLC0415
 
         self._header = False
         whole = is_true(self._options, "wholetext")

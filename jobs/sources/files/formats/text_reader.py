@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files import content
 from jobs.sources.files.partitions import undeclared
 from jobs.sources.files.read import FileReader, quoted
@@ -14,7 +14,7 @@ from state_store.errors import TidegateError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from jobs.sources.files.formats.text_tasks import Parser, Scan
+    from jobs.sources.files.formats.text_scan import Parser, Scan
 
 # Up to this size, text is read here and given to Spark as rows, which is faster than starting a Python worker.
 HERE_BYTES = 256 * 1024
@@ -45,7 +45,7 @@ class TextFileReader(FileReader):
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for the file and line that a Spark error is about."""
-        from jobs.sources.files.formats.text_tasks import explained  # noqa: PLC0415
+        from jobs.sources.files.formats.tasks import explained  # noqa: PLC0415
 
         return explained(str(error)) or super().explain(error)
 
@@ -57,21 +57,19 @@ class TextFileReader(FileReader):
         return self._scans[path].rows
 
     def _check_content(self, path: Path) -> None:
-        from jobs.sources.files.formats.text_tasks import scan  # noqa: PLC0415
+        from jobs.sources.files.formats.text_scan import TextFile, scan  # noqa: PLC0415
 
         name = self._name_of(path)
-        self._scans[path] = scan(
+        file = TextFile(
             path,
             name,
-            self._parser,
             self._encoding,
-            has_header=self._header,
-            may_lack=self.may_lack,
             within=self._within(path),
             values=self._values[path],
-            must_have=undeclared(name, self._schema),
+            in_folders=undeclared(name, self._schema),
             advice=self._partition_advice(name),
         )
+        self._scans[path] = scan(file, self._parser, has_header=self._header, may_lack=self.may_lack)
 
     def _read(self, paths: list[str]) -> "DataFrame":
         del paths
@@ -84,22 +82,15 @@ class TextFileReader(FileReader):
         return self._formatted(self._rows(flagged=True))
 
     def _rows(self, *, flagged: bool) -> "DataFrame":
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-
-        from jobs.sources.files.formats.text_tasks import RecordsReader, explained, in_tasks, schema_of  # noqa: PLC0415
+        from jobs.sources.files.formats.text_scan import in_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        from jobs.sources.files.formats.text_tasks import RecordsReader, schema_of  # noqa: PLC0415
 
         scans = [self._scans[path] for _, path in self._files]
-        pieces = [piece for found in scans for piece in found.pieces]
-        tasks = in_tasks(pieces)
+        tasks = in_tasks([piece for found in scans for piece in found.pieces])
         reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
-        if any(found.rows for found in scans) and sum(found.bytes for found in scans) <= HERE_BYTES:
-            try:
-                batches = [batch for piece in pieces for batch in reader.read(piece)]
-            except ValueError as error:
-                raise explained(str(error)) or error from None
-            return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
-        return self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reader, schema)
+        is_small = any(found.rows for found in scans) and sum(found.bytes for found in scans) <= HERE_BYTES
+        return self._rows_of(reader, schema, read_here=is_small)
 
     def _formatted(self, rows: "DataFrame") -> "DataFrame":
         """Convert the columns of flagged rows that have a pattern of the author's, which Spark reads."""
@@ -129,7 +120,7 @@ class TextFileReader(FileReader):
     def _refusing(self, rows: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        from jobs.sources.files.formats.text_tasks import HIDDEN, MALFORMED_MARK, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
+        from jobs.sources.files.formats.tasks import MALFORMED_MARK, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
 
         report = F.struct(
             F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)).alias("origin"),

@@ -1,0 +1,91 @@
+"""The part of reading that Spark's tasks do for every format: pieces of files become Arrow batches, bad records are named.
+
+Rows are flagged with the columns HIDDEN (`Emitter.emit_records`), or the first bad record ends the query. An error comes back
+from a task as text only, so its report is written as JSON behind a mark.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.sources import HIDDEN
+from state_store.errors import MalformedRecord, storable
+
+SHOWN_RECORD_CHARACTERS = 200
+MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+
+
+@dataclass(frozen=True)
+class TaskReader(ABC):
+    """Reads the pieces of a batch's files, divided among tasks.
+
+    Spark's tasks call it with their numbers, through `DataFrame.mapInArrow`. It is a class because it is pickled by name.
+    """
+
+    tasks: Sequence[Sequence[Any]]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the pieces of some tasks.
+
+        Raises: ValueError with a message that `explained` parses.
+        """
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self.read_task(number)
+
+    def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Read the pieces of one task."""
+        for piece in self.tasks[number]:
+            yield from self.read(piece)
+
+    @abstractmethod
+    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        """Read one piece."""
+
+
+def flagged_batch(
+    columns: dict[str, pa.Array],
+    bad: dict[int, str],
+    origins: list[str],
+    payload: Callable[[int], str],
+    *,
+    keeps_all: bool = False,
+) -> pa.RecordBatch:
+    """Return columns with ORIGIN, REFUSAL and PAYLOAD; the values of a bad record are NULL.
+
+    Only bad records have a payload, unless Spark is still to check columns of the others, `keeps_all`.
+    """
+    count = len(origins)
+    refusals: list[str | None] = [None] * count
+    payloads: list[str | None] = [payload(number) for number in range(count)] if keeps_all else [None] * count
+    is_good = np.ones(count, np.bool_)
+    for number, why in bad.items():
+        refusals[number], payloads[number], is_good[number] = storable(why), payload(number), False
+    if bad:
+        places = pa.array(np.where(is_good, np.arange(count), 0), mask=~is_good)
+        columns = {name: column.take(places) for name, column in columns.items()}
+    hidden = [pa.array(values, pa.string()) for values in (origins, refusals, payloads)]
+    return pa.RecordBatch.from_pydict({**columns, **dict(zip(HIDDEN, hidden, strict=True))})
+
+
+def malformed(place: str, why: str, record: str) -> ValueError:
+    """Return the error with which a task reports a bad record."""
+    report = {"origin": place, "why": why, "record": record[:SHOWN_RECORD_CHARACTERS]}
+    return ValueError(f"{MALFORMED_MARK} {json.dumps(report)}")
+
+
+def explained(text: str) -> MalformedRecord | None:
+    """Return a task's error about a bad record, None if it is another error."""
+    start = text.find(f"{MALFORMED_MARK} {{")
+    if start < 0:
+        return None
+    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
+    return MalformedRecord(
+        f"{found['origin']}: the record does not fit the schema: {found['why']}. It is {found['record']!r}. Correct the schema "
+        "and raise the pipeline's version; a planned file must stay as it is."
+    )

@@ -1,0 +1,220 @@
+"""Scans text files in the driver: checks encoding and header, counts the records, and divides files into pieces for tasks.
+
+Counting here and reading in `text_tasks` split records by the same rules.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.sources.files.content import COMPRESSED, UTF8, text_of
+from jobs.sources.files.formats.csv_records import CsvParser
+from jobs.sources.files.formats.json_records import JsonParser, has_key, object_of
+from jobs.sources.files.formats.line_records import TextParser
+from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS
+from jobs.sources.files.formats.text_records import Chunk, Grammar, chunks
+from jobs.sources.files.partitions import IN_THE_FILES
+from state_store.errors import MalformedRecord
+
+# A task reads about this many bytes, of one file or of several; opening a file costs as much as reading OPEN_BYTES of it.
+PIECE_BYTES = 16 * 1024 * 1024
+OPEN_BYTES = 64 * 1024
+
+Parser = CsvParser | JsonParser | TextParser
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file to scan.
+
+    `name` is the file's within its source, `within` the folder that it must lie in. The names of its folders give the values of
+    its partition columns, `values`, and may have columns of the schema too, `in_folders`: then no file lacks them by
+    intent. `advice` is added to the error for a missing column.
+    """
+
+    path: Path
+    name: str
+    encoding: str
+    within: Path | None = None
+    values: Mapping[str, pa.Array] = field(default_factory=dict)
+    in_folders: Collection[str] = ()
+    advice: str = ""
+
+    def chunks(self, grammar: Grammar) -> Iterator[Chunk]:
+        """Yield the file's records.
+
+        Raises: what `text_of` raises.
+        """
+        return chunks(text_of(self.path, self.encoding, within=self.within), grammar)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of one file's records: from byte `start`, which is on line `line`, to byte `end`.
+
+    Lines up to `header_line` are the header and blank lines before it; 0 if there is no header.
+    """
+
+    path: Path
+    name: str
+    bytes: int
+    start: int = 0
+    end: int | None = None
+    line: int = 1
+    header_line: int = 0
+    names: tuple[str, ...] | None = None
+    within: Path | None = None
+    values: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The result of one pass over a file: its number of records, the bytes of its text, and its pieces."""
+
+    rows: int
+    bytes: int
+    pieces: list[Piece]
+
+
+def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) -> Scan:
+    """Check a file's encoding and header, and count its records.
+
+    Raises: MalformedRecord if a declared column is not in the header, or in no record of JSON unless it `may_lack`; what
+    `text_of` raises.
+    """
+    names, header_line, grammar = _columns(file, parser, has_header)
+    lacking = _must_appear(file, parser, may_lack)
+    ranges = _Ranges(file, grammar)
+    rows = 0
+    for chunk in file.chunks(grammar):
+        rows += int(np.count_nonzero(chunk.lines > header_line))
+        ranges.add(chunk)
+        if lacking and len(chunk):
+            lacking = _still_lacking(chunk, lacking)
+    if lacking and rows and (lacking := _lacking_however_written(file, parser.grammar, lacking)):
+        raise MalformedRecord(
+            f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
+            f'Correct the schema, or declare missing="null" if the key may be left out everywhere.{file.advice}'
+        )
+    pieces = [
+        Piece(file.path, file.name, size, start, end, line, header_line, names, file.within, file.values)
+        for size, start, end, line in ranges.all()
+    ]
+    return Scan(rows, ranges.reached, pieces)
+
+
+def in_tasks(pieces: list[Piece]) -> list[list[Piece]]:
+    """Divide pieces among tasks of about equal bytes, in order."""
+    tasks: list[list[Piece]] = []
+    left = 0
+    for piece in pieces:
+        cost = piece.bytes + OPEN_BYTES
+        if cost > left or not tasks:
+            tasks.append([])
+            left = PIECE_BYTES + OPEN_BYTES
+        tasks[-1].append(piece)
+        left -= cost
+    return tasks
+
+
+class _Ranges:
+    """Divides a file into ranges of about PIECE_BYTES at the ends of records, if its bytes can be read from any place."""
+
+    def __init__(self, file: TextFile, grammar: Grammar) -> None:
+        path = file.path
+        self._divides = file.encoding == UTF8 and path.suffix not in COMPRESSED and not grammar.whole
+        self._mark = 3 if self._divides and _starts_with_mark(path) else 0
+        self._done: list[tuple[int, int, int | None, int]] = []
+        self._start, self._line = 0, 1
+        self.reached = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the records that follow, and end a range after them if it is large enough."""
+        self.reached = chunk.reached
+        end = chunk.reached + self._mark
+        if self._divides and end - self._start >= PIECE_BYTES:
+            self._done.append((end - self._start, self._start, end, self._line))
+            self._start, self._line = end, chunk.next_line
+
+    def all(self) -> list[tuple[int, int, int | None, int]]:
+        """Return all ranges: bytes, start, end (None: that of the file) and first line."""
+        return [*self._done, (self.reached - self._start, self._start, None, self._line)]
+
+
+def _starts_with_mark(path: Path) -> bool:
+    with path.open("rb") as content:
+        return content.read(3) == b"\xef\xbb\xbf"
+
+
+def _columns(file: TextFile, parser: Parser, has_header: bool) -> tuple[tuple[str, ...] | None, int, Grammar]:
+    """Return the columns of a CSV file, the line of its header (0 without one), and the grammar of its records."""
+    if not isinstance(parser, CsvParser):
+        return None, 0, parser.grammar
+    names, line = _header(file, parser) if has_header else (tuple(parser.kinds), 0)
+    if twice := [name for name in file.values if name in names]:
+        raise MalformedRecord(f"{file.path}: its header has {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
+    return names, line, parser.grammar_of(names or ["one"])
+
+
+def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
+    """Return a CSV file's columns, none if it has no text at all, and the line of its header.
+
+    Raises: MalformedRecord if a declared column is missing, or present twice.
+    """
+    first = next(file.chunks(parser.grammar), None)
+    if first is None or not len(first):
+        return (), 0
+    found = None if first.bad.get(0) else parser.header(first.record(0))
+    where = f"{file.path}, line {int(first.lines[0])}: the header is {first.record(0).decode()[:SHOWN_RECORD_CHARACTERS]}, "
+    if found is None:
+        raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
+    declared = list(parser.kinds)
+    if missing := [name for name in declared if name not in found]:
+        raise MalformedRecord(
+            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing. Correct the schema, the separator "
+            f"(options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
+        )
+    if twice := [name for name in declared if found.count(name) > 1]:
+        raise MalformedRecord(f"{where}in which {twice[0]} comes twice. Rename one of them.")
+    return tuple(found), int(first.lines[0])
+
+
+def _must_appear(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
+    """Return the keys of which at least one record of JSON has to have each."""
+    if not isinstance(parser, JsonParser):
+        return set()
+    return set(file.in_folders) if may_lack else set(parser.kinds)
+
+
+def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
+    """Return the keys that no record of the chunk has; only records that seem to have one are parsed."""
+    left = lacking - has_key(chunk.record(0).decode(), lacking)
+    for name in list(left):
+        written = re.compile(re.escape(json.dumps(name, ensure_ascii=False).encode()) + rb"\s*:")
+        for match in written.finditer(chunk.data):
+            number = int(np.searchsorted(chunk.starts, match.start(), "right")) - 1
+            if number >= 0 and name in has_key(chunk.record(number).decode(), {name}):
+                left.discard(name)
+                break
+    return left
+
+
+def _lacking_however_written(file: TextFile, grammar: Grammar, lacking: set[str]) -> set[str]:
+    """Return the keys that no record has, even written with escapes; none if no line is an object."""
+    left, has_objects = set(lacking), False
+    for chunk in file.chunks(grammar):
+        for number in range(len(chunk)):
+            record = chunk.record(number)
+            if has_objects and b"\\u" not in record:
+                continue
+            try:
+                left -= object_of(record.decode()).keys()
+                has_objects = True
+            except ValueError:
+                continue
+    return left if has_objects else set()
