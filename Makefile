@@ -14,7 +14,7 @@ demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, sho
 	@$(BIN)/tidegate demo
 
 test: setup ## Run all tests
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
