@@ -39,20 +39,30 @@ LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
 # While it waits for the others, it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
-BATCH = "batch"  # the task that waits, once per txid
-UNKNOWN = Turn(opens=False, halted="the ledger knows no such batch of this run")
+# The group of tasks, once per txid, and its tasks, each of which may wait.
+BATCH, PROCESS, COMMIT = "batch", "batch.process", "batch.commit"
 
 
 Awaited = Literal["begin", "commit"]
 
 
 class Place(NamedTuple):
-    """A waiting batch, its run, and the turn that it awaits: to begin, or to commit."""
+    """A waiting task: its pipeline, its run, the index of its batch in the run, and the turn that it awaits."""
 
     pipeline: str
     run_id: str
-    txid: int
+    map_index: int
     awaited: Awaited = "commit"
+
+
+class Answer(NamedTuple):
+    """The end of a wait: the batch's txid (0 if the ledger knows none) and its turn."""
+
+    txid: int
+    turn: Turn
+
+
+UNKNOWN = Answer(0, Turn(opens=False, halted="the ledger knows no such batch of this run"))
 
 
 class TurnPoller:
@@ -64,15 +74,15 @@ class TurnPoller:
     def __init__(self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[int]]) -> None:
         self._connect = connect
         self._failed_tasks = failed_tasks
-        self._waiting: dict[Place, set[asyncio.Future[Turn]]] = {}
-        self._seen_failed: set[Place] = set()
+        self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
+        self._seen_failed: set[tuple[str, str, int]] = set()
         # The txids of each run with waiting batches: they never change.
         self._txids_of: dict[tuple[str, str], list[int]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, place: Place) -> Turn:
-        """Return the place's turn, once it has opened or is halted."""
-        answer: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+    async def wait(self, place: Place) -> Answer:
+        """Return the place's txid and turn, once that has opened or is halted."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(place, set()).add(answer)
         if self._task is None:
             # A context of its own: the poller's log lines do not belong to the task that happened to start it.
@@ -94,16 +104,16 @@ class TurnPoller:
                 try:
                     if store is None:
                         store = await asyncio.to_thread(self._connect)
-                    turns = await asyncio.to_thread(self._turns, store, list(self._waiting), look_at_tasks, ends_in <= 0)
+                    answers = await asyncio.to_thread(self._answers, store, list(self._waiting), look_at_tasks, ends_in <= 0)
                     pause = POLL_SECONDS
                 except (TidegateError, AirflowRuntimeError) as error:
-                    turns = {}
+                    answers = {}
                     pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                     logger.warning("The turns cannot be read; asking again in %.0f s: %s", pause, error)
-                for place, turn in turns.items():
+                for place, answer in answers.items():
                     for future in self._waiting.get(place, ()):
                         if not future.done():
-                            future.set_result(turn)
+                            future.set_result(answer)
                 ends_in = SECONDS_BETWEEN_ENDS if ends_in <= 0 else ends_in - pause
                 look_at_tasks_in = FAILED_TASKS_EVERY_SECONDS if look_at_tasks else look_at_tasks_in - pause
                 await asyncio.sleep(pause)
@@ -112,52 +122,59 @@ class TurnPoller:
             if store:
                 await asyncio.to_thread(store.close)
 
-    def _turns(self, store: StateStore, places: list[Place], look_at_tasks: bool, look_at_ends: bool) -> dict[Place, Turn]:
-        """Return the places whose wait is over, with their turns. Runs in a thread.
+    def _answers(self, store: StateStore, places: list[Place], look_at_tasks: bool, look_at_ends: bool) -> dict[Place, Answer]:
+        """Return the places whose wait is over. Runs in a thread.
 
         Batches that have committed are left for later, unless `look_at_ends`, or their whole run is over.
         """
         runs = {(place.pipeline, place.run_id) for place in places}
         self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
-        last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
-        requested = {(place.pipeline, place.txid) for place in places} | {(run[0], last) for run, last in last_of.items()}
-        turns = store.turns(sorted(requested))
-        over: dict[Place, Turn] = {}
+        over: dict[Place, Answer] = {}
+        waiting: dict[Place, int] = {}
         for place in places:
-            run = place.pipeline, place.run_id
-            if place.txid not in txids_of[run]:
+            txids = txids_of[place.pipeline, place.run_id]
+            if place.map_index < len(txids):
+                waiting[place] = txids[place.map_index]
+            else:
                 over[place] = UNKNOWN
-                continue
-            turn = turns.get((place.pipeline, place.txid), UNREGISTERED)
-            if turn.done and not look_at_ends and not turns[place.pipeline, last_of[run]].done:
+        last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
+        requested = {(place.pipeline, txid) for place, txid in waiting.items()} | {
+            (run[0], last) for run, last in last_of.items()
+        }
+        turns = store.turns(sorted(requested))
+        for place, txid in waiting.items():
+            turn = turns.get((place.pipeline, txid), UNREGISTERED)
+            if turn.done and not look_at_ends and not turns[place.pipeline, last_of[place.pipeline, place.run_id]].done:
                 continue
             if turn.opens or turn.halted or (place.awaited == "begin" and turn.begins):
-                over[place] = turn
+                over[place] = Answer(txid, turn)
         if look_at_tasks:
-            over |= self._after_failed_tasks(store, [place for place in places if place not in over], txids_of)
+            still = {place: txid for place, txid in waiting.items() if place not in over}
+            over |= self._after_failed_tasks(store, still, txids_of)
         return over
 
     def _after_failed_tasks(
-        self, store: StateStore, places: list[Place], txids_of: Mapping[tuple[str, str], list[int]]
-    ) -> dict[Place, Turn]:
+        self, store: StateStore, waiting: Mapping[Place, int], txids_of: Mapping[tuple[str, str], list[int]]
+    ) -> dict[Place, Answer]:
         """Return the places after a task of their run that failed permanently and whose batch has not committed since.
 
         A task counts from the second look: one that has just failed may be reporting to the ledger at this moment.
         """
-        seen = {Place(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
+        seen = {(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
         failed, self._seen_failed = seen & self._seen_failed, seen
-        turns = store.turns(sorted({(place.pipeline, place.txid) for place in failed}))
-        committed = {pipeline: store.committed(pipeline) for pipeline in {place.pipeline for place in failed}}
+        turns = store.turns(sorted({(pipeline, txid) for pipeline, _, txid in failed}))
+        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in failed}}
         blocking: dict[tuple[str, str], int] = {}
-        for pipeline, run_id, txid, _ in sorted(failed):
+        for pipeline, run_id, txid in sorted(failed):
             is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1
             if txid > committed[pipeline] and not is_skipped_in_turn:
                 blocking.setdefault((pipeline, run_id), txid)
-        over: dict[Place, Turn] = {}
-        for place in places:
+        over: dict[Place, Answer] = {}
+        for place, txid in waiting.items():
             first = blocking.get((place.pipeline, place.run_id))
-            if first is not None and place.txid > first:
-                over[place] = Turn(opens=False, halted=f"the task of txid {first} has failed permanently in this run")
+            if first is not None and txid > first:
+                halted = f"a task of txid {first} has failed permanently in this run"
+                over[place] = Answer(txid, Turn(opens=False, halted=halted))
         return over
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
@@ -170,8 +187,8 @@ class TurnPoller:
 
 
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
-    """Return the map indexes of the batch tasks that have failed permanently, according to Airflow."""
-    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[BATCH], run_ids=[run_id])
+    """Return the map indexes of a run's batches of which a task has failed permanently, according to Airflow."""
+    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS, COMMIT], run_ids=[run_id])
     return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
 
 
@@ -179,25 +196,27 @@ _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
-    """Ends the task if its batch has committed; else sends it to a worker, to go on or to fail."""
+    """Ends its task if the batch has committed; else sends it to a worker, to go on or to fail.
 
-    def __init__(self, pipeline_name: str, run_id: str, txid: int, awaited: Awaited = "commit") -> None:
+    Which batch that is follows from its task instance, because Airflow starts the trigger of a commit task by itself.
+    """
+
+    def __init__(self, pipeline_name: str, awaited: Awaited) -> None:
         super().__init__()
-        self.place = Place(pipeline_name, run_id, txid, awaited)
+        self.pipeline_name = pipeline_name
+        self.awaited = awaited
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and arguments with which another triggerer continues the wait."""
-        pipeline_name, run_id, txid, awaited = self.place
-        kept = {"pipeline_name": pipeline_name, "run_id": run_id, "txid": txid, "awaited": awaited}
-        return "dags.turn_trigger.TurnTrigger", kept
+        return "dags.turn_trigger.TurnTrigger", {"pipeline_name": self.pipeline_name, "awaited": self.awaited}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then end the task here if nothing is left to do; else a worker goes on, or fails with the reason of the halt.
 
         A failure here would be retried, and wait for the same thing.
         """
-        pipeline, _, txid, awaited = self.place
-        turn = await _poller.wait(self.place)
+        ti, pipeline = self.task_instance, self.pipeline_name
+        txid, turn = await _poller.wait(Place(pipeline, ti.run_id, ti.map_index, self.awaited))
         if turn.halted:
             yield TriggerEvent(
                 f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
@@ -207,5 +226,5 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
             self.log.info("%s %d has committed", pipeline, txid)
             yield TaskSuccessEvent()
         else:
-            self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, awaited)
+            self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, self.awaited)
             yield TriggerEvent(None)

@@ -236,6 +236,11 @@ class StateStore:
                 yield txid
                 txid = turns.next_unclaimed(connection, pipeline, run_id, after=txid)
 
+    def is_in_work(self, pipeline: str, txid: int) -> bool:
+        """Return whether an attempt for this batch runs, as far as Postgres knows."""
+        with self._transaction("looking for a running attempt") as connection:
+            return turns.is_in_work(connection, pipeline, txid)
+
     def is_claimed(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
         """Return whether a task that has claimed this batch (`claims`) is alive, as far as Postgres knows.
 
@@ -483,11 +488,6 @@ class StateStore:
     def turn(self, pipeline: str, txid: int) -> Turn:
         """Return whether a txid may commit now, as far as is known without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
-
-    def only_commits_before(self, pipeline: str, txid: int) -> bool:
-        """Return whether this batch and all earlier uncommitted batches wait only for their commits. A hint."""
-        with self._transaction("reading what a batch waits for") as connection:
-            return turns.only_commits_before(connection, pipeline, txid)
 
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""

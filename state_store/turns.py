@@ -129,14 +129,6 @@ def _waits_to_merge_together() -> sa.ColumnElement[bool]:
 _TURNS = _turns()
 
 
-def only_commits_before(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Return whether this batch and all earlier uncommitted batches wait only for their commits."""
-    b, c = tables.batch.c, tables.cursor.c
-    is_ready = sa.and_(b.halted_at.is_(None), sa.or_(b.skip_reason.is_not(None), attempts.newest_is_sealed(tables.batch)))
-    uncommitted = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid > c.txid, b.txid <= txid)
-    return not connection.scalar(sa.select(sa.exists().where(*uncommitted, ~is_ready)))
-
-
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
     """Return a run's next txid after this one that is in the window, not begun and not claimed, if any."""
     b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
@@ -156,17 +148,28 @@ def claim(connection: Connection, pipeline: str, txid: int) -> None:
     connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
 
 
+def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
+    """Return whether the batch's newest attempt has neither ended nor fallen silent."""
+    b = tables.batch.c
+    return bool(
+        connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == txid, b.attempt > 0, _is_open())))
+    )
+
+
 def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
     """Return whether the batch's claimant is alive, and its newest attempt neither ended nor silent.
 
     With `only_begun`, False while there is no attempt yet.
     """
     b = tables.batch.c
-    is_open = sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
     in_work = sa.exists().where(
-        b.pipeline == pipeline, b.txid == txid, _claimant_is_alive(b.pipeline, b.txid), is_open, b.attempt >= int(only_begun)
+        b.pipeline == pipeline, b.txid == txid, _claimant_is_alive(b.pipeline, b.txid), _is_open(), b.attempt >= int(only_begun)
     )
     return bool(connection.scalar(sa.select(in_work)))
+
+
+def _is_open() -> sa.ColumnElement[bool]:
+    return sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
 
 
 def _claimant_is_alive(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:

@@ -48,12 +48,6 @@ def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str,
         return worker.redo(txid, reason)
 
 
-def wait_for_commits(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> bool:
-    """Wait for a batch's commit while only commits remain."""
-    with Worker.open(settings, pipeline, owner=owner) as worker:
-        return worker.wait_while_only_commits_remain(txid)
-
-
 def await_claimant(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:
     """Wait while another task works on a batch that it has claimed."""
     with Worker.open(settings, pipeline, owner="test") as worker:

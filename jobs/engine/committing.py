@@ -11,7 +11,6 @@ Order and exactly-once do not depend on any of this: `state_store.commits` decid
 """
 
 import logging
-import time
 from collections.abc import Callable
 
 from jobs.engine.acks import ack
@@ -19,13 +18,11 @@ from jobs.engine.processing import halting
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.commits import Commit
-from state_store.errors import StagingLost, StoreUnavailable, TidegateError
+from state_store.errors import StagingLost, TidegateError
 
 logger = logging.getLogger(__name__)
 
 RESTAGE_TRIES = 3
-# How long a task waits for its batch's commit, and how often it looks: a merge of many keys takes seconds.
-LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_TURNS = 30.0, 0.5
 
 
 class Committer:
@@ -72,33 +69,6 @@ class Committer:
         following = self._store.committed(self._pipeline.name) + 1
         while self._opens(following) and (done := self._try_together(wait=False)):
             following = done[-1].txid + 1
-
-    def wait_while_only_commits_remain(self, txid: int) -> bool:
-        """Wait while only commits remain before this batch's, up to LONGEST_WAIT_SECONDS; return True once it has committed.
-
-        Most often another task is committing. A worker that left meanwhile would make room for the next task, which finds its
-        work done: starting a few of these takes as much CPU as the merge, at the same time. If the committing task has died,
-        this task commits the sealed batches; if that fails, it returns False, and the batch's own commit reports the reason.
-
-        Raises: StoreUnavailable.
-        """
-        store, pipeline = self._store, self._pipeline
-        ends_at = time.monotonic() + LONGEST_WAIT_SECONDS
-        while not store.turn(pipeline.name, txid).done:
-            if time.monotonic() >= ends_at or not store.only_commits_before(pipeline.name, txid):
-                return False
-            try:
-                if self._opens(store.committed(pipeline.name) + 1):
-                    if self._commit_together(wait=False):
-                        continue
-                    return store.turn(pipeline.name, txid).done  # another task was quicker, or the next batch is to be skipped
-            except StoreUnavailable as busy:
-                logger.debug("%s %s waits: %s", pipeline.name, txid, busy)
-            except Exception as error:  # noqa: BLE001 - the batch's own commit reports it
-                self._log_why_not_together(error)
-                return False
-            time.sleep(SECONDS_BETWEEN_TURNS)
-        return True
 
     def redo(self, txid: int, reason: str) -> Commit:
         """Replace the last committed batch's effect on the states by its newest attempt's; then ack it.

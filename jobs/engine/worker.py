@@ -26,6 +26,7 @@ from state_store import StateStore
 from state_store.attempts import AirflowTry
 from state_store.beginning import Mode
 from state_store.commits import Commit
+from state_store.errors import AttemptFenced
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,21 @@ class Worker:
             self._committer.commit_ready()
         return processed
 
+    def process_in_own_task(self, txid: int, *, mode: Mode = "resume") -> Processed:
+        """Process a batch and commit what is ready, as its own task does: without taking it from another task that works on it.
+
+        It waits for the task that has claimed the batch, and, if a newer attempt takes over meanwhile, for that one.
+        """
+        self.await_claimant(txid)
+        while True:
+            try:
+                return self.process_and_commit(txid, mode=mode)
+            except AttemptFenced as fenced:
+                logger.warning("%s", fenced)
+                while self.store.is_in_work(self.name, txid):
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                mode = "resume"
+
     def process_claimed(self, run_id: str) -> None:
         """Claim, process and commit batches of a run that no task has begun, one after another in order.
 
@@ -132,10 +148,6 @@ class Worker:
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""
         return self.store.turn(self.name, txid).done
-
-    def wait_while_only_commits_remain(self, txid: int) -> bool:
-        """Wait for a batch's commit while nothing else is missing. See `Committer.wait_while_only_commits_remain`."""
-        return self._committer.wait_while_only_commits_remain(txid)
 
     def commit(self, txid: int) -> Commit:
         """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
+from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
 
 import jobs.pipelines
-from dags import batch_dag
+from dags import batch_dag, batch_tasks
+from dags.batch_tasks import CommitSensor, ProcessBatch
+from dags.turn_trigger import BATCH, COMMIT, PROCESS
 from jobs.engine.processing import Processor
 from jobs.engine.worker import SECONDS_BETWEEN_LOOKS
 from jobs.registry import pipeline_names
@@ -81,24 +84,33 @@ def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str)
         batch_dag.batch_dag(name)
 
 
-def test_a_batch_is_one_task_after_the_plan(flights: DAG) -> None:
-    """Airflow's time grows with the number of tasks, so a batch has only one."""
+def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
+    """The Dag shows the design: per txid a task that processes, then a sensor that commits when its turn has come."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
 
-    assert {task.task_id: task.downstream_task_ids for task in serialized.tasks} == {"plan": {"batch"}, "batch": set()}
-    assert serialized.get_task("batch").is_mapped
+    found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
+    assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {COMMIT}, COMMIT: set()}
+    commit = serialized.get_task(COMMIT)
+    assert issubclass(CommitSensor, BaseSensorOperator)
+    assert commit.start_from_trigger
+    assert commit.priority_weight > serialized.get_task(PROCESS).priority_weight
+    assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
 
 
-def test_a_wait_that_took_too_long_fails_permanently_with_advice() -> None:
+@pytest.mark.parametrize("kind", ["process", "commit"])
+def test_a_wait_that_took_too_long_fails_permanently_with_advice(kind: str) -> None:
     """Airflow itself would only say: Trigger timeout; and wait again in each try."""
+    task = _process(3) if kind == "process" else _commit(3)
     with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect clicks"):
-        _operator(3).resume_execution("__fail__", {"error": "Trigger timeout"}, {})
+        task.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
 
 
-def test_a_turn_that_will_not_come_fails_its_task_permanently() -> None:
+@pytest.mark.parametrize("kind", ["process", "commit"])
+def test_a_turn_that_will_not_come_fails_its_task_permanently(kind: str) -> None:
     """Airflow would retry a task that fails in the triggerer; this one would wait for the same thing."""
+    task, method = (_process(4), "execute_begin") if kind == "process" else (_commit(4), "execute_complete")
     with pytest.raises(AirflowFailException, match="txid 3 is halted"):
-        _operator(4).resume_execution("execute_complete", {"event": "txid 3 is halted"}, {})
+        task.resume_execution(method, {"event": "txid 3 is halted"}, {})
 
 
 def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
@@ -117,7 +129,7 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
     assert dag.tags == {"tidegate", "nightly"}
     assert dag.max_active_runs == 2
-    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 2
+    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
     assert dag.start_date is not None
     assert dag.catchup is False
 
@@ -139,21 +151,21 @@ def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, nam
 def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
     """Airflow accepts any name, and a run without its max_batches would take everything."""
     with pytest.raises(errors.UsageError, match=r"max_batch is unknown\. There are: from_txid, max_batches, to_txid"):
-        batch_dag.plan("flights", 4, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
+        batch_tasks.plan("flights", 4, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, error: type[errors.TidegateError]) -> None:
     """The one mapping from our error families to Airflow's decisions."""
-    decision = _unmapped(flights).retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5)
+    decisions = {task.retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5).action for task in flights.tasks}
 
     expected = RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT
-    assert decision.action == expected
+    assert decisions == {expected}
 
 
 def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) -> None:
     """An unforeseen broken connection deserves another try."""
-    for task in (flights.get_task("plan"), _unmapped(flights)):
+    for task in flights.tasks:
         assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.DEFAULT
         assert (task.retries, task.retry_delay, task.retry_exponential_backoff, task.max_retry_delay) == (
             5,
@@ -176,21 +188,18 @@ def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: py
     return batches
 
 
-def _task(map_index: int = 1) -> SimpleNamespace:
-    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, task_id="batch", try_number=6)
+def _task(map_index: int = 1, **arguments: Any) -> SimpleNamespace:
+    found = {"task_id": PROCESS, "try_number": 6, "max_tries": 5}
+    return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **{**found, **arguments})
 
 
-def _operator(txid: int, **arguments: Any) -> batch_dag.BatchOperator:
-    return batch_dag.BatchOperator(
-        task_id="batch", pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6), **arguments
-    )
+def _process(txid: int, **arguments: Any) -> ProcessBatch:
+    limit = timedelta(hours=6)
+    return ProcessBatch(task_id=PROCESS, pipeline_name=CLICKS.name, txid=txid, turn_timeout=limit, retries=5, **arguments)
 
 
-def _unmapped(dag: DAG) -> batch_dag.BatchOperator:
-    """Return the task of one batch as a worker gets it."""
-    operator = dag.get_task("batch").unmap({"txid": 1})
-    assert isinstance(operator, batch_dag.BatchOperator)
-    return operator
+def _commit(txid: int) -> CommitSensor:
+    return CommitSensor(task_id=COMMIT, pipeline_name=CLICKS.name, txid=txid, turn_timeout=timedelta(hours=6))
 
 
 def _phases(batches: Batches) -> list[tuple[int, str]]:
@@ -210,13 +219,13 @@ def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     for _ in range(3):
         clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
 
-    batch_dag.report_failure({"ti": _task(), "exception": None})  # killed before it could give the batch up
+    batch_tasks.report_failure({"ti": _task(), "exception": None})  # killed before it could give the batch up
 
     if not committed_before:
         assert _phases(clicks)[1:] == [(2, "failed"), (3, "processed")]
         assert clicks.store.turn("clicks", 2).given_up
         clicks.seal(1)
-        _operator(1).execute_complete({"ti": _task(0)})
+        _commit(1).execute_complete({"ti": _task(0)})
     assert _phases(clicks) == [(1, "committed"), (2, "skipped"), (3, "committed")]
     reason = (clicks.store.batch_history(CLICKS.name, 2).commit or {})["skipped_reason"]
     assert reason == "it failed in try 3 of 3; at last its task ended: its task was killed in try 6."
@@ -244,7 +253,7 @@ def test_the_end_of_a_task_never_gives_a_batch_up(
     if content_failures == 3:
         clicks.store.fail_attempt(clicks.begin(2), "SPARK_UNAVAILABLE: gone", is_poison=False)
 
-    batch_dag.report_failure({"ti": _task(), "exception": error})
+    batch_tasks.report_failure({"ti": _task(), "exception": error})
 
     assert clicks.store.turn("clicks", 2).halted == f"txid 2 is halted: {reason}"
 
@@ -256,7 +265,7 @@ def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> N
         clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
     running = clicks.begin(2)
 
-    batch_dag.report_failure({"ti": _task(), "exception": None})
+    batch_tasks.report_failure({"ti": _task(), "exception": None})
 
     assert not clicks.store.turn("clicks", 2).given_up
     clicks.store.seal(running, [], Tracked(0))
@@ -271,8 +280,8 @@ def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplo
     clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
 
     with pytest.raises(AirflowSkipException, match=r"clicks was paused by ann on .*: the warehouse is moved\."):
-        batch_dag.plan(
-            CLICKS.name, 4, params=dict.fromkeys(batch_dag.PARAMS), run_id="run", dag=dag, dag_run=SimpleNamespace(conf={})
+        batch_tasks.plan(
+            CLICKS.name, 4, params=dict.fromkeys(batch_tasks.PARAMS), run_id="run", dag=dag, dag_run=SimpleNamespace(conf={})
         )
 
     assert clicks.store.last_opened(CLICKS.name) is None
@@ -291,35 +300,99 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
     clicks.plan("run", 2)
     clicks.seal(1)
 
-    _operator(2).execute({"ti": _task()})
+    _process(2).execute({"ti": _task()})
 
     (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
-    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", "batch", 6]
+    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", PROCESS, 6]
     assert _phases(clicks) == [(1, "committed"), (2, "committed")]
 
 
 @pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.usefixtures("without_spark")
-def test_a_batch_whose_turn_has_not_come_waits_for_it_in_the_triggerer(
+def test_processing_succeeds_once_its_batch_is_sealed(
     clicks: Batches, monkeypatch: pytest.MonkeyPatch, *, fenced: bool
 ) -> None:
-    """So does a batch that another attempt has taken over: it may still need this task's commit."""
+    """Also by another attempt that has taken the batch over: the task waits for its end."""
     clicks.plan("run", 2)
     clicks.begin(1)
     if fenced:
         monkeypatch.setattr(Processor, "_stage", lambda self, attempt: _fence(clicks, self._store, attempt))
 
-    with pytest.raises(TaskDeferred) as waiting:
-        _operator(2).execute({"ti": _task()})
+    _process(2).execute({"ti": _task()})
 
     assert _phases(clicks) == [(1, "processing"), (2, "processed")]
 
-    assert waiting.value.timeout == timedelta(hours=6)
-    assert waiting.value.trigger.serialize() == (
-        "dags.turn_trigger.TurnTrigger",
-        {"pipeline_name": CLICKS.name, "run_id": "run", "txid": 2, "awaited": "commit"},
-    )
-    assert callable(getattr(batch_dag.BatchOperator, waiting.value.method_name))
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_task_whose_batch_is_taken_over_waits_for_the_newer_attempt(clicks: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If that fails, the task processes the batch again; two tasks that took it from each other would not end."""
+    clicks.plan("run", 1)
+    newer: list[Attempt] = []
+    seal = Processor._stage
+
+    def stage(processor: Processor, attempt: Attempt) -> None:
+        if not newer:
+            newer.append(clicks.begin(attempt.txid))
+        seal(processor, attempt)
+
+    monkeypatch.setattr(Processor, "_stage", stage)
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(_process(1).execute, {"ti": _task(0)})
+        with pytest.raises(TimeoutError):
+            task.result(5 * SECONDS_BETWEEN_LOOKS)
+        clicks.store.fail_attempt(newer[0], "SPARK_UNAVAILABLE: gone")
+        task.result(30)
+
+    assert _phases(clicks) == [(1, "committed")]
+    assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == 3
+
+
+@pytest.mark.parametrize(
+    ("try_number", "max_tries", "attempts"),
+    [(1, 5, 1), (2, 5, 1), (2, 6, 2), (3, 6, 1)],
+    ids=["first", "retry", "cleared", "later"],
+)
+@pytest.mark.usefixtures("without_spark")
+def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: int, max_tries: int, attempts: int) -> None:
+    """A retry after a failure keeps sealed work; a person who clears the task wants it done again."""
+    clicks.plan("run", 2)
+    clicks.begin(1)
+    clicks.seal(2)
+
+    _process(2).execute({"ti": _task(try_number=try_number, max_tries=max_tries)})
+
+    assert _phases(clicks) == [(1, "processing"), (2, "processed")]
+    assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == attempts
+
+
+def test_the_commit_task_starts_in_the_triggerer() -> None:
+    """Its arguments are the same for all batches of a pipeline: the trigger's task instance says which batch it is."""
+    start = _commit(2).start_trigger_args
+
+    assert import_string(start.trigger_cls)(**start.trigger_kwargs).awaited == "commit"
+    assert start.timeout == timedelta(hours=6)
+    assert callable(getattr(CommitSensor, start.next_method))
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there(clicks: Batches) -> None:
+    """As `airflow tasks test` does; it commits in order all the same, and fails with the reason of a halt."""
+    clicks.plan("run", 2)
+    clicks.seal(2)
+    sensor = _commit(2)
+    assert not sensor.poke({})
+
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(sensor.execute, {"ti": _task(task_id=COMMIT)})
+        clicks.seal(1)
+        clicks.commit(1)
+        task.result(30)
+
+    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
+    clicks.plan("next", 1)
+    clicks.store.halt_batch(CLICKS.name, 3, "a person has to look")
+    with pytest.raises(batch_tasks.WaitedInVain, match="txid 3 is halted: a person has to look"):
+        _commit(3).poke({})
 
 
 @pytest.mark.parametrize("limit", [None, timedelta(minutes=5)])
@@ -332,13 +405,17 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     clicks.begin(1)
     for txid in range(2, WINDOW + 1):
         clicks.seal(txid)
-    operator = _operator(WINDOW + 1, execution_timeout=limit)
+    operator = _process(WINDOW + 1, execution_timeout=limit)
 
     with pytest.raises(TaskDeferred) as waiting:
         operator.execute({"ti": _task()})
 
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
-    assert waiting.value.trigger.place.awaited == "begin"
+    assert waiting.value.trigger.serialize() == (
+        "dags.turn_trigger.TurnTrigger",
+        {"pipeline_name": CLICKS.name, "awaited": "begin"},
+    )
+    assert waiting.value.timeout == timedelta(hours=6)
     go_on = getattr(operator, waiting.value.method_name)
     with pytest.raises(AirflowFailException, match="txid 1 is halted"):
         go_on({"ti": _task()}, "txid 1 is halted")
@@ -355,12 +432,12 @@ def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> Non
     clicks.plan("run", 5)
     clicks.store.fail_attempt(clicks.begin(4), "STORE_UNAVAILABLE: gone")
 
-    _operator(2).execute({"ti": _task()})
+    _process(2).execute({"ti": _task()})
 
     assert _phases(clicks) == [*((txid, "committed") for txid in (1, 2, 3)), (4, "failed"), (5, "processed")]
     ran = [clicks.store.batch_history(CLICKS.name, txid).attempts[0] for txid in (2, 1, 5)]
-    assert [attempt["airflow_task_id"] for attempt in ran] == ["batch", *["batch of txid 2"] * 2]
-    assert ran[2]["owner"] == "Airflow run, batch of txid 2, try 6"
+    assert [attempt["airflow_task_id"] for attempt in ran] == [PROCESS, *[f"{PROCESS} of txid 2"] * 2]
+    assert ran[2]["owner"] == f"Airflow run, {PROCESS} of txid 2, try 6"
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -368,7 +445,7 @@ def test_a_task_with_a_time_limit_keeps_to_its_own_batch(clicks: Batches) -> Non
     """The author meant the limit for one batch."""
     clicks.plan("run", 2)
 
-    _operator(1, execution_timeout=timedelta(minutes=5)).execute({"ti": _task()})
+    _process(1, execution_timeout=timedelta(minutes=5)).execute({"ti": _task()})
 
     assert _phases(clicks) == [(1, "committed"), (2, "planned")]
 
@@ -386,12 +463,12 @@ def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
     monkeypatch.setattr(Processor, "_stage", stage)
     clicks.plan("run", 3)
 
-    _operator(1).execute({"ti": _task(0)})
+    _process(1).execute({"ti": _task(0)})
 
     assert _phases(clicks) == [(1, "committed"), (2, "failed"), (3, "planned")]
     assert "clicks 2 is left to its own task: SOURCE_UNAVAILABLE: a.csv is away." in caplog.text
     with pytest.raises(errors.SourceUnavailable):
-        _operator(2).execute({"ti": _task(1)})
+        _process(2).execute({"ti": _task(1)})
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == 2
 
 
@@ -402,7 +479,7 @@ def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *
     clicks.plan("run", 1)
     with ThreadPoolExecutor(1) as worker, closing(clicks.store.claims(CLICKS.name, "run")) as claims:
         claimed = clicks.begin(next(claims))
-        own = worker.submit(_operator(1).execute, {"ti": _task(0)})
+        own = worker.submit(_process(1).execute, {"ti": _task(0)})
         with pytest.raises(TimeoutError):
             own.result(3 * SECONDS_BETWEEN_LOOKS)
         if not dies:
@@ -425,7 +502,7 @@ def test_a_task_stops_waiting_for_a_claimant_after_the_attempt_timeout(
     with closing(clicks.store.claims(CLICKS.name, "run")) as claims:
         clicks.begin(next(claims))
 
-        _operator(1).execute({"ti": _task(0)})
+        _process(1).execute({"ti": _task(0)})
 
     assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == 2
 
@@ -451,7 +528,7 @@ def test_a_task_that_gives_up_reports_to_the_ledger(
     monkeypatch.setattr(Settings, "load", lambda: settings)
     batches.plan("run", 3)
 
-    batch_dag.report_failure({"ti": _task(), "exception": error})
+    batch_tasks.report_failure({"ti": _task(), "exception": error})
 
     assert batches.store.turn("clicks", 3).halted == f"txid 2 is halted: {reason}"
 
@@ -463,9 +540,9 @@ def test_a_batch_that_waited_in_vain_is_not_halted_itself(
     monkeypatch.setattr(Settings, "load", lambda: settings)
     batches.plan("run", 3)
     batches.seal(2)
-    with pytest.raises(batch_dag.WaitedInVain) as waited:
-        _operator(2).execute_complete({"ti": _task()}, event="txid 1 is halted")
+    with pytest.raises(batch_tasks.WaitedInVain) as waited:
+        _commit(2).execute_complete({"ti": _task()}, event="txid 1 is halted")
 
-    batch_dag.report_failure({"ti": _task(), "exception": waited.value})
+    batch_tasks.report_failure({"ti": _task(), "exception": waited.value})
 
     assert batches.store.turn("clicks", 2).halted is None

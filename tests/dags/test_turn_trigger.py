@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from psycopg2 import sql
 
 from dags import turn_trigger
-from dags.turn_trigger import Place, TurnPoller, TurnTrigger
+from dags.turn_trigger import COMMIT, Place, TurnPoller, TurnTrigger
 from state_store import Settings, StateStore
 from state_store.declaration import WINDOW
+from state_store.turns import Turn
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
 
@@ -43,7 +45,13 @@ def _connect(settings: Settings, connects: list[StateStore]) -> Callable[[], Sta
 
 
 def _places(txids: Iterable[int]) -> list[Place]:
-    return [Place(CLICKS.name, "run", txid) for txid in txids]
+    return [Place(CLICKS.name, "run", txid - 1) for txid in txids]
+
+
+async def _turn(poller: TurnPoller, place: Place) -> Turn:
+    answer = await poller.wait(place)
+    assert answer.txid in (place.map_index + 1, 0)
+    return answer.turn
 
 
 def _run(body: Callable[[], Any]) -> Any:
@@ -58,7 +66,7 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
     batches.plan("run", 3)
 
     async def body() -> None:
-        waits = [asyncio.create_task(poller.wait(place)) for place in _places([1, 2, 3])]
+        waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
         await asyncio.to_thread(batches.seal, 2)
         await asyncio.to_thread(batches.seal, 3)
         await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
@@ -80,7 +88,8 @@ def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller:
 
     async def body() -> None:
         last, later = (
-            asyncio.create_task(poller.wait(Place(CLICKS.name, "run", txid, "begin"))) for txid in (WINDOW + 1, WINDOW + 2)
+            asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin")))
+            for txid in (WINDOW + 1, WINDOW + 2)
         )
         await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
         assert not last.done()
@@ -102,7 +111,7 @@ def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, p
     batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
 
     async def body() -> list[Any]:
-        return await asyncio.gather(*(poller.wait(place) for place in _places([1, 3])))
+        return await asyncio.gather(*(_turn(poller, place) for place in _places([1, 3])))
 
     first, third = _run(body)
     assert (first.opens, first.halted) == (True, None)
@@ -119,7 +128,7 @@ def test_a_hundred_waiting_triggers_share_one_connection(
         batches.commit(txid)
 
     async def body() -> list[Any]:
-        return await asyncio.gather(*(poller.wait(place) for place in _places(range(1, 101))))
+        return await asyncio.gather(*(_turn(poller, place) for place in _places(range(1, 101))))
 
     assert [turn.done for turn in _run(body)] == [True] * 100
     assert len(connects) == 1
@@ -134,7 +143,7 @@ def test_the_poller_stops_without_waits_and_starts_again(
 
     async def body() -> None:
         for _ in range(2):
-            await poller.wait(*_places([1]))
+            await _turn(poller, *_places([1]))
             while any(task.get_name() == "turn poller" for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.01)
 
@@ -147,7 +156,7 @@ def test_a_trigger_that_airflow_drops_does_not_disturb_the_others(batches: Batch
     batches.plan("run", 2)
 
     async def body() -> list[Any]:
-        dropped, once, twice = (asyncio.create_task(poller.wait(place)) for place in _places([2, 1, 1]))
+        dropped, once, twice = (asyncio.create_task(_turn(poller, place)) for place in _places([2, 1, 1]))
         await asyncio.sleep(turn_trigger.POLL_SECONDS)
         dropped.cancel()
         await asyncio.to_thread(batches.seal, 1)
@@ -170,7 +179,7 @@ def test_waits_outlive_an_unreachable_postgres(
     poller = TurnPoller(connect, lambda _pipeline, _run_id: [])
 
     async def body() -> Any:
-        return await poller.wait(*_places([1]))
+        return await _turn(poller, *_places([1]))
 
     with caplog.at_level(logging.WARNING, logger="dags.turn_trigger"):
         turn = _run(body)
@@ -187,7 +196,7 @@ def test_a_connection_that_breaks_is_replaced(
     batches.plan("run", 1)
 
     async def body() -> Any:
-        wait = asyncio.create_task(poller.wait(*_places([1])))
+        wait = asyncio.create_task(_turn(poller, *_places([1])))
         while not connects:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(server.execute, END_CONNECTIONS, [batches.store.settings.pg_database])
@@ -206,12 +215,12 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
     poller = TurnPoller(_connect(settings, []), lambda _pipeline, _run_id: [1])
 
     async def body() -> Any:
-        before = asyncio.create_task(poller.wait(*_places([1])))
-        turn = await poller.wait(*_places([3]))
+        before = asyncio.create_task(_turn(poller, *_places([1])))
+        turn = await _turn(poller, *_places([3]))
         assert not before.done()
         return turn
 
-    assert _run(body).halted == "the task of txid 2 has failed permanently in this run"
+    assert _run(body).halted == "a task of txid 2 has failed permanently in this run"
 
 
 def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
@@ -226,7 +235,7 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
     poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [0])
 
     async def body() -> Any:
-        wait = asyncio.create_task(poller.wait(*_places([2])))
+        wait = asyncio.create_task(_turn(poller, *_places([2])))
         while len(looks) < 2:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(batches.seal, 2)
@@ -240,7 +249,7 @@ def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, po
     batches.plan("another run", 1)
 
     async def body() -> Any:
-        return await poller.wait(*_places([1]))
+        return await _turn(poller, *_places([1]))
 
     assert _run(body).halted == "the ledger knows no such batch of this run"
 
@@ -296,8 +305,9 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
         batches.commit(1)
     if situation == "acked":
         batches.store.note_ack(CLICKS.name, 1)
-    path, arguments = TurnTrigger(CLICKS.name, "run", 1).serialize()
+    path, arguments = TurnTrigger(CLICKS.name, "commit").serialize()
     trigger = import_string(path)(**arguments)
+    trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0)
 
     async def body() -> list[Any]:
         return [found async for found in trigger.run()]
@@ -313,7 +323,7 @@ def test_a_batch_that_was_given_up_gets_its_turn_and_halts_no_other(batches: Bat
     batches.seal(3)
 
     async def body() -> None:
-        first, second, third = (asyncio.create_task(poller.wait(place)) for place in _places([1, 2, 3]))
+        first, second, third = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3]))
         await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
         assert not any(wait.done() for wait in (first, second, third))
         await asyncio.to_thread(batches.seal, 1)
@@ -335,7 +345,7 @@ def test_a_turn_opens_for_a_batch_that_was_given_up_while_its_attempt_never_ende
     assert batches.store.skip_batch(CLICKS.spec, 1, "test", "no use") is not None
 
     async def body() -> Any:
-        return await poller.wait(*_places([1]))
+        return await _turn(poller, *_places([1]))
 
     assert _run(body).opens
 
@@ -355,7 +365,7 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [1])
 
     async def body() -> Any:
-        wait = asyncio.create_task(poller.wait(*_places([3])))
+        wait = asyncio.create_task(_turn(poller, *_places([3])))
         while len(looks) < 4 and not wait.done():
             await asyncio.sleep(0.01)
         if not is_next:
@@ -368,7 +378,7 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
 
     turn = _run(body)
     assert (turn.opens, turn.halted) == (
-        (False, "the task of txid 2 has failed permanently in this run") if is_next else (True, None)
+        (False, "a task of txid 2 has failed permanently in this run") if is_next else (True, None)
     )
 
 
@@ -390,7 +400,7 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
     poller = TurnPoller(_connect(settings, []), failed_tasks)
 
     async def body() -> Any:
-        wait = asyncio.create_task(poller.wait(*_places([3])))
+        wait = asyncio.create_task(_turn(poller, *_places([3])))
         while looks < 4:
             await asyncio.sleep(0.01)
         is_over = wait.done()

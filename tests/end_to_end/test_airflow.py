@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 from typing import Any
 
+from dags.turn_trigger import COMMIT, PROCESS
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
 
 FINISHED = ("success", "failed")
@@ -27,15 +28,19 @@ def test_airflow_shows_txids_and_not_positions(project: Project) -> None:
 
     tasks = project.airflow().task_instances("word_count", run_id)
     names = {(task["task_id"], task["rendered_map_index"]) for task in tasks if task["map_index"] >= 0}
-    assert names == {("batch", "txid 1"), ("batch", "txid 2")}
+    assert names == {(task, name) for task in (PROCESS, COMMIT) for name in ("txid 1", "txid 2")}
 
 
 def test_batches_that_wait_for_their_turn_hold_no_worker(project: Project) -> None:
     """While nothing can commit, one batch more is processed than the Dag has workers for."""
     airflow, txids = project.airflow(), project.next_flights(CONCURRENCY + 1)
 
-    def states() -> list[str]:
-        return [task["state"] for task in airflow.task_instances("flights", run_id) if task["task_id"] == "batch"]
+    def tasks(task_id: str) -> list[tuple[str, str]]:
+        found = [task for task in airflow.task_instances("flights", run_id) if task["task_id"] == task_id]
+        return [(task["rendered_map_index"], task["state"]) for task in sorted(found, key=lambda task: task["map_index"])]
+
+    def all_are(state: str) -> list[tuple[str, str]]:
+        return [(f"txid {txid}", state) for txid in txids]
 
     def phases() -> list[str]:
         return [batch["phase"] for batch in project.json("inspect", "flights") if batch["txid"] in txids]
@@ -43,10 +48,13 @@ def test_batches_that_wait_for_their_turn_hold_no_worker(project: Project) -> No
     with project.held("commit"):
         run_id = project.json("trigger", "flights")["run_id"]
         wait_for(lambda: phases() == ["processed"] * len(txids), "processing of all batches")
-        wait_for(lambda: "deferred" in states(), "a wait in the triggerer")
+        # The task that holds the cursor cannot end, but all the others can.
+        wait_for(lambda: [state for _, state in tasks(PROCESS)].count("success") == len(txids) - 1, "the end of processing")
+        wait_for(lambda: [state for _, state in tasks(COMMIT)].count("deferred") == len(txids) - 1, "waits in the triggerer")
+        assert {name for name, _ in tasks(COMMIT)} == {name for name, _ in all_are("")}
 
     wait_for(lambda: airflow.run_state("flights", run_id) in FINISHED, "the end of the run")
-    assert states() == ["success"] * len(txids)
+    assert tasks(PROCESS) == tasks(COMMIT) == all_are("success")
     assert project.flights() == project.flights_from_raw_files()
 
 
@@ -136,7 +144,7 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
             return cursor.fetchone()
 
         (helper,) = wait_for(began, "the attempt of a task that helps", every=0.01)
-    assert helper in {f"batch of txid {txid}" for txid in others}
+    assert helper in {f"{PROCESS} of txid {txid}" for txid in others}
     with project.held("seal") as held:
         held.kill_waiting_process(f"INSERT INTO tidegate.seal%'flights', {last},")
 
@@ -144,7 +152,7 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
     assert run.returncode == 0, err
     assert json.loads(out)["committed"] == [*others, last]
     tasks = [a["airflow_task_id"] for a in project.json("inspect", "flights", "--txid", str(last))["attempts"]]
-    assert tasks == [helper, "batch"]
+    assert tasks == [helper, PROCESS]
     assert project.flights() == project.flights_from_raw_files()
 
 

@@ -716,26 +716,3 @@ def test_an_opaque_batch_does_not_wait_for_others(settings: Settings, register: 
         as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
         assert store.turn("tally", 2).opens
-
-
-def test_only_commits_are_missing_before_sealed_or_given_up_batches(tally: Tally) -> None:
-    """Not if an earlier batch is in progress, has failed or is halted; committed batches do not matter any more."""
-
-    def only_commits_before() -> list[bool]:
-        return [tally.store.only_commits_before("tally", txid) for txid in (1, 2, 3, 4)]
-
-    tally.plan(4)
-    assert only_commits_before() == [False] * 4
-    tally.process(1)
-    failed = tally.start(2)
-    assert only_commits_before() == [True, False, False, False]
-    tally.store.fail_attempt(failed, "MALFORMED_RECORD: line 1", is_poison=True)
-    assert only_commits_before() == [True, False, False, False]
-    tally.store.give_up("tally", 2, "ann", "its file is lost")
-    tally.process(3)
-    tally.process(4)
-    assert only_commits_before() == [True] * 4
-    tally.store.halt_batch("tally", 3, "a person has to look")
-    assert only_commits_before() == [True, True, False, False]
-    tally.commit(1)
-    assert only_commits_before() == [True, True, False, False]

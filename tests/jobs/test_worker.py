@@ -1,8 +1,6 @@
 """Plan, process and commit may be repeated, interrupted or late; the state is that of a clean run."""
 
-import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,10 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
 from jobs import Pipeline
-from jobs.engine import committing
 from jobs.engine.processing import Processed
 from state_store import Settings, StateStore, tables
-from state_store.attempts import Attempt
 from state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -272,59 +268,6 @@ def test_processing_leaves_the_commit_to_the_committing_process(settings: Settin
 
     assert phase_of(settings, 1) == "processed"
     assert not commit(settings, 1).already_committed
-
-
-def test_a_task_waits_for_the_committer_and_commits_if_it_dies(settings: Settings, sales: Pipeline) -> None:
-    """While another process holds the cursor, it only polls; afterwards it commits the batches that are left."""
-    steps.plan(settings, SALES, run_id="first")
-    process(settings, 1)
-    process(settings, 2)
-    with ThreadPoolExecutor() as pool, StateStore.connect(settings) as other:
-        with other.engine.connect() as connection:
-            connection.execute(sa.select(tables.cursor).with_for_update())
-            waiting = pool.submit(steps.wait_for_commits, settings, SALES, 2, owner="test")
-            with pytest.raises(TimeoutError):
-                waiting.result(3 * committing.SECONDS_BETWEEN_TURNS)
-            connection.rollback()
-        assert waiting.result()
-
-    assert [phase_of(settings, txid) for txid in (1, 2)] == ["committed", "committed"]
-    assert stored_state(settings) == clean_state(settings.home)
-    assert steps.wait_for_commits(settings, SALES, 1, owner="test")
-
-
-def test_no_task_waits_for_ever(settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The committer may take longer than a worker should be kept."""
-    monkeypatch.setattr(committing, "LONGEST_WAIT_SECONDS", committing.SECONDS_BETWEEN_TURNS)
-    steps.plan(settings, SALES, run_id="first")
-    process(settings, 1)
-    with StateStore.connect(settings) as other, other.engine.begin() as connection:
-        connection.execute(sa.select(tables.cursor).with_for_update())
-        assert not steps.wait_for_commits(settings, SALES, 1, owner="test")
-
-    assert phase_of(settings, 1) == "processed"
-
-
-def test_no_task_waits_if_more_than_commits_are_missing(
-    settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If an earlier batch is unprocessed, damaged or given up, that batch's own commit handles it."""
-    monkeypatch.setattr(committing, "SECONDS_BETWEEN_TURNS", math.inf)  # sleeping that long raises an error
-    steps.plan(settings, SALES, run_id="first")
-    process(settings, 2)
-    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
-
-    process(settings, 1)
-    meddle(settings, one_row_less(staging(1, 1)))
-    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
-    assert [phase_of(settings, txid) for txid in (1, 2)] == ["processed", "processed"]
-
-    with StateStore.connect(settings) as store:
-        newest = store.start_attempt(SALES.spec, 1, "test", mode="restage")
-        assert isinstance(newest, Attempt)
-        store.fail_attempt(newest, "MALFORMED_RECORD: line 1", is_poison=True)
-        assert store.give_up("sales", 1, "test", "no use")
-    assert not steps.wait_for_commits(settings, SALES, 2, owner="test")
 
 
 # ----------------------------------------------------------------------------------------------------------- commit

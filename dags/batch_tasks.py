@@ -1,0 +1,265 @@
+"""The tasks of a pipeline's Dag: plan, and for each txid process and commit.
+
+    plan     freezes the batches of this run and passes on their txids, nothing else
+    process  processes its batch, in parallel with others, up to the seal. While its pipeline's window is full, it waits in the
+             triggerer for its turn to begin
+    commit   a sensor of Airflow, strictly ordered: it waits in the triggerer until every earlier txid has committed
+
+Which task does the work is another matter than which one shows it, because starting a process for each costs Airflow more than
+most batches take. A process task that seals the batch after the cursor commits it at once, with the sealed batches that
+follow; then it goes on with batches of the run that no task has begun, whose own process tasks find the work done. A commit
+task whose batch has committed ends in the triggerer; otherwise a worker commits the batch.
+
+Postgres decides about order and exactly-once, so tasks may be cleared, killed, repeated or run twice at once.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
+from airflow.triggers.base import StartTriggerArgs
+
+from dags.turn_trigger import PROCESS, TurnTrigger
+from state_store import Settings, StateStore
+from state_store.attempts import AirflowTry
+from state_store.beginning import Mode
+from state_store.commits import Commit
+from state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_POKES = 1.0  # only where Airflow runs the sensor without a triggerer, as `airflow tasks test` does
+
+LARGEST = 10**15  # beyond any txid; a task that gets a number of more than 64 bits dies before its first log line
+PARAMS = {
+    "from_txid": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        maximum=LARGEST,
+        title="From txid",
+        description="First txid of a backfill. Txids before it must have committed. Empty: start with what is left over.",
+    ),
+    "to_txid": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        maximum=LARGEST,
+        title="To txid",
+        description="Last txid of a backfill. Empty: as far as the source goes.",
+    ),
+    "max_batches": Param(
+        None,
+        type=["integer", "null"],
+        minimum=1,
+        maximum=LARGEST,
+        title="Most batches",
+        description="At most this many batches in this run. Empty: all there are, up to 1000.",
+    ),
+}
+
+
+def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
+    """Return the txids that this run covers; with none, the whole run is skipped."""
+    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+    from jobs.registry import find_pipeline  # noqa: PLC0415
+
+    if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
+        raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
+    declared = find_pipeline(pipeline_name)
+    if declared.concurrency != concurrency:
+        logger.warning(
+            "The pipeline declares concurrency=%d, its Dag processes %d batches at once.", declared.concurrency, concurrency
+        )
+    if declared.tries != (tries := dag.get_task(PROCESS).retries + 1):
+        logger.warning(
+            "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
+            *(declared.tries, tries, declared.tries - 1),
+        )
+    given = {name: params[name] for name in PARAMS}
+    try:
+        with Worker.open(Settings.load(), declared, owner=run_id) as worker:
+            txids = worker.plan(run_id, **given)
+    except PipelinePaused as paused:
+        raise AirflowSkipException(str(paused)) from paused
+    if not txids:
+        raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
+    logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
+    return txids
+
+
+def report_failure(context: Mapping[str, Any]) -> None:
+    """Record in the ledger that neither of a batch's tasks is tried any more, so that later txids stop waiting for it.
+
+    If its pipeline's policy then gives the batch up and its turn has come, it is skipped here, because its own tasks are over;
+    otherwise the commit of its predecessor skips it. A task that has waited in vain has nothing to report: the ledger knows.
+
+    Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
+    It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` finds those.
+    """
+    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+
+    ti, error = context["ti"], context.get("exception")
+    if isinstance(error, WaitedInVain):
+        return
+    if isinstance(error, TidegateError):
+        reason = f"{error.code}: {error}"
+    elif error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        reason = f"its task was killed in try {ti.try_number}."
+    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti))) as worker:
+        txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
+        worker.report_exhausted(txid, reason)
+        if worker.store.turn(ti.dag_id, txid).given_up:
+            try:
+                logger.info("%s", worker.commit(txid))
+            except RetryableError as later:
+                logger.info("%s", later)
+
+
+class WaitedInVain(AirflowFailException):  # type: ignore[misc]
+    """The batch's turn does not come in this run. Another try would wait for the same thing, so there is none."""
+
+
+class ProcessBatch(BaseOperator):  # type: ignore[misc]
+    """Processes a batch up to the seal, and what else of its run is left to do.
+
+    It succeeds when its batch is sealed or was given up. A try after a failure resumes: sealed or committed work stays. After
+    the task was cleared, it processes its batch again, unless that has committed.
+    """
+
+    template_fields = ("txid",)
+
+    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.pipeline_name = pipeline_name
+        self.txid = txid
+        self.turn_timeout = turn_timeout
+
+    def execute(self, context: Any) -> None:
+        """Process the batch, commit the sealed ones, then go on with batches of the run that no task has begun.
+
+        An author's time limit is meant for one batch: with one, the task keeps to its own. It waits here for a server that is
+        away: Airflow's next try would follow the clock, and begin long after the server is back.
+        """
+        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
+        self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
+
+    def execute_begin(self, context: Any, event: str | None = None) -> None:
+        """Go on when the window has room for the batch, or fail with the reason why it will not in this run."""
+        if event:
+            raise WaitedInVain(event)
+        self._execute(context, "resume")
+
+    def _execute(self, context: Any, mode: Mode) -> None:
+        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+
+        here, settings = _try(context["ti"]), Settings.load()
+        if with_servers(settings, lambda: self._process(settings, here, mode)):
+            trigger = TurnTrigger(self.pipeline_name, "begin")
+            self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=self.execute_begin.__name__)
+
+    def _process(self, settings: Settings, here: AirflowTry, mode: Mode) -> bool:
+        """Do all work that is possible now; return whether the batch is ahead of the window. Work that is done is kept."""
+        from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+
+        name, txid = self.pipeline_name, self.txid
+        with Worker.open(settings, name, owner=str(here), airflow=here) as worker:
+            if worker.has_committed(txid):
+                logger.info("%s %d has committed; to find its task: tidegate inspect %s --txid %d", name, txid, name, txid)
+                return False
+            processed = worker.process_in_own_task(txid, mode=mode)
+            logger.info("%s", processed)
+            if self.execution_timeout is None:
+                helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
+                replace(worker, owner=str(helper), airflow=helper).process_claimed(here.run_id)
+            return processed.is_ahead
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as timeout:
+            raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
+
+
+class CommitSensor(BaseSensorOperator):  # type: ignore[misc]
+    """Waits until every earlier txid has committed; then commits the batch, if no other task has.
+
+    It starts in the triggerer, without a worker (`dags.turn_trigger`), and mostly ends there. The scheduler keeps the timeout
+    of the wait, so it ends the wait even if no triggerer is left.
+    """
+
+    template_fields = ("txid",)
+    start_from_trigger = True
+
+    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
+        super().__init__(poke_interval=SECONDS_BETWEEN_POKES, timeout=turn_timeout, **arguments)
+        self.pipeline_name = pipeline_name
+        self.txid = txid
+        self.turn_timeout = turn_timeout
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=f"{TurnTrigger.__module__}.{TurnTrigger.__qualname__}",
+            trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "commit"},
+            next_method=self.execute_complete.__name__,
+            timeout=turn_timeout,
+        )
+
+    def poke(self, context: Any) -> bool:  # noqa: ARG002 - Airflow's signature
+        """Return whether the batch may commit, or has committed.
+
+        Raises: WaitedInVain.
+        """
+        with StateStore.connect(Settings.load()) as store:
+            turn = store.turn(self.pipeline_name, self.txid)
+        if turn.halted:
+            raise WaitedInVain(turn.halted)
+        return turn.opens
+
+    def execute(self, context: Any) -> None:
+        """Wait here, in a worker, then commit: for an Airflow that does not start the wait in a triggerer."""
+        super().execute(context)
+        self.execute_complete(context)
+
+    def execute_complete(self, context: Any, event: str | None = None) -> None:
+        """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
+        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from jobs.engine.worker import Worker  # noqa: PLC0415
+
+        if event:
+            raise WaitedInVain(event)
+        here, settings = _try(context["ti"]), Settings.load()
+
+        def commit() -> Commit:
+            with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here) as worker:
+                return worker.commit(self.txid)
+
+        logger.info("%s", with_servers(settings, commit))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except AirflowSensorTimeout as timeout:
+            raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
+
+
+def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:
+    return WaitedInVain(
+        f"The turn did not come within {limit}: an earlier txid has not committed. Look with "
+        f"tidegate inspect {pipeline}, then trigger the Dag again: it starts with what is left over."
+    )
+
+
+def _is_first_since_clearing(ti: Any, retries: int) -> bool:
+    """Return whether somebody has cleared this task since its last try: then Airflow allows `retries` more tries from here."""
+    return bool(ti.try_number > 1 and ti.try_number == ti.max_tries - retries + 1)
+
+
+def _try(ti: Any) -> AirflowTry:
+    return AirflowTry(ti.run_id, ti.task_id, ti.try_number)

@@ -1,0 +1,55 @@
+"""Names both tasks of a batch after its txid in Airflow, from the moment that they exist.
+
+Airflow renders a task's `map_index_template` in the worker that runs the task. A commit task mostly ends without a worker, and
+a process task may wait long for one; until then Airflow would show their positions in the run. So a policy of Airflow's
+scheduler names them: Airflow finds it by the entry point ``airflow.policy`` of this project. Without it, only those names are
+missing.
+
+This module is imported by every process of Airflow, so it imports nothing of ours.
+"""
+
+from typing import TYPE_CHECKING
+
+from airflow.policies import hookimpl
+from sqlalchemy.orm import object_session
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+
+OPERATORS = ("ProcessBatch", "CommitSensor")
+# The txids of the last run that was expanded: they never change, and Airflow asks for each task of it in turn.
+_txids_of: dict[tuple[str, str], list[int]] = {}
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def task_instance_mutation_hook(task_instance: "TaskInstance", dag_run: "DagRun | None") -> None:
+    """Name a task instance of a batch, when the scheduler creates it or refreshes it without a name."""
+    if (
+        dag_run is None
+        or task_instance.operator not in OPERATORS
+        or task_instance.map_index < 0
+        or task_instance._rendered_map_index is not None
+    ):
+        return
+    txids = _txids(dag_run)
+    if task_instance.map_index < len(txids):
+        task_instance._rendered_map_index = f"txid {txids[task_instance.map_index]}"
+
+
+def _txids(dag_run: "DagRun") -> list[int]:
+    """Return the txids that the run's plan has passed on; none while it has not."""
+    from airflow.models.xcom import XComModel  # noqa: PLC0415 - settings of Airflow are not ready when this module is imported
+
+    run = dag_run.dag_id, dag_run.run_id
+    if run not in _txids_of:
+        session = object_session(dag_run)
+        if session is None:
+            return []
+        planned = XComModel.get_many(run_id=dag_run.run_id, key="return_value", task_ids="plan", dag_ids=dag_run.dag_id)
+        found = session.scalars(planned).first()
+        if found is None:
+            return []
+        _txids_of.clear()
+        _txids_of[run] = XComModel.deserialize_value(found)
+    return _txids_of[run]
