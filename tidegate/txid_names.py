@@ -50,6 +50,9 @@ def _txids(dag_run: "DagRun") -> list[int]:
         found = session.scalars(planned).first()
         if found is None:
             return []
+        txids = XComModel.deserialize_value(found)
+        if not isinstance(txids, list):  # a backend that keeps values elsewhere stores a reference
+            return []
         _txids_of.clear()
-        _txids_of[run] = XComModel.deserialize_value(found)
+        _txids_of[run] = txids
     return _txids_of[run]
