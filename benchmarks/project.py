@@ -26,7 +26,7 @@ from tidegate.commands.runs import FINISHED
 from tidegate.stack.component import wait_until
 
 DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, concurrency={concurrency})\n"
-# What Airflow itself takes for N batches that are cut into two tasks each, as the bar asks; ours are one task each.
+# What Airflow itself takes for N batches of two tasks each, as ours are, that do nothing.
 FLOOR = '''\
 """Two empty tasks for each of N."""
 from datetime import UTC, datetime
