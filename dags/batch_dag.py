@@ -108,7 +108,7 @@ def batch_dag(
         "start_date": datetime(2024, 1, 1, tzinfo=UTC),  # a schedule without one never runs
         "catchup": False,  # the ledger knows what is missing, not the calendar
         "max_active_runs": 1,
-        "max_active_tasks": concurrency,  # not a limit of tasks: Airflow would count the deferred too
+        "max_active_tasks": concurrency,  # a limit of each task would count the deferred too
         **dag_arguments,
     }
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
@@ -121,28 +121,24 @@ def batch_dag(
     ) as dag:
         planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, concurrency)
 
-        names = {"map_index_template": "txid {{ task.txid }}", "on_failure_callback": report_failure}
+        shared: dict[str, Any] = {
+            "pipeline_name": pipeline_name,
+            "turn_timeout": turn_timeout,
+            "map_index_template": "txid {{ task.txid }}",
+            "on_failure_callback": report_failure,
+        }
 
         @task_group(group_id=BATCH)  # type: ignore[untyped-decorator]
         def batch(txid: int) -> None:
-            process = ProcessBatch(
-                task_id="process",
-                doc_md=PROCESS_DOC,
-                pipeline_name=pipeline_name,
-                txid=txid,
-                turn_timeout=turn_timeout,
-                **names,
-            )
+            process = ProcessBatch(task_id="process", doc_md=PROCESS_DOC, txid=txid, **shared)
             commit = CommitSensor(
                 task_id="commit",
                 doc_md=COMMIT_DOC,
-                pipeline_name=pipeline_name,
                 txid=txid,
-                turn_timeout=turn_timeout,
                 execution_timeout=None,  # the author's is meant for one batch's processing, and would end the wait
                 weight_rule="absolute",
                 priority_weight=COMMIT_PRIORITY,
-                **names,
+                **shared,
             )
             process >> commit
 

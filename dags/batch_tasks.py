@@ -257,7 +257,7 @@ def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:
 
 
 def _is_first_since_clearing(ti: Any, retries: int) -> bool:
-    """Return whether somebody has cleared this task since its last try: then Airflow allows `retries` more tries from here."""
+    """Return whether the task was cleared since its last try: then Airflow allows `retries` more tries from here."""
     return bool(ti.try_number > 1 and ti.try_number == ti.max_tries - retries + 1)
 
 

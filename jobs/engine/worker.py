@@ -10,7 +10,7 @@ Each step may be repeated, interrupted and run twice at once; Postgres decides w
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,8 +115,7 @@ class Worker:
                 return self.process_and_commit(txid, mode=mode)
             except AttemptFenced as fenced:
                 logger.warning("%s", fenced)
-                while self.store.is_in_work(self.name, txid):
-                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                self._wait_while(lambda: self.store.is_in_work(self.name, txid))
                 mode = "resume"
 
     def process_claimed(self, run_id: str) -> None:
@@ -139,10 +138,13 @@ class Worker:
 
         A claimant begins at once. Ending the wait too early only costs work: the newer attempt fences the other.
         """
-        store, name = self.store, self.name
         begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
-        ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds)
-        while store.is_claimed(name, txid, only_begun=time.monotonic() >= begins_by) and time.monotonic() < ends_at:
+        self._wait_while(lambda: self.store.is_claimed(self.name, txid, only_begun=time.monotonic() >= begins_by))
+
+    def _wait_while(self, is_in_work: Callable[[], bool]) -> None:
+        """Wait for another attempt, no longer than one may take: it may hang, with its connection open."""
+        ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
+        while is_in_work() and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def has_committed(self, txid: int) -> bool:
