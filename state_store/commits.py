@@ -159,6 +159,18 @@ def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> st
     found = connection.execute(
         sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
     ).one_or_none()
+    return lost_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
+
+
+class MarkedCommit(NamedTuple):
+    """What the ledger has of the commit that a mark names."""
+
+    attempt: int
+    committed_at: datetime
+
+
+def lost_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:
+    """Return the commits that a mark knows and the ledger lacks, as text; `found` is the ledger's commit of the mark's txid."""
     file = witness.file_of(mark.pipeline, mark.history)
     if found is None and cursor.txid >= mark.txid:
         return None  # the ledger contradicts itself: `check_no_hole` reports that

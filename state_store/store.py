@@ -5,8 +5,9 @@ Only this module opens and ends transactions, and only it translates driver erro
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import psycopg2
@@ -26,6 +27,7 @@ from state_store import (
     staging,
     tables,
     turns,
+    waits,
 )
 from state_store.attempts import AirflowTry, Attempt, Tracked
 from state_store.batches import BatchInput
@@ -35,13 +37,14 @@ from state_store.copy_in import CsvReader, copy_rows
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
-from state_store.errors import RangeRefused, StoreUnavailable, storable
+from state_store.errors import HoleDetected, RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
 from state_store.turns import UNREGISTERED, Turn
-from state_store.witness import Witness
+from state_store.waits import Wait
+from state_store.witness import Mark, Witness
 
 logger = logging.getLogger(__name__)
 
@@ -494,6 +497,25 @@ class StateStore:
         with self._transaction("reading the lag") as connection:
             return history.lag(connection, pipelines)
 
+    def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
+        """Return what each of these pipelines waits for, as of one moment, and the requested txid of each, if there is one.
+
+        Pipelines that are not registered are left out.
+        """
+        with self._transaction("reading the cursors") as connection:
+            known = waits.histories(connection, list(requested))
+        marks: dict[str, Mark] = {}
+        damaged: dict[str, str] = {}
+        for pipeline, of_cursor in known.items():
+            try:
+                if mark := self.witness.mark_of(pipeline, of_cursor):
+                    marks[pipeline] = mark
+            except HoleDetected as error:
+                damaged[pipeline] = str(error)
+        with self._snapshot("reading what is waited for") as connection:
+            found = waits.read(connection, requested, marks, self.witness)
+        return found | {pipeline: replace(found[pipeline], lost=why) for pipeline, why in damaged.items() if pipeline in found}
+
     def batch_statuses(self, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100) -> list[BatchStatus]:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""
         with self._transaction("reading the ledger") as connection:
@@ -527,6 +549,13 @@ class StateStore:
                 yield connection
             finally:
                 connection.invalidate()
+
+    @contextmanager
+    def _snapshot(self, doing: str) -> Iterator[Connection]:
+        """Run a transaction that only reads, and whose statements all see the same moment."""
+        options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with _translated_errors(doing), self.engine.connect().execution_options(**options) as connection, connection.begin():
+            yield connection
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:

@@ -1,0 +1,243 @@
+"""The facts that explain what pipelines wait for, read in one snapshot by a constant number of bounded statements.
+
+`tidegate.why` makes sentences of them. Every statement serves any number of pipelines, and looks at no more than their first
+uncommitted batch, one requested batch, and the newest attempts at both; counts stop at a limit.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+
+from state_store import attempts, tables
+from state_store.commits import CURSOR, Cursor, MarkedCommit, current_epoch, lost_since
+from state_store.turns import turns
+from state_store.witness import Mark, Witness
+
+MOST_COUNTED = 1000  # records in quarantine, acks that are due: beyond this, the number no longer matters
+ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
+ERROR_CHARACTERS = 2000
+
+
+class Try(NamedTuple):
+    """An attempt, as far as it explains a wait; the error is cut to ERROR_CHARACTERS."""
+
+    attempt: int
+    owner: str
+    airflow_run_id: str | None
+    airflow_task_id: str | None
+    airflow_try: int | None
+    fingerprint: str
+    started_at: datetime
+    seen_at: datetime | None
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    error: str | None
+
+
+class WaitingBatch(NamedTuple):
+    """A batch, its commit if there is one, and how often its content has failed since it was last forgiven."""
+
+    pipeline: str
+    txid: int
+    opened_at: datetime
+    attempt: int
+    halted_at: datetime | None
+    halted_reason: str | None
+    skip_owner: str | None
+    skip_reason: str | None
+    tries_after: int
+    committed_at: datetime | None
+    skipped_reason: str | None
+    awaits_ack: bool
+    poison_tries: int
+    tries: Sequence[Try] = ()  # newest first, at most ATTEMPTS_LOOKED_AT
+
+
+class RegisteredPipeline(NamedTuple):
+    """A pipeline's row, its place in the ledger, and what else may need attention.
+
+    `quarantined` and `acks_due` are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid whose newest attempt is
+    alive.
+    """
+
+    pipeline: str
+    fingerprint: str
+    in_flight: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+    opened: int
+    last_commit: int
+    committed_at: datetime | None
+    quarantined: int
+    acks_due: int
+    in_work: int | None
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Everything that the ledger and the witness say about what one pipeline waits for.
+
+    `first` is the first uncommitted batch, `requested` the batch asked about; None if there is none. `may_commit` is whether
+    the first batch's turn has come, which waits a little for others to be merged with it. `lost` says which commits this
+    database lacks; `is_restored` whether it is another incarnation than the one that the cursor was made in.
+    """
+
+    row: RegisteredPipeline
+    cursor: Cursor
+    first: WaitingBatch | None
+    requested: WaitingBatch | None
+    may_commit: bool
+    lost: str | None
+    is_restored: bool
+    is_standby: bool
+
+
+def histories(connection: Connection, pipelines: Sequence[str]) -> dict[str, str]:
+    """Return the registered ones among these pipelines, each with its history of commits."""
+    c = tables.cursor.c
+    statement = sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))
+    return {name: str(history) for name, history in connection.execute(statement)}
+
+
+def read(
+    connection: Connection, requested: Mapping[str, int | None], marks: Mapping[str, Mark], witness: Witness
+) -> dict[str, Wait]:
+    """Return what each registered pipeline waits for, and the requested txid's part of it.
+
+    The connection's transaction has to show one snapshot. The marks must have been read before it began, or they could name a
+    commit that it does not show.
+    """
+    found = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
+    split = len(RegisteredPipeline._fields)
+    rows = {row[0]: (RegisteredPipeline(*row[:split]), Cursor(*row[split:])) for row in found}
+    firsts = {name: cursor.txid + 1 for name, (_, cursor) in rows.items()}
+    wanted = {*firsts.items(), *((name, txid) for name, txid in requested.items() if name in rows and txid is not None)}
+    batches = _batches(connection, sorted(wanted))
+    may_commit = turns(connection, sorted(firsts.items()))
+    marked = _marked(connection, marks.values())
+    is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
+    epoch = None if is_standby else current_epoch(connection)
+    return {
+        name: Wait(
+            row=row,
+            cursor=cursor,
+            first=batches.get((name, firsts[name])),
+            requested=batches.get((name, requested[name] or 0)),
+            may_commit=may_commit[name, firsts[name]].opens,
+            lost=lost_since(cursor, marks[name], marked.get(name), witness) if name in marks else None,
+            is_restored=epoch is not None and cursor.epoch != epoch,
+            is_standby=is_standby,
+        )
+        for name, (row, cursor) in rows.items()
+    }
+
+
+def _pipelines() -> sa.Select[Any]:
+    """Return the statement for the rows of any number of pipelines."""
+    p, c, k, b, a = (table.c for table in (tables.pipeline, tables.cursor, tables.commit, tables.batch, tables.attempt))
+    q = tables.quarantine.c
+
+    def counted(waiting: sa.Select[Any]) -> sa.ScalarSelect[int]:
+        return sa.select(sa.func.count()).select_from(waiting.limit(MOST_COUNTED).subquery()).scalar_subquery()
+
+    of_cursor = sa.and_(k.pipeline == c.pipeline, k.txid == c.txid)
+    earlier = tables.commit.alias("any_commit").c
+    last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
+    opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
+    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, q.replayed_txid.is_(None)).correlate(tables.cursor)
+    acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
+    silence = sa.func.make_interval(0, 0, 0, 0, 0, 0, attempts.LONGEST_SILENCE_SECONDS)
+    alive = sa.or_(a.seen_at.is_(None), a.seen_at > sa.func.now() - silence)
+    in_work = (
+        sa.select(sa.func.min(a.txid))
+        .where(a.pipeline == c.pipeline, a.txid > c.txid, a.sealed_at.is_(None), a.failed_at.is_(None), alive)
+        .scalar_subquery()
+    )
+    return (
+        sa.select(
+            p.pipeline,
+            p.fingerprint,
+            p.in_flight,
+            p.paused_at,
+            p.paused_by,
+            p.paused_reason,
+            sa.func.coalesce(opened, 0),
+            sa.func.coalesce(last_commit, 0),
+            k.committed_at,
+            counted(quarantined),
+            counted(acks),
+            in_work,
+            sa.func.now(),
+            *CURSOR,
+        )
+        .select_from(tables.pipeline)
+        .join(tables.cursor, c.pipeline == p.pipeline)
+        .outerjoin(tables.commit, of_cursor)
+        .where(p.pipeline == sa.any_(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text))))
+    )
+
+
+_PIPELINES = _pipelines()
+
+
+def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], WaitingBatch]:
+    """Return the existing ones of these batches, each with its newest attempts."""
+    if not wanted:
+        return {}
+    b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
+    of_commit = sa.and_(k.pipeline == b.pipeline, k.txid == b.txid)
+    poison = (
+        sa.select(sa.func.count())
+        .where(a.pipeline == b.pipeline, a.txid == b.txid, a.is_poison, a.attempt > b.tries_after)
+        .scalar_subquery()
+    )
+    names = (
+        "pipeline",
+        "txid",
+        "opened_at",
+        "attempt",
+        "halted_at",
+        "halted_reason",
+        "skip_owner",
+        "skip_reason",
+        "tries_after",
+    )
+    is_wanted = sa.tuple_(b.pipeline, b.txid).in_(list(wanted))
+    with_commit = sa.outerjoin(tables.batch, tables.commit, of_commit)
+    given_up: list[Any] = [b.skip_owner, b.skip_reason, b.tries_after]
+    columns = [*(b[name] for name in names), *given_up, k.committed_at, k.skipped_reason, b.awaits_ack, poison]
+    rows = connection.execute(sa.select(*columns).select_from(with_commit).where(is_wanted))
+    found = {(row[0], row[1]): WaitingBatch(*row) for row in rows}
+
+    error = sa.func.left(a.error, ERROR_CHARACTERS).label("error")
+    newest = (
+        sa.select(*(a[name] for name in Try._fields[:-1]), error)
+        .where(a.pipeline == b.pipeline, a.txid == b.txid)
+        .order_by(a.attempt.desc())
+        .limit(ATTEMPTS_LOOKED_AT)
+        .correlate(tables.batch)
+        .lateral("newest")
+    )
+    tries: dict[tuple[str, int], list[Try]] = {}
+    statement = sa.select(b.pipeline, b.txid, *newest.c).join(newest, sa.true()).where(is_wanted)
+    for pipeline, txid, *values in connection.execute(statement):
+        tries.setdefault((pipeline, txid), []).append(Try(*values))
+    newest_first = {key: sorted(known, key=lambda one: -one.attempt) for key, known in tries.items()}
+    return {key: batch._replace(tries=newest_first.get(key, ())) for key, batch in found.items()}
+
+
+def _marked(connection: Connection, marks: Iterable[Mark]) -> dict[str, MarkedCommit]:
+    """Return the ledger's commit of each mark's txid, by pipeline."""
+    k = tables.commit.c
+    named = [(mark.pipeline, mark.txid) for mark in marks]
+    if not named:
+        return {}
+    statement = sa.select(k.pipeline, k.attempt, k.committed_at).where(sa.tuple_(k.pipeline, k.txid).in_(named))
+    return {row[0]: MarkedCommit(*row[1:]) for row in connection.execute(statement)}
