@@ -198,17 +198,7 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
         .where(a.pipeline == b.pipeline, a.txid == b.txid, a.is_poison, a.attempt > b.tries_after)
         .scalar_subquery()
     )
-    names = (
-        "pipeline",
-        "txid",
-        "opened_at",
-        "attempt",
-        "halted_at",
-        "halted_reason",
-        "skip_owner",
-        "skip_reason",
-        "tries_after",
-    )
+    names = ("pipeline", "txid", "opened_at", "attempt", "halted_at", "halted_reason")
     is_wanted = sa.tuple_(b.pipeline, b.txid).in_(list(wanted))
     with_commit = sa.outerjoin(tables.batch, tables.commit, of_commit)
     given_up: list[Any] = [b.skip_owner, b.skip_reason, b.tries_after]
