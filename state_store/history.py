@@ -12,7 +12,7 @@ from state_store import tables
 from state_store.batches import existing_input
 from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
 
-_batches = sa.table(
+batches_view = sa.table(
     "batches",
     *(sa.column(name) for name in ("pipeline", "txid", "phase", "attempt", "source_rows", "key_count", "opened_at")),
     *(sa.column(name) for name in ("started_at", "sealed_at", "committed_at", "owner", "waits_for")),
@@ -93,10 +93,10 @@ def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[
 
 def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:
     """Return ledger rows in txid order: the given txids, or the newest `limit`."""
-    statement = sa.select(*_batches.c).where(_batches.c.pipeline == pipeline)
+    statement = sa.select(*batches_view.c).where(batches_view.c.pipeline == pipeline)
     if txids is not None:
-        statement = statement.where(_batches.c.txid.in_(list(txids)))
-    rows = connection.execute(statement.order_by(_batches.c.txid.desc()).limit(limit)).all()
+        statement = statement.where(batches_view.c.txid.in_(list(txids)))
+    rows = connection.execute(statement.order_by(batches_view.c.txid.desc()).limit(limit)).all()
     return [BatchStatus(*row) for row in reversed(rows)]
 
 

@@ -56,6 +56,7 @@ class Settings:
     )
     pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
+    pg_reader: str = _setting("tidegate_reader", "role that reads ledger and states for the page and its metrics")
     spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
     spark_packages: str = _setting("", "Maven packages (group:artifact:version, ...) that the embedded Spark loads")
@@ -64,6 +65,7 @@ class Settings:
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
     airflow_user: str = _setting("admin", "its user")
     airflow_password_file: Path | None = _setting(None, "file with that user's password")
+    metrics_token_file: Path | None = _setting(None, "file with the token that opens /tidegate/metrics to Prometheus")
     airflow_history_days: int = _setting(30, "how long the stack keeps Airflow's runs and the logs of its tasks")
     trusted_users: str = _setting("", "accounts whose Spark and Airflow on loopback get token and password (name, ... or *)")
     witness_folder: Path | None = _setting(

@@ -1,0 +1,187 @@
+"""What is measured of every pipeline, of one moment, by a few statements whose work is bounded.
+
+Nothing here takes longer the more batches have committed: present facts are read from the rows that are open or kept, up to a
+limit, and the sums over the past come from `state_store.totals`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import commits, tables
+from state_store.commits import CURSOR, Cursor
+from state_store.copy_in import STAGING
+from state_store.errors import HoleDetected
+from state_store.history import batches_view
+from state_store.totals import Position, Settled, Totals
+from state_store.witness import Witness
+
+WAITING_PHASES = ("planned", "processing", "failed", "halted", "processed")
+WITH_ERROR = ("failed", "halted")
+# A statement here reads few rows of large tables by their keys. Where Postgres expects more of them, it would read the tables.
+BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+# Beyond these, a number is no longer exact: it has long been too large.
+MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 10_000
+
+
+@dataclass(frozen=True)
+class PipelineMeasures:
+    """One pipeline: positions as txids, times as moments by the database's clock or in seconds.
+
+    `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; those beyond are taken for planned.
+    `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code.
+    `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches whose source has not been told.
+    `is_whole` is whether the database contains all commits that are known. `totals` is None while the process still sums up.
+    """
+
+    pipeline: str
+    committed: int
+    opened: int
+    committed_at: datetime | None
+    lag_seconds: float
+    paused_at: datetime | None
+    quarantined: int
+    staged_attempts: int
+    staged_bytes: int
+    acks_due: int
+    is_whole: bool
+    phases: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    totals: Totals | None = None
+
+
+@dataclass(frozen=True)
+class Measures:
+    """All pipelines in the order of their names, and the number of tables in staging."""
+
+    pipelines: list[PipelineMeasures]
+    staging_tables: int
+
+
+def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
+    """Return the measures of this connection's snapshot, in a transaction of its own."""
+    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in BY_KEYS.items())))
+    cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
+    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in cursors])
+    now = {row.pipeline: row for row in connection.execute(_present())}
+    phases, errors = _waiting(connection)
+    epoch = commits.current_epoch(connection)
+    found = []
+    for cursor in cursors:
+        name, row = cursor.pipeline, now[cursor.pipeline]
+        counted = phases.get(name, {})
+        uncounted = max(row.opened - cursor.txid - sum(counted.values()), 0)
+        found.append(
+            PipelineMeasures(
+                pipeline=name,
+                committed=cursor.txid,
+                opened=row.opened,
+                committed_at=row.committed_at,
+                lag_seconds=max(float(row.lag_seconds or 0), 0.0),
+                paused_at=row.paused_at,
+                quarantined=row.quarantined,
+                staged_attempts=row.staged_attempts,
+                staged_bytes=int(row.staged_bytes or 0),
+                acks_due=row.acks_due,
+                is_whole=row.last_commit == cursor.txid and cursor.epoch == epoch and _has_all(connection, cursor, witness),
+                phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in WAITING_PHASES},
+                errors=errors.get(name, {}),
+                totals=totals.get(name),
+            )
+        )
+    return Measures(found, connection.scalar(_staging_tables()) or 0)
+
+
+def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
+    """Return whether the database has the last commit that its witness knows of; a damaged witness cannot say so."""
+    try:
+        return commits.what_is_lost(connection, cursor, witness) is None
+    except HoleDetected:
+        return False
+
+
+def _present() -> sa.Select[Any]:
+    """Return a query with one row per pipeline: what is read from its newest, its open and its kept rows."""
+    p, k, b, c, a, q = (
+        table.c for table in (tables.pipeline, tables.cursor, tables.batch, tables.commit, tables.attempt, tables.quarantine)
+    )
+    newest = sa.select(b.txid).where(b.pipeline == k.pipeline).order_by(b.txid.desc()).limit(1)
+    last = sa.select(c.txid).where(c.pipeline == k.pipeline).order_by(c.txid.desc()).limit(1)
+    committed_at = sa.select(c.committed_at).where(c.pipeline == k.pipeline, c.txid == k.txid)
+    oldest = sa.select(sa.extract("epoch", sa.func.now() - b.opened_at)).where(b.pipeline == k.pipeline, b.txid == k.txid + 1)
+    records = sa.select(q.txid).where(q.pipeline == k.pipeline, q.replayed_txid.is_(None)).limit(MOST_RECORDS)
+    acks = sa.select(b.txid).where(b.pipeline == k.pipeline, b.txid <= k.txid, b.awaits_ack).order_by(b.txid).limit(MOST_ACKS)
+    staged = (
+        sa.select(a.staged_bytes)
+        .where(a.pipeline == k.pipeline, a.dropped_at.is_(None))
+        .order_by(a.txid.desc(), a.attempt.desc())
+        .limit(MOST_STAGED)
+        .correlate(tables.cursor)
+        .subquery()
+    )
+    kept = sa.select(sa.func.count().label("attempts"), sa.func.sum(staged.c.staged_bytes).label("bytes")).select_from(staged)
+    of_staging = kept.lateral("kept")
+    return (
+        sa.select(
+            k.pipeline,
+            p.paused_at,
+            sa.func.coalesce(newest.scalar_subquery(), 0).label("opened"),
+            sa.func.coalesce(last.scalar_subquery(), 0).label("last_commit"),
+            committed_at.scalar_subquery().label("committed_at"),
+            oldest.scalar_subquery().label("lag_seconds"),
+            _count(records).label("quarantined"),
+            _count(acks).label("acks_due"),
+            of_staging.c.attempts.label("staged_attempts"),
+            of_staging.c.bytes.label("staged_bytes"),
+        )
+        .select_from(tables.cursor)
+        .join(tables.pipeline, p.pipeline == k.pipeline)
+        .join(of_staging, sa.true())
+    )
+
+
+def _count(rows: sa.Select[Any]) -> sa.ScalarSelect[int]:
+    """Return how many rows a limited query of a pipeline has."""
+    limited = rows.correlate(tables.cursor).subquery()
+    return sa.select(sa.func.count()).select_from(limited).scalar_subquery()
+
+
+def _waiting(connection: Connection) -> tuple[dict[str, dict[str, int]], dict[str, dict[tuple[str, str], int]]]:
+    """Return for each pipeline its uncommitted batches by phase, and those with an error by phase and code."""
+    k, b = tables.cursor.c, batches_view.c
+    open_batches = (
+        sa.select(b.phase, b.waits_for)
+        .where(b.pipeline == k.pipeline, b.txid > k.txid)
+        .order_by(b.txid)
+        .limit(MOST_BATCHES)
+        .lateral("open_batches")
+    )
+    error = sa.case(
+        (open_batches.c.phase.in_(WITH_ERROR), sa.func.split_part(open_batches.c.waits_for, ":", 1)), else_=""
+    ).label("error")
+    statement = (
+        sa.select(k.pipeline, open_batches.c.phase, error, sa.func.count())
+        .select_from(tables.cursor)
+        .join(open_batches, sa.true())
+        .group_by(k.pipeline, open_batches.c.phase, sa.literal_column("error"))
+    )
+    phases: dict[str, dict[str, int]] = {}
+    errors: dict[str, dict[tuple[str, str], int]] = {}
+    for pipeline, phase, code, count in connection.execute(statement):
+        counted = phases.setdefault(pipeline, {})
+        counted[phase] = counted.get(phase, 0) + count
+        if phase in WITH_ERROR:
+            errors.setdefault(pipeline, {})[phase, code] = count
+    return phases, errors
+
+
+def _staging_tables() -> sa.Select[Any]:
+    """Return a query for the number of tables in schema staging."""
+    c = sa.table("pg_class", sa.column("relkind"), sa.column("relnamespace"), schema="pg_catalog").c
+    n = sa.table("pg_namespace", sa.column("oid"), sa.column("nspname"), schema="pg_catalog").c
+    staging = sa.select(n.oid).where(n.nspname == STAGING).scalar_subquery()
+    return sa.select(sa.func.count()).where(c.relkind == "r", c.relnamespace == staging)
