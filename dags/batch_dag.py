@@ -59,8 +59,8 @@ earlier batch if it is a *commit* task. Fix it and trigger the Dag again, or `ti
 cleared, and clearing any task, or running it twice, is harmless. If a batch cannot be fixed, give it up with
 `tidegate skip {name} TXID --reason ...`; later batches then commit without its rows.
 
-**Bad records** are set aside if the pipeline says `on_poison="quarantine"`: `tidegate quarantine list {name}`, and back with
-`tidegate quarantine replay {name} --reason ...`.
+**Bad records** are set aside if the pipeline says `on_poison="quarantine"`: `tidegate quarantine list {name}`, corrected with
+`tidegate quarantine mend {name} TXID NUMBER --reason ...`, and back with `tidegate quarantine replay {name} --reason ...`.
 
 **Stop it**: `tidegate pause {name} --reason ...` skips new runs, however they are started, until `tidegate resume {name}`;
 planned batches go on.

@@ -152,7 +152,10 @@ def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: 
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
     statement = (
-        sa.select(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.quarantined_at)
+        sa.select(
+            *(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.quarantined_at),
+            *(q.mended_payload, q.mended_at, q.mended_by, q.mended_reason),
+        )
         .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
         .order_by(q.txid, q.number)
         .limit(limit)

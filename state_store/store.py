@@ -22,6 +22,7 @@ from state_store import (
     commits,
     history,
     measures,
+    mending,
     operations,
     schema,
     source_files,
@@ -41,6 +42,7 @@ from state_store.engine import give_back, take_engine
 from state_store.errors import HoleDetected, RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.measures import Measures
+from state_store.mending import Mend
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
@@ -456,6 +458,19 @@ class StateStore:
                 if opened is not False:
                     return opened
                 connection.rollback()  # another planner was faster: its batch has the txid
+
+    def mend_quarantined(self, pipeline: str, txid: int, number: int, mend: Mend) -> None:
+        """Keep a mended payload beside a record that waits in quarantine; the replay that takes it up reads that instead.
+
+        The original stays, and so do its origin and the reason for which it was set aside.
+
+        Raises: UnknownBatch if there is no such record; RangeRefused if a replay has taken it up, or it was mended before and
+        not `again`; UsageError for a payload that cannot be stored, or is not JSON of the record's columns where the original
+        is.
+        """
+        with self._transaction("mending a quarantined record") as connection:
+            self._set_limits(connection)
+            mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Find out under the cursor's lock whether txid committed; None if it did not."""

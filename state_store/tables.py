@@ -264,7 +264,12 @@ quarantine = Table(
     Column("is_raw", Boolean, nullable=False, comment="whether payload is the record as it stood"),
     _now("quarantined_at", "when its batch committed"),
     Column("replayed_txid", BigInteger, comment="the later batch that takes it up again; NULL while it waits here"),
+    Column("mended_payload", Text, comment="what replays read in the place of payload; NULL: it was not mended"),
+    _when("mended_at", "when"),
+    Column("mended_by", Text, comment="the operator"),
+    Column("mended_reason", Text, comment="why it was mended so"),
     ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    CheckConstraint("num_nulls(mended_payload, mended_at, mended_by, mended_reason) IN (0, 4)", name="mended"),
     # `replay` reads the records of its txid, `quarantine list` those that wait.
     Index(None, "pipeline", "replayed_txid", "txid", "number"),
     comment="Bad records: set aside in the commit of their batch, so that none is lost.",
@@ -280,7 +285,7 @@ operator_action = Table(
     Column("owner", Text, nullable=False),
     Column("reason", Text, nullable=False),
     _now("acted_at", "when"),
-    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept')", name="action"),
+    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend')", name="action"),
     comment="What people did by hand, and why.",
 )
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psycopg2
 import pyarrow as pa
@@ -20,6 +20,10 @@ from pyspark.sql import types as T  # noqa: N812
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from jobs.pipeline import State
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.formats.json_records import JsonParser
+from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
+from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import quoted
 from state_store.attempts import Attempt
 from state_store.errors import MalformedRecord, SourceChanged
@@ -32,11 +36,17 @@ JSON_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-_WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string()), ("is_raw", pa.bool_())])
-_WAITING_OF = (
-    "SELECT origin, payload, is_raw FROM tidegate.quarantine "
-    "WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s ORDER BY txid, number"
-)
+# Marks the payload of a refused record that is not raw. No raw payload has this character: Postgres' text cannot hold it.
+NOT_RAW = "\0"
+_WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string())])
+_WAITING_OF = """
+SELECT origin, payload, mended_payload FROM tidegate.quarantine
+WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s
+  AND CASE %s WHEN 'raw' THEN is_raw
+              WHEN 'mended' THEN NOT is_raw AND mended_payload IS NOT NULL
+              ELSE NOT is_raw AND mended_payload IS NULL END
+ORDER BY txid, number
+"""
 
 
 def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[State] = ()) -> DataFrame:
@@ -98,25 +108,49 @@ def bad(records: DataFrame) -> DataFrame:
         F.col(REFUSAL).alias("reason"),
         F.col(ORIGIN).alias("origin"),
         _payload(records).alias("payload"),
-        F.col(PAYLOAD).isNotNull().alias("is_raw"),
+        (F.col(PAYLOAD).isNotNull() & ~F.startswith(F.col(PAYLOAD), F.lit(NOT_RAW))).alias("is_raw"),
     )
 
 
 def waiting_records(
     spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
 ) -> DataFrame:
-    """Return the quarantined records that a batch replays, as `Emitter.emit_records` would return them today."""
-    reader = _WaitingReader(conninfo, pipeline, txid, tasks)
-    waiting = spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string, is_raw boolean")
+    """Return the quarantined records that a batch replays, as `Emitter.emit_records` would return them today.
+
+    Mended records are read as they were mended.
+    """
+
+    def waiting(kind: Literal["raw", "mended", "columns"]) -> DataFrame:
+        reader = _WaitingReader(conninfo, pipeline, txid, tasks, kind)
+        return spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string")
+
     columns = emitter.row_schema()
     row = F.from_json(F.col(PAYLOAD), columns, JSON_TIMES)
     nothing = F.lit(None).cast("string")
     rows = (
-        waiting.where(~F.col("is_raw"))
+        waiting("columns")
         .select(row.alias("row"), ORIGIN)
         .select("row.*", ORIGIN, nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
     )
-    return rows.unionByName(emitter.parse_payloads(waiting.where("is_raw").select(ORIGIN, PAYLOAD)))
+    mended = _mended_rows(waiting("mended"), rows.drop(*HIDDEN).schema)
+    return rows.unionByName(mended).unionByName(emitter.parse_payloads(waiting("raw")))
+
+
+def _mended_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
+    """Return rows that people have written as JSON; those that do not fit the columns exactly are flagged.
+
+    Spark's `from_json` would round decimals, and take what it cannot read for NULL.
+    """
+    try:
+        parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns})
+    except ValueError as error:
+        why = F.lit(f"a mended record cannot be read: {error}")
+        empty = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns]
+        rows = records.select(*empty, ORIGIN, why.alias(REFUSAL), PAYLOAD)
+    else:
+        reader = PayloadsReader(parser, Partitions({}))
+        rows = records.mapInArrow(reader, schema_of(parser.types, flagged=True))
+    return rows.withColumn(PAYLOAD, F.when(F.col(REFUSAL).isNotNull(), F.concat(F.lit(NOT_RAW), F.col(PAYLOAD))))
 
 
 def check_all_read(attempt: Attempt, planned: int, found: int) -> None:
@@ -134,12 +168,13 @@ def check_all_read(attempt: Attempt, planned: int, found: int) -> None:
 
 def _payload(records: DataFrame) -> Column:
     columns = [F.col(quoted(name)) for name in records.columns if name not in HIDDEN]
-    return F.coalesce(F.col(PAYLOAD), F.to_json(F.struct(*columns), {"ignoreNullFields": "false", **JSON_TIMES}))
+    kept = F.ltrim(F.col(PAYLOAD), F.lit(NOT_RAW))
+    return F.coalesce(kept, F.to_json(F.struct(*columns), {"ignoreNullFields": "false", **JSON_TIMES}))
 
 
 @dataclass(frozen=True)
 class _WaitingReader:
-    """Reads the share of the records of one Spark task, in blocks, for `DataFrame.mapInArrow`.
+    """Reads the share of the records of one kind for one Spark task, in blocks, for `DataFrame.mapInArrow`.
 
     It is a class for the reason given in `jobs.compute.sink`.
     """
@@ -148,6 +183,7 @@ class _WaitingReader:
     pipeline: str
     txid: int
     tasks: int
+    kind: str
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read one share."""
@@ -155,7 +191,14 @@ class _WaitingReader:
             for number in batch.column(0).to_pylist():
                 with closing(psycopg2.connect(**self.conninfo)) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_PER_BLOCK
-                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number])
+                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.kind])
                     while rows := cursor.fetchmany(ROWS_PER_BLOCK):
-                        records = [dict(zip(_WAITING.names, row, strict=True)) for row in rows]
-                        yield pa.RecordBatch.from_pylist(records, _WAITING)
+                        origins = [origin for origin, _, _ in rows]
+                        payloads = [self._payload(original, mended) for _, original, mended in rows]
+                        texts = [pa.array(column, pa.string()) for column in (origins, payloads)]
+                        yield pa.RecordBatch.from_arrays(texts, schema=_WAITING)
+
+    def _payload(self, original: str, mended: str | None) -> str:
+        if mended is None:
+            return original
+        return mended_payload(original, mended) if self.kind == "raw" else mended

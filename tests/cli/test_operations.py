@@ -1,6 +1,7 @@
 """The verbs of operators: retry, skip, redo, pause, resume, quarantine."""
 
 import json
+import re
 
 import pytest
 
@@ -285,6 +286,80 @@ def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
     assert {row["txid"] for row in shops.json("quarantine", "list", "orders")} == {3}
     revenue = {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
     assert revenue == {"Lisbon": (2, 2240), "Porto": (1, 700)}
+
+
+def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
+    """From the command line or a file; the list shows it, the ledger keeps the original and who mended it."""
+    home = shops.settings.home
+    write_file(home, "orders/1.csv", *ORDERS)
+    shops.json("run", "orders")
+    numbers = {row["is_raw"]: row["number"] for row in shops.json("quarantine", "list", "orders")}
+
+    raw = shops("quarantine", "mend", "orders", "1", str(numbers[True]), "--reason", "it says 7", "--payload", "Porto,7")
+    assert raw.returncode == 0, raw.stderr
+    assert f"orders 1, record {numbers[True]}, is mended" in raw.stderr
+    assert 'tidegate quarantine replay orders --txid 1 --reason "..."' in raw.stderr
+    again = shops("quarantine", "mend", "orders", "1", str(numbers[True]), "--reason", "no, 8", "--payload", "Porto,8")
+    assert again.returncode == USAGE
+    assert "To replace that, say so: --again" in again.stderr
+    mended = home / "mended.json"
+    mended.write_text('{"shop": "Porto", "cents": 5}\r\n')
+    arguments = ("orders", "1", str(numbers[False]), "--reason", "a gift", "--payload-from", str(mended))
+    done = shops.json("quarantine", "mend", *arguments)
+    assert done == {
+        "pipeline": "orders",
+        "txid": 1,
+        "number": numbers[False],
+        "mended_by": f"{ME}, tidegate quarantine mend",
+    }
+
+    shown = shops("quarantine", "list", "orders").stdout
+    assert re.search(r"^txid  number  reason .* payload +mended$", shown, re.MULTILINE)
+    assert "Porto,7" in shown
+    rows = {row["number"]: row for row in shops.json("quarantine", "list", "orders")}
+    assert rows[numbers[True]]["payload"] == "Porto,seven"
+    assert rows[numbers[False]]["mended_payload"] == '{"shop": "Porto", "cents": 5}'
+    actions = shops.json("inspect", "orders", "--txid", "1")["actions"]
+    assert [(action["action"], action["reason"]) for action in actions] == [
+        ("mend", f"record {numbers[True]}: it says 7"),
+        ("mend", f"record {numbers[False]}: a gift"),
+    ]
+
+    assert shops.json("quarantine", "replay", "orders", "--reason", "mended", "--here")["committed"] == [2]
+    revenue = {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
+    assert revenue == {"Lisbon": (2, 2240), "Porto": (3, 712)}
+
+
+BAD_MENDS: dict[str, tuple[bytes | None, str]] = {
+    "not UTF-8": (b"Porto,\xff", "is not UTF-8: see its byte 7."),
+    "NUL": (b"Porto,\0", "holds a NUL character"),
+    "empty": (b"\n", "is empty"),
+    "10 MB": (b"x" * 10_000_000, "is too long: a mended record can have 8388608 bytes."),
+    "no file": (None, "cannot be read: No such file or directory."),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_MENDS.values(), ids=BAD_MENDS.keys())
+def test_a_file_that_is_no_record_is_refused(tidegate: CommandLine, content: bytes | None, message: str) -> None:
+    """Before anything changes; with a sentence, not a traceback."""
+    file = tidegate.settings.home / "mended"
+    if content is not None:
+        file.write_bytes(content)
+
+    done = tidegate("quarantine", "mend", "flights", "1", "1", "--reason", "why not", "--payload-from", str(file))
+
+    assert done.returncode == USAGE
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("payloads", [(), ("--payload", "a", "--payload-from", "-")])
+def test_a_mend_needs_one_payload(tidegate: CommandLine, payloads: tuple[str, ...]) -> None:
+    """Neither none nor two."""
+    done = tidegate("quarantine", "mend", "flights", "1", "1", "--reason", "why not", *payloads)
+
+    assert done.returncode == USAGE
+    assert "one of --payload and --payload-from" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("replay", "--reason", "why not")])

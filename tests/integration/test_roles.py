@@ -52,7 +52,8 @@ COLUMN_UPDATES = {
     },
     "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
-    "tidegate.quarantine": {"replayed_txid"},
+    # The original, `payload`, is never changed.
+    "tidegate.quarantine": {"replayed_txid", "mended_payload", "mended_at", "mended_by", "mended_reason"},
 }
 SCHEMA_PRIVILEGES = {
     "tidegate": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "staging": {"USAGE", "CREATE"}, "public": {"USAGE"}},

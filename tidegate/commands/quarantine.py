@@ -1,8 +1,12 @@
-"""The verbs for bad records that were set aside: list and replay."""
+"""The verbs for bad records that were set aside: list, mend and replay."""
+
+import sys
+from pathlib import Path
 
 import click
 
 from jobs.registry import find_pipeline
+from state_store.errors import UsageError
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs
@@ -16,7 +20,7 @@ of_txid = click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Only r
 
 @click.group()
 def quarantine() -> None:
-    """Bad records that were set aside: look at them, take them up again."""
+    """Bad records that were set aside: look at them, mend them, take them up again."""
 
 
 @quarantine.command("list")
@@ -25,7 +29,7 @@ def quarantine() -> None:
 @click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N records [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
 def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bool) -> None:
-    """Show the records that wait in quarantine: reason, origin and content."""
+    """Show the records that wait in quarantine: reason, origin, content, and how they were mended."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
@@ -45,9 +49,56 @@ def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bo
         shown = list(store.quarantined(pipeline, txid=txid, limit=limit or ROWS_FOR_PEOPLE))
     columns = ["txid", "number", "reason", "origin", "payload"]
     rows = [[row["txid"], row["number"], row["reason"], row["origin"], _shortened(row["payload"])] for row in shown]
+    if any(row["mended_at"] for row in shown):
+        columns.append("mended")
+        for cells, row in zip(rows, shown, strict=True):
+            cells.append(_shortened(row["mended_payload"]) if row["mended_at"] else None)
     output.print_table("Records", columns, rows)
     if len(shown) < sum(counts.values()):
         output.say("There are more records: --limit N shows more, --json all of them, uncut.")
+
+
+@quarantine.command()
+@pipeline_name
+@click.argument("txid", type=AT_LEAST_ONE, help="The txid that has set the record aside.")
+@click.argument("number", type=AT_LEAST_ONE, help="The record's number within that txid; see: tidegate quarantine list")
+@reason
+@click.option("--payload", metavar="TEXT", help="The whole record as it should have been.")
+@click.option("--payload-from", metavar="FILE", help="Read it from this file, in UTF-8; - reads standard input.")
+@click.option("--again", is_flag=True, help="Replace an earlier mend of this record.")
+@as_json
+def mend(
+    pipeline: str,
+    txid: int,
+    number: int,
+    reason: str,
+    payload: str | None,
+    payload_from: str | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Correct one record that waits: the next replay reads the mended one. The ledger keeps the original, operator, reason.
+
+    A record that could not be read is mended as it stands in its source; one that failed a check as JSON of all its columns.
+    """
+    from state_store import StateStore  # noqa: PLC0415
+    from state_store.mending import Mend  # noqa: PLC0415
+
+    find_pipeline(pipeline)
+    why = require_reason(reason, "the till wrote seven for 7")
+    if (payload is None) == (payload_from is None):
+        raise UsageError("Give the mended record by one of --payload and --payload-from.")
+    text = payload if payload_from is None else _content_of(payload_from)
+    by = operator("quarantine mend")
+    with StateStore.connect(Settings.load()) as store:
+        store.mend_quarantined(pipeline, txid, number, Mend(text or "", by, why, again))
+    if as_json:
+        output.print_json({"pipeline": pipeline, "txid": txid, "number": number, "mended_by": by})
+        return
+    output.say(
+        f"{pipeline} {txid}, record {number}, is mended. It counts after: "
+        f'tidegate quarantine replay {pipeline} --txid {txid} --reason "..."'
+    )
 
 
 @quarantine.command()
@@ -76,6 +127,26 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
     message = f"{pipeline}: {records} record{'s' if records > 1 else ''} left quarantine, for txid {new_txid}."
     prepared = runs.Prepared(message, {"replayed_txid": new_txid, "records": records})
     runs.take_up(pipeline, prepared, new_txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
+
+
+def _content_of(file: str) -> str:
+    """Return a file's text without the line end after its last line.
+
+    Raises: UsageError if it cannot be read, is too long, or is not UTF-8.
+    """
+    from state_store.mending import MAX_BYTES  # noqa: PLC0415
+
+    try:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{file} is too long: a mended record can have {MAX_BYTES} bytes.")
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8: see its byte {error.start + 1}.") from error
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 def _owner(pipeline: str, txid: int | None) -> str:

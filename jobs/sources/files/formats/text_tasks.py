@@ -84,13 +84,13 @@ class PayloadsReader:
             for origin, payload in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 try:
                     columns, bad = self._parse(*record_of(payload))
-                    columns |= self.partitions.values_of(origin.rpartition(", line ")[0])
+                    columns |= self.partitions.values_of(_file_of(origin))
                 except ValueError as error:
                     bad = {0: str(error)}
                     columns = self._nothing | {name: pa.nulls(1, kind) for name, kind in self.partitions.types.items()}
                 except MalformedRecord as too_long:
                     bad = {0: str(too_long)}
-                    columns = self._nothing | self.partitions.values_of(origin.rpartition(", line ")[0])
+                    columns = self._nothing | self.partitions.values_of(_file_of(origin))
                 keeps_all = bool(self.parser.formatted)
                 yield flagged_batch(columns, bad, [origin], [payload].__getitem__, keeps_all=keeps_all)
 
@@ -118,11 +118,18 @@ def payload_of(record: bytes, names: Iterable[str] | None) -> str:
     if len(record) > KEPT_BYTES:
         beginning = record[:KEPT_BEGINNING].decode(errors="ignore")
         summary = {"bytes": len(record), "sha256": hashlib.sha256(record).hexdigest(), "beginning": beginning}
-        return json.dumps({WRAPPED: None, "columns": None, **summary})
+        return json.dumps({WRAPPED: None, "columns": None if names is None else list(names), **summary})
     text = record.decode()
     if names is None and "\0" not in text and not text.startswith(f'{{"{WRAPPED}"'):
         return text
     return json.dumps({WRAPPED: text, "columns": None if names is None else list(names)})
+
+
+def mended_payload(original: str, mended: str) -> str:
+    """Return a mended record as `record_of` reads it: with the columns of its file, if the original has them."""
+    if not original.startswith(f'{{"{WRAPPED}"') or mended.startswith(f'{{"{WRAPPED}"'):
+        return mended
+    return payload_of(mended.encode(), json.loads(original)["columns"])
 
 
 def record_of(payload: str) -> tuple[bytes, list[str] | None]:
@@ -136,3 +143,7 @@ def record_of(payload: str) -> tuple[bytes, list[str] | None]:
     if found[WRAPPED] is None:
         raise MalformedRecord(f"it was too long to be kept: only the beginning of its {found['bytes']} bytes is here")
     return found[WRAPPED].encode(), found["columns"]
+
+
+def _file_of(origin: str | None) -> str:
+    return (origin or "").rpartition(", line ")[0]

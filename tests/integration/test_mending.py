@@ -1,0 +1,248 @@
+"""Mending a quarantined record: what is kept, what is refused, and two operators or a replay at the same moment."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from state_store import Settings, StateStore
+from state_store.errors import RangeRefused, StoreUnavailable, TidegateError, UnknownBatch, UsageError
+from state_store.mending import MAX_BYTES, Mend
+from tests.integration.conftest import Execute, Tally, contents
+
+PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
+RAW = (1, 1)
+COLUMNS = (1, 2)
+
+
+@pytest.fixture
+def waiting(tally: Tally, as_role: Execute) -> Tally:
+    """Tally with a committed batch that has set aside a raw record and a parsed one."""
+    tally.plan()
+    tally.process(1)
+    tally.commit(1)
+    as_role(
+        "tidegate_owner",
+        "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, origin, payload, is_raw) "
+        "VALUES ('tally', 1, 1, 'no int', 'a.csv, line 2', 'a,five', true), "
+        "('tally', 1, 2, 'a check', 'a.csv, line 3', %s, false)",
+        [PARSED],
+    )
+    return tally
+
+
+def mend(tally: Tally, record: tuple[int, int], payload: str, *, by: str = "anna", again: bool = False) -> None:
+    """Mend a record."""
+    tally.store.mend_quarantined("tally", *record, Mend(payload, by, "the till was wrong", again))
+
+
+def record(tally: Tally, key: tuple[int, int]) -> dict[str, Any]:
+    """Return a record that waits."""
+    (found,) = (row for row in tally.store.quarantined("tally") if (row["txid"], row["number"]) == key)
+    return found
+
+
+def test_the_original_stays_beside_the_mended_payload(waiting: Tally) -> None:
+    """With operator, reason and time; the audit trail names the record."""
+    before = record(waiting, RAW)
+    mend(waiting, RAW, "a,5")
+
+    after = record(waiting, RAW)
+    assert (after["mended_payload"], after["mended_by"], after["mended_reason"]) == ("a,5", "anna", "the till was wrong")
+    assert after["mended_at"] > after["quarantined_at"]
+    assert {name: value for name, value in after.items() if not name.startswith("mended")} == {
+        name: value for name, value in before.items() if not name.startswith("mended")
+    }
+    (action,) = waiting.store.batch_history("tally", 1).actions
+    assert (action["action"], action["txid"], action["owner"]) == ("mend", 1, "anna")
+    assert action["reason"] == "record 1: the till was wrong"
+
+
+def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings: Settings) -> None:
+    """Otherwise nothing changes; both are in the audit trail."""
+    mend(waiting, RAW, "a,5")
+    before = contents(settings)
+    with pytest.raises(
+        RangeRefused, match=r"record 1, was mended on .* by anna: the till was wrong\. To replace that.*--again"
+    ):
+        mend(waiting, RAW, "a,6", by="berta")
+    assert contents(settings) == before
+
+    mend(waiting, RAW, "a,6", by="berta", again=True)
+    assert (record(waiting, RAW)["mended_payload"], record(waiting, RAW)["mended_by"]) == ("a,6", "berta")
+    assert [action["owner"] for action in waiting.store.batch_history("tally", 1).actions] == ["anna", "berta"]
+
+
+@pytest.mark.parametrize("key", [(1, 3), (7, 1)])
+def test_an_unknown_record_is_refused(waiting: Tally, key: tuple[int, int]) -> None:
+    """So that a mistyped number does not look like success."""
+    with pytest.raises(UnknownBatch, match=r"tally 1 has no record 3 in quarantine|tally has no txid 7"):
+        mend(waiting, key, "a,5")
+
+
+BAD_PAYLOADS = {
+    "NUL": (RAW, "a\0,5", "holds a NUL character"),
+    "not UTF-8": (RAW, "a\udcff,5", "is not UTF-8"),
+    "empty": (RAW, "", "is empty"),
+    "too long": (RAW, "é" * (MAX_BYTES // 2 + 1), f"takes {MAX_BYTES + 2} bytes; the limit is {MAX_BYTES}"),
+    "no JSON": (COLUMNS, "a,2013-01-01,5", r"JSON object of its columns \(shop, day, cents, ratio, open, tags, more\)"),
+    "a list": (COLUMNS, "[1]", "it is no object"),
+    "two objects": (COLUMNS, f"{PARSED}{PARSED}", "Extra data"),
+    "deep": (COLUMNS, '{"a":' * 100_000, "nested too deeply"),
+    "a column is missing": (COLUMNS, PARSED.replace('"cents":-5,', ""), "lacks column cents"),
+    "a column too many": (COLUMNS, PARSED.replace("{", '{"cent":5,', 1), "has an undeclared column cent"),
+    "a column twice": (COLUMNS, PARSED.replace('"cents":-5', '"cents":5,"cents":6'), "it has cents twice"),
+    "text for a number": (COLUMNS, PARSED.replace("-5", '"5"'), "Column cents of the mended record is a text, not a number"),
+    "a number for text": (COLUMNS, PARSED.replace('"a"', "5"), "Column shop of the mended record is a number, not a text"),
+    "a boolean for a number": (COLUMNS, PARSED.replace("-5", "true"), "Column cents of the mended record is true or false"),
+    "no number": (COLUMNS, PARSED.replace("-5", "NaN"), "NaN is not JSON"),
+}
+
+
+@pytest.mark.parametrize(("key", "payload", "message"), BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
+def test_a_payload_that_cannot_be_right_is_refused(
+    waiting: Tally, settings: Settings, key: tuple[int, int], payload: str, message: str
+) -> None:
+    """Before anything changes; one sentence says what to do."""
+    before = contents(settings)
+    with pytest.raises(UsageError, match=message) as refusal:
+        mend(waiting, key, payload)
+    assert len(str(refusal.value)) < 400
+    assert contents(settings) == before
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        PARSED.replace("-5", "5"),
+        PARSED.replace("-5", "5.00"),
+        PARSED.replace('"a"', "null"),
+        PARSED.replace('"NaN"', "1.5e3"),
+        PARSED.replace('"open":null', '"open":true'),
+        f" {PARSED.replace(',', ' , ')}\n",
+        PARSED.replace('"a"', r'"a\u0000"'),  # what a state can keep is decided by the replay
+        PARSED.replace("-5", "9" * 5000),
+    ],
+)
+def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally, payload: str) -> None:
+    """In any notation; it is kept as it was given."""
+    mend(waiting, COLUMNS, payload)
+    assert record(waiting, COLUMNS)["mended_payload"] == payload
+
+
+def test_a_raw_record_takes_any_text(waiting: Tally) -> None:
+    """The source's parser reads it in the replay; up to the longest that is kept at all."""
+    for payload in ('"a\nb",5', "x" * MAX_BYTES):
+        mend(waiting, RAW, payload, again=True)
+        assert record(waiting, RAW)["mended_payload"] == payload
+
+
+def test_a_record_that_was_taken_up_is_not_mended(waiting: Tally, settings: Settings) -> None:
+    """Its batch may have read it already. A skipped replay gives it back, with its mend."""
+    mend(waiting, RAW, "a,5")
+    assert waiting.store.replay_quarantined(waiting.spec, "anna", "mended") == (2, 2)
+    before = contents(settings)
+    with pytest.raises(RangeRefused, match=r"record 1, was taken up by txid 2, so it is not mended"):
+        mend(waiting, RAW, "a,6", again=True)
+    assert contents(settings) == before
+
+    attempt = waiting.start(2)
+    waiting.store.fail_attempt(attempt, "TEST: failed")
+    assert waiting.store.skip_batch(waiting.spec, 2, "anna", "not yet") is not None
+    assert record(waiting, RAW)["mended_payload"] == "a,5"
+    mend(waiting, RAW, "a,6", again=True)
+    assert record(waiting, RAW)["mended_payload"] == "a,6"
+
+
+def outcomes(*actions: Callable[[StateStore], Any], store: StateStore) -> list[Any]:
+    """Do several things at the same moment; return each result or error."""
+    barrier, found = threading.Barrier(len(actions)), [None] * len(actions)
+
+    def act(number: int) -> None:
+        barrier.wait()
+        try:
+            found[number] = actions[number](store)
+        except TidegateError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=act, args=[number]) for number in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_of_two_operators_who_mend_at_once_one_is_told(waiting: Tally) -> None:
+    """The second has not seen the first one's mend, so it does not replace it; many times."""
+    for number in range(10, 30):
+        with waiting.store.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw) "
+                f"VALUES ('tally', 1, {number}, 'no int', 'a,five', true)"
+            )
+
+        def by(name: str, number: int = number) -> Callable[[StateStore], None]:
+            return lambda store: store.mend_quarantined("tally", 1, number, Mend(f"a,{name}", name, "why"))
+
+        results = outcomes(by("anna"), by("berta"), store=waiting.store)
+
+        (refused,) = (result for result in results if result is not None)
+        winner = ("anna", "berta")[results.index(None)]
+        assert isinstance(refused, RangeRefused)
+        assert f"by {winner}: why" in str(refused)
+        assert record(waiting, (1, number))["mended_payload"] == f"a,{winner}"
+    assert len(waiting.store.batch_history("tally", 1).actions) == 20
+
+
+def test_a_mend_during_a_replay_counts_or_is_refused(waiting: Tally, as_role: Execute) -> None:
+    """Never is it accepted and not read."""
+    for txid in range(2, 22):
+        results = outcomes(
+            lambda store, n=txid: store.mend_quarantined("tally", 1, 1, Mend(f"a,{n}", "anna", "why", again=True)),
+            lambda store: store.replay_quarantined(waiting.spec, "berta", "now"),
+            store=waiting.store,
+        )
+        assert results[1] == (txid, 2)
+        ((payload,),) = as_role("tidegate", "SELECT mended_payload FROM tidegate.quarantine WHERE txid = 1 AND number = 1")
+        assert (payload == f"a,{txid}") == (results[0] is None)
+        assert results[0] is None or isinstance(results[0], RangeRefused)
+        as_role("tidegate", "UPDATE tidegate.quarantine SET replayed_txid = NULL")
+
+
+def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, settings: Settings) -> None:
+    """Deterministically: the replay's transaction holds the record, then commits."""
+    with waiting.store.engine.connect() as connection:
+        with connection.begin():
+            connection.exec_driver_sql("UPDATE tidegate.quarantine SET replayed_txid = 9")
+            results: list[Any] = []
+            waits = threading.Thread(target=lambda: results.extend(outcomes(_mend_first, store=waiting.store)))
+            waits.start()
+            waits.join(1)
+            assert waits.is_alive()
+        waits.join()
+    assert isinstance(results[0], RangeRefused)
+    assert "was taken up by txid 9" in str(results[0])
+
+
+def _mend_first(store: StateStore) -> None:
+    store.mend_quarantined("tally", 1, 1, Mend("a,5", "anna", "why"))
+
+
+def test_a_record_that_stays_locked_is_reported_as_a_server_that_does_not_answer(waiting: Tally) -> None:
+    """Nobody waits for ever; the mend can be tried again."""
+    with waiting.store.engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql("SELECT 1 FROM tidegate.quarantine FOR UPDATE")
+        waiting.store.settings = replace(waiting.store.settings, lock_timeout_seconds=1)
+        with pytest.raises(StoreUnavailable):
+            mend(waiting, RAW, "a,5")
+    mend(waiting, RAW, "a,5")
+
+
+@pytest.mark.parametrize("column", ["payload", "origin", "reason", "is_raw", "quarantined_at"])
+def test_the_original_cannot_be_changed_by_the_role_that_mends(waiting: Tally, as_role: Execute, column: str) -> None:
+    """The database itself refuses."""
+    with pytest.raises(Exception, match="permission denied"):
+        as_role("tidegate", f"UPDATE tidegate.quarantine SET {column} = {column}")
