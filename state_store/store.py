@@ -567,13 +567,6 @@ class StateStore:
             return measures.measures(connection, settled, self.witness)
 
     @contextmanager
-    def _snapshot(self, doing: str) -> Iterator[Connection]:
-        """Yield a connection whose statements see one moment, and that cannot write."""
-        one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with _translated_errors(doing), self.engine.connect().execution_options(**one_moment) as connection, connection.begin():
-            yield connection
-
-    @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:
         """Yield a separate autocommit connection, and discard it with its session afterwards."""
         with _translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
