@@ -13,6 +13,10 @@ if [ -e /run/secrets/airflow_password ]; then
     printf '{"%s": "%s"}\n' "$TIDEGATE_AIRFLOW_USER" "$(cat /run/secrets/airflow_password)" > /run/tidegate/airflow_passwords.json
 fi
 
+if [ -e /run/secrets/metrics_token ]; then
+    cat /run/secrets/metrics_token > /run/tidegate/metrics_token
+fi
+
 if [ -e /run/secrets/kafka_tidegate_password ]; then
     {
         printf 'security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.username=tidegate\n'

@@ -41,6 +41,7 @@ secret spark_token 48
 secret kafka_tidegate_password 24
 secret kafka_controller_password 24
 secret airflow_password 18
+secret metrics_token 32
 secret fernet_key 32 # Fernet wants exactly 32 bytes
 secret api_secret_key 48
 secret jwt_secret 48

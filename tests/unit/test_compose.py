@@ -226,6 +226,7 @@ def test_committing_services_keep_the_witness_outside_the_database() -> None:
         *("airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "tidegate-migrate"),
         *COMMAND_LINES,
     }
+    assert {name for name, volumes in mounts.items() if f"witness:{folder}:ro" in volumes} == {"airflow-api-server"}
     assert all(given(name)["TIDEGATE_WITNESS_FOLDER"] == folder for name in mounts if f"witness:{folder}" in mounts[name])
     assert "witness" in STACK["volumes"]
     made = (COMPOSE / "Dockerfile").read_text()
@@ -354,7 +355,7 @@ def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
         "tidegate_owner": {"tidegate-migrate", "tidegate-owner"},  # the latter for a redo, which changes rows by hand
         "tidegate": {"airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", *COMMAND_LINES},
         "tidegate_stager": {"spark"},
-        "tidegate_reader": set(),
+        "tidegate_reader": {"airflow-api-server"},  # for the page and its metrics
         "airflow": {*AIRFLOW, "airflow-migrate", "airflow-history"},
     }
 
@@ -459,7 +460,10 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
     folder = enter("airflow-api-server", secrets, tmp_path / "api", "sh", "-c", "echo $$ > ${PGPASSFILE%pgpass}said")
 
     assert (folder / "said").read_text().strip().isdigit()
-    assert (folder / "pgpass").read_text() == f"postgres:5432:*:airflow:{(secrets / 'postgres_airflow').read_text()}\n"
+    roles = ("airflow", "tidegate_reader")
+    expected = [f"postgres:5432:*:{role}:{(secrets / f'postgres_{role}').read_text()}" for role in roles]
+    assert (folder / "pgpass").read_text().splitlines() == expected
+    assert (folder / "metrics_token").read_text() == (secrets / "metrics_token").read_text()
     assert json.loads((folder / "airflow_passwords.json").read_text()) == {"admin": (secrets / "airflow_password").read_text()}
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()} == {0o600}
 

@@ -39,6 +39,7 @@ class EmbeddedAirflow:
         self.folder = stack_folder / "airflow"
         self.url = f"http://127.0.0.1:{ports['airflow']}"
         self.password_file = stack_folder / "secrets" / "airflow_password"
+        self.metrics_token_file = stack_folder / "secrets" / "metrics_token"
         self._ports = ports
         self._secrets = stack_folder / "secrets"
         self._stack_folder = stack_folder
@@ -46,11 +47,13 @@ class EmbeddedAirflow:
         self._database = f"airflow@127.0.0.1:{postgres.port}/airflow?passfile={quote(str(postgres.passfile))}"
 
     def initialize(self) -> None:
-        """Write password and keys, unless they exist."""
+        """Write password, scrape token and keys, unless they exist."""
         private_folder(self.folder)
         private_folder(self._secrets)
         if not self.password_file.exists():
             write_secret(self.password_file, secrets.token_urlsafe(16))
+        if not self.metrics_token_file.exists():
+            write_secret(self.metrics_token_file, secrets.token_urlsafe(32))
         passwords = {USER: self.password_file.read_text()}
         write_secret(self._secrets / "airflow_passwords.json", json.dumps(passwords))
         for key in ("jwt_secret", "api_secret_key"):

@@ -83,6 +83,7 @@ class Layout:
             "airflow_url": self.airflow.url,
             "airflow_user": USER,
             "airflow_password_file": str(self.airflow.password_file),
+            "metrics_token_file": str(self.airflow.metrics_token_file),
             **(kafka if "kafka" in self.extras else {}),
         }
 
