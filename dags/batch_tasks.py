@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 from airflow.triggers.base import StartTriggerArgs
 
 from dags.turn_trigger import PROCESS, TurnTrigger
+from jobs.engine.log_fields import about
 from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry
 from state_store.beginning import Mode
@@ -82,13 +83,14 @@ def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run
         )
     given = {name: params[name] for name in PARAMS}
     try:
-        with Worker.open(Settings.load(), declared, owner=run_id) as worker:
+        with about(pipeline_name), Worker.open(Settings.load(), declared, owner=run_id) as worker:
             txids = worker.plan(run_id, **given)
     except PipelinePaused as paused:
         raise AirflowSkipException(str(paused)) from paused
     if not txids:
         raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
-    logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
+    with about(pipeline_name):
+        logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
     return txids
 
 
@@ -116,10 +118,11 @@ def report_failure(context: Mapping[str, Any]) -> None:
         txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
         worker.report_exhausted(txid, reason)
         if worker.store.turn(ti.dag_id, txid).given_up:
-            try:
-                logger.info("%s", worker.commit(txid))
-            except RetryableError as later:
-                logger.info("%s", later)
+            with about(ti.dag_id, txid):
+                try:
+                    logger.info("%s", worker.commit(txid))
+                except RetryableError as later:
+                    logger.info("%s", later)
 
 
 class WaitedInVain(AirflowFailException):  # type: ignore[misc]
@@ -147,14 +150,18 @@ class ProcessBatch(BaseOperator):  # type: ignore[misc]
         An author's time limit is meant for one batch: with one, the task keeps to its own. It waits here for a server that is
         away: Airflow's next try would follow the clock, and begin long after the server is back.
         """
-        logger.info("The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid)
-        self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
+        with about(self.pipeline_name, self.txid):
+            logger.info(
+                "The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid
+            )
+            self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
 
     def execute_begin(self, context: Any, event: str | None = None) -> None:
         """Go on when the window has room for the batch, or fail with the reason why it will not in this run."""
         if event:
             raise WaitedInVain(event)
-        self._execute(context, "resume")
+        with about(self.pipeline_name, self.txid):
+            self._execute(context, "resume")
 
     def _execute(self, context: Any, mode: Mode) -> None:
         from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
@@ -174,7 +181,6 @@ class ProcessBatch(BaseOperator):  # type: ignore[misc]
                 logger.info("%s %d has committed; to find its task: tidegate inspect %s --txid %d", name, txid, name, txid)
                 return False
             processed = worker.process_in_own_task(txid, mode=mode)
-            logger.info("%s", processed)
             if self.execution_timeout is None:
                 helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
                 replace(worker, owner=str(helper), airflow=helper).process_claimed(here.run_id)
@@ -239,7 +245,10 @@ class CommitSensor(BaseSensorOperator):  # type: ignore[misc]
             with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here) as worker:
                 return worker.commit(self.txid)
 
-        logger.info("%s", with_servers(settings, commit))
+        with about(self.pipeline_name, self.txid):
+            done = with_servers(settings, commit)
+        with about(self.pipeline_name, self.txid, done.attempt):
+            logger.info("%s", done)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""

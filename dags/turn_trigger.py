@@ -27,6 +27,8 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from jobs.engine.log_fields import about
+from jobs.engine.spans import Spans
 from state_store import Settings, StateStore
 from state_store.errors import TidegateError
 from state_store.turns import UNREGISTERED, Turn
@@ -223,8 +225,20 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
                 "Fix that and trigger the Dag again: it starts with what is left over."
             )
         elif turn.done:
-            self.log.info("%s %d has committed", pipeline, txid)
+            with about(pipeline, txid):
+                self.log.info("%s %d has committed", pipeline, txid)
+            if self.awaited == "commit" and (spans := Spans.here()):
+                await asyncio.to_thread(_tell_commit, spans, pipeline, txid)
             yield TaskSuccessEvent()
         else:
-            self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, self.awaited)
+            with about(pipeline, txid):
+                self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, self.awaited)
             yield TriggerEvent(None)
+
+
+def _tell_commit(spans: Spans, pipeline: str, txid: int) -> None:
+    try:
+        with StateStore.connect(Settings.load()) as store:
+            spans.tell_commit(store, pipeline, txid)
+    except TidegateError as error:
+        logger.warning("%s %d: its commit is missing in the trace: %s", pipeline, txid, error)

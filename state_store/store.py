@@ -31,6 +31,7 @@ from state_store import (
     turns,
     waits,
 )
+from state_store.attempt_times import AttemptTimes, attempt_times
 from state_store.attempts import AirflowTry, Attempt, Tracked
 from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
@@ -544,6 +545,11 @@ class StateStore:
         """Return everything that the ledger knows of one batch."""
         with self._transaction("reading a batch") as connection:
             return history.batch_history(connection, pipeline, txid)
+
+    def attempt_times(self, pipeline: str, txids: Sequence[int]) -> list[AttemptTimes]:
+        """Return when the attempts at some batches ran, and when those that counted were committed."""
+        with self._transaction("reading when attempts ran") as connection:
+            return attempt_times(connection, pipeline, txids)
 
     def quarantined(self, pipeline: str, *, txid: int | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""

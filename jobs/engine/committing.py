@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from jobs.engine.acks import ack
+from jobs.engine.log_fields import about
 from jobs.engine.processing import halting
 from jobs.pipeline import Pipeline
 from state_store import StateStore
@@ -121,8 +122,9 @@ class Committer:
     def _commit_together(self, *, wait: bool) -> list[Commit]:
         done = self._store.commit_ready(self._pipeline.spec, self._owner, wait=wait)
         for commit in done:
-            logger.info("%s", commit)
-            ack(self._store, self._pipeline, commit)
+            with about(commit.pipeline, commit.txid, commit.attempt):
+                logger.info("%s", commit)
+                ack(self._store, self._pipeline, commit)
         return done
 
     def _log_why_not_together(self, error: Exception) -> None:

@@ -9,8 +9,10 @@ from jobs.compute.computation import stage_batch
 from jobs.compute.route import Routing, has_short_rows
 from jobs.compute.session import spark_session
 from jobs.engine.acks import call_source
+from jobs.engine.log_fields import about
 from jobs.engine.planning import replan
 from jobs.engine.poison import Outcome, fault_of, outcome_of
+from jobs.engine.spans import Spans
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Attempt
@@ -43,12 +45,21 @@ class Processed:
 class Processor:
     """Processes batches of one pipeline on behalf of one owner."""
 
-    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str, airflow: AirflowTry | None, routing: Routing) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: Pipeline,
+        owner: str,
+        airflow: AirflowTry | None,
+        routing: Routing,
+        spans: Spans | None,
+    ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._owner = owner
         self._airflow = airflow
         self._routing = routing
+        self._spans = spans
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
@@ -65,15 +76,16 @@ class Processor:
                 return Processed(pipeline.name, txid, None, attempt.value, is_ahead=attempt is NotStarted.AHEAD)
             if isinstance(attempt, Commit):
                 return Processed(pipeline.name, txid, attempt.attempt, "committed already")
-            try:
-                self._stage(attempt)
-            except AttemptFenced:
-                raise  # the newer attempt's row in the ledger has the reason
-            except Exception as error:
-                if not self._give_up(attempt, error):
-                    raise
-                return Processed(pipeline.name, txid, attempt.number, NotStarted.GIVEN_UP.value)
-            return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
+            with self._observed(attempt):
+                try:
+                    self._stage(attempt)
+                except AttemptFenced:
+                    raise  # the newer attempt's row in the ledger has the reason
+                except Exception as error:
+                    if not self._give_up(attempt, error):
+                        raise
+                    return Processed(pipeline.name, txid, attempt.number, NotStarted.GIVEN_UP.value)
+                return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
 
     def stage_for_redo(self, txid: int) -> None:
         """Process the last committed batch again, up to the seal; none of it counts yet.
@@ -82,11 +94,28 @@ class Processor:
         """
         attempt = self._begin(txid, "redo")
         assert isinstance(attempt, Attempt), "a redo always gets its attempt, or an error"
+        with self._observed(attempt):
+            try:
+                self._stage(attempt)
+            except Exception as error:
+                self._store.fail_attempt(attempt, describe(error), is_poison=fault_of(error) is Fault.CONTENT)
+                raise
+
+    @contextmanager
+    def _observed(self, attempt: Attempt) -> Iterator[None]:
+        """Name the attempt in the log lines of the block, and tell of it in the trace, and of those that it has fenced."""
+        store, spans, ended = self._store, self._spans, {attempt.number}
+        if spans and attempt.fenced:
+            spans.tell_attempts(store, attempt.pipeline, attempt.txid, attempt.fenced)
         try:
-            self._stage(attempt)
-        except Exception as error:
-            self._store.fail_attempt(attempt, describe(error), is_poison=fault_of(error) is Fault.CONTENT)
+            with about(attempt.pipeline, attempt.txid, attempt.number):
+                yield
+        except AttemptFenced:
+            ended.clear()  # told by the task of the newer attempt
             raise
+        finally:
+            if spans and ended:
+                spans.tell_attempts(store, attempt.pipeline, attempt.txid, ended)
 
     def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
         """Begin an attempt, after the source has planned the batch again if that is due."""

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Self
 
 from jobs.compute.route import Routing, choose
 from jobs.engine.committing import Committer
+from jobs.engine.log_fields import about
 from jobs.engine.planning import plan_batches
 from jobs.engine.processing import POLICY, Processed, Processor, describe
+from jobs.engine.spans import Spans
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store import StateStore
@@ -41,6 +44,7 @@ class Worker:
 
     `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker. A pipeline that is given
     by its name is loaded by the first step that needs it: a broken module keeps no one from asking, or reporting, by name.
+    Where a trace is recorded, `spans` tells it what the steps did.
     """
 
     store: StateStore
@@ -48,6 +52,7 @@ class Worker:
     owner: str
     airflow: AirflowTry | None = None
     routing: Routing = choose
+    spans: Spans | None = None
 
     @classmethod
     @contextmanager
@@ -65,7 +70,7 @@ class Worker:
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate. Steps that need the pipeline raise UnknownPipeline.
         """
         with StateStore.connect(settings) as store:
-            yield cls(store, pipeline, owner, airflow, routing)
+            yield cls(store, pipeline, owner, airflow, routing, Spans.here())
 
     @property
     def name(self) -> str:
@@ -79,7 +84,7 @@ class Worker:
 
     @cached_property
     def _processor(self) -> Processor:
-        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing)
+        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing, self.spans)
 
     @cached_property
     def _committer(self) -> Committer:
@@ -89,9 +94,13 @@ class Worker:
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
     ) -> list[int]:
         """Return the txids that a run covers, as `plan_batches` says; the same errors."""
-        return plan_batches(
+        begun = datetime.now(UTC)
+        txids = plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
+        if self.spans:
+            self.spans.tell_plan(self.name, begun, txids)
+        return txids
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch, if it needs an attempt; commit nothing. See `Processor.process`."""
@@ -100,6 +109,8 @@ class Worker:
     def process_and_commit(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch, then commit the sealed batches after the cursor; the batch's own commit may find it done."""
         processed = self.process(txid, mode=mode)
+        with about(self.name, txid, processed.attempt):
+            logger.info("%s", processed)
         if processed.is_new:
             self._committer.commit_ready()
         return processed
@@ -126,12 +137,12 @@ class Worker:
         """
         with closing(self.store.claims(self.name, run_id)) as claims:
             for txid in claims:
-                try:
-                    processed = self.process_and_commit(txid, mode="first")
-                except Exception as error:
-                    logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
-                    return
-                logger.info("%s", processed)
+                with about(self.name, txid):
+                    try:
+                        self.process_and_commit(txid, mode="first")
+                    except Exception as error:
+                        logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
+                        return
 
     def await_claimant(self, txid: int) -> None:
         """Wait while another task, which has claimed this batch, works on it; no longer than an attempt may take.
@@ -153,7 +164,10 @@ class Worker:
 
     def commit(self, txid: int) -> Commit:
         """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""
-        return self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
+        done = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
+        if self.spans:
+            self.spans.tell_commit(self.store, self.name, txid)
+        return done
 
     def redo(self, txid: int, reason: str) -> Commit:
         """Process the last committed batch again, and replace its effect on the states (I13). For opaque states only.
@@ -167,7 +181,10 @@ class Worker:
         StateStore.connect(settings, user=settings.pg_owner).close()  # a refusal after the processing would waste it
         self._processor.stage_for_redo(txid)
         with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
-            return replace(self, store=owners_store)._committer.redo(txid, reason)
+            done = replace(self, store=owners_store)._committer.redo(txid, reason)
+        if self.spans:
+            self.spans.tell_commit(self.store, self.name, txid)
+        return done
 
     def report_exhausted(self, txid: int, reason: str) -> None:
         """Record that no task will retry the batch by itself; a later run clears this again.

@@ -25,4 +25,5 @@ AT_LEAST_ONE = AtLeastOne()
 
 pipeline_name = click.argument("pipeline", help="The pipeline's name; see: tidegate pipelines")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of tables.")
+log_json = click.option("--log-json", is_flag=True, help="Show the engine's log as JSON lines, for programs.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Show the engine's log.")

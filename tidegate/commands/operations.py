@@ -11,7 +11,7 @@ import click
 from jobs.registry import find_pipeline
 from state_store.errors import RangeRefused, UsageError
 from state_store.settings import Settings, account_name
-from tidegate import output
+from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
         )
     from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
-    with Worker.open(settings, declared, owner=operator("redo")) as worker:
+    with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why)
     _report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 

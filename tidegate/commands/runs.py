@@ -15,8 +15,8 @@ from jobs.engine.ranges import MAX_BATCHES_PER_RUN
 from jobs.registry import find_pipeline
 from state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
 from state_store.settings import Settings
-from tidegate import output, source_report
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose
+from tidegate import output, source_report, tracing
+from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -150,12 +150,19 @@ def _show_plan(pipeline: str, requested: range, committed: int, opened: int, as_
 @to_txid
 @max_batches
 @verbose
+@log_json
 @as_json
 def run(
-    pipeline: str, from_txid: int | None, to_txid: int | None, max_batches: int | None, verbose: bool, as_json: bool
+    pipeline: str,
+    from_txid: int | None,
+    to_txid: int | None,
+    max_batches: int | None,
+    verbose: bool,
+    log_json: bool,
+    as_json: bool,
 ) -> None:
     """Plan, process and commit in this process, without Airflow; same steps, same guarantee."""
-    output.show_log(logging.INFO if verbose else logging.ERROR)
+    output.show_log(logging.INFO if verbose or log_json else logging.ERROR, as_json=log_json)
     given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
     in_this_process(pipeline, {k: v for k, v in given.items() if v is not None}, as_json)
 
@@ -186,7 +193,8 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
             outcome.phases[txid] = event
             refresh()
 
-        done = run_pipeline(settings, pipeline, run_id=outcome.run_id, progress=on_progress, **parameters)
+        with tracing.traced("run", pipeline):
+            done = run_pipeline(settings, pipeline, run_id=outcome.run_id, progress=on_progress, **parameters)
         if skipped := [commit.txid for commit in done.commits if commit.skipped_reason is not None]:
             outcome.phases |= dict.fromkeys(skipped, "skipped")
             refresh()

@@ -1,0 +1,137 @@
+"""Spans of OpenTelemetry about the life of batches, told afterwards from the times in the ledger.
+
+    plan      of a run: told by its plan
+    process   of an attempt, with its parts stage and seal: told when it ends, by the task that ran it; an attempt whose process
+              died is told by the task that has fenced it
+    wait      from the seal to the begin of the commit's transaction: told by the batch's commit task, whichever task committed
+    commit    that transaction: told along with wait
+
+Each is a child of the span in which the teller works: that of Airflow's task, or of `tidegate run`. So no step of the work has
+a hook, and a trace shows what the ledger shows. Telling never fails the work, and never waits for a collector.
+
+Where no current span is recorded, nothing is told; this module then imports nothing, and costs nothing.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Self
+
+from state_store import StateStore
+from state_store.attempt_times import AttemptTimes
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+logger = logging.getLogger(__name__)
+
+NAME = "tidegate"  # of the tracer, and before the name of each attribute
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Attributes = dict[str, str | int | bool | None]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Tells spans as children of one span. Threads may share it."""
+
+    context: "Context"
+
+    @classmethod
+    def here(cls) -> Self | None:
+        """Return what tells children of the current span; None if it is not recorded, so that nothing is traced."""
+        trace = sys.modules.get("opentelemetry.trace")
+        if trace is None or not trace.get_current_span().is_recording():
+            return None
+        from opentelemetry.context import get_current  # noqa: PLC0415 - loaded already, by the maker of the span
+
+        return cls(get_current())
+
+    def tell_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
+        """Tell of a plan that ends now."""
+        ends = {"first_txid": txids[0], "last_txid": txids[-1]} if txids else {}
+        with _harmless(pipeline):
+            self._tell("plan", begun, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
+
+    def tell_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
+        """Tell of these attempts at a batch, as far as they have ended: process, stage and seal."""
+        with _harmless(pipeline):
+            for times in store.attempt_times(pipeline, [txid]):
+                if times.attempt in numbers:
+                    self._tell_attempt(times)
+            _send()
+
+    def tell_commit(self, store: StateStore, pipeline: str, txid: int) -> None:
+        """Tell how a batch has waited for its turn, and its commit."""
+        with _harmless(pipeline):
+            for times in store.attempt_times(pipeline, [txid]):
+                self._tell_commit(times)
+
+    def _tell_attempt(self, times: AttemptTimes) -> None:
+        end = times.sealed_at or times.failed_at
+        if end is None:
+            return
+        code = times.error.partition(":")[0] if times.error else None  # what follows it may quote data
+        about = {**_key(times), "owner": times.owner, "source_rows": times.source_rows}
+        process = self._tell("process", times.started_at, end, about, error=code)
+        if times.staged_at is not None and times.sealed_at is not None:
+            staged_at = min(max(times.started_at, times.staged_at), times.sealed_at)  # noted by another clock
+            process._tell("stage", times.started_at, staged_at, _key(times))
+            process._tell("seal", staged_at, times.sealed_at, _key(times))
+
+    def _tell_commit(self, times: AttemptTimes) -> None:
+        if times.committed_at is None or times.merged_at is None:
+            return
+        # The transaction may have begun before the seal, and waited for the cursor's lock.
+        begun = max(times.committed_at, times.sealed_at or times.committed_at)
+        if times.sealed_at is not None:
+            self._tell("wait", times.sealed_at, begun, _key(times))
+        about = {
+            **_key(times),
+            "owner": times.committed_by,
+            "keys": times.key_count,
+            "quarantined_rows": times.quarantined_rows,
+            "skipped": times.skipped_reason is not None,
+        }
+        self._tell("commit", begun, times.merged_at, about)
+
+    def _tell(self, name: str, begin: datetime, end: datetime, about: Attributes, *, error: str | None = None) -> Self:
+        """Tell one span; return what tells its children. A clock that was set back makes it short, not negative."""
+        from opentelemetry import trace  # noqa: PLC0415 - loaded already, see `here`
+
+        attributes = {f"{NAME}.{key}": value for key, value in about.items() if value is not None}
+        tracer = trace.get_tracer(NAME)
+        span = tracer.start_span(name, self.context, start_time=_nanoseconds(begin), attributes=attributes)
+        if error is not None:
+            span.set_attribute("error.type", error)
+            span.set_status(trace.Status(trace.StatusCode.ERROR, error))
+        span.end(_nanoseconds(max(begin, end)))
+        return type(self)(trace.set_span_in_context(span, self.context))
+
+
+def _key(times: AttemptTimes) -> Attributes:
+    return {"pipeline": times.pipeline, "txid": times.txid, "attempt": times.attempt}
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return (moment - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+@contextmanager
+def _harmless(pipeline: str) -> Iterator[None]:
+    """Log an error of telling, and nothing else: the work counts whether it is told or not."""
+    try:
+        yield
+    except Exception:
+        logger.warning("%s: a span is missing in the trace.", pipeline, exc_info=True)
+
+
+def _send() -> None:
+    """Start to send what was told, before the process may be killed; a collector that hangs holds up a thread only."""
+    from opentelemetry import trace  # noqa: PLC0415 - loaded already, see `Spans.here`
+
+    if flush := getattr(trace.get_tracer_provider(), "force_flush", None):
+        threading.Thread(target=flush, name="spans", daemon=True).start()
