@@ -240,6 +240,12 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
     return list(connection.scalars(statement))
 
 
+def txid_at(connection: Connection, pipeline: str, run_id: str, position: int) -> int | None:
+    """Return the txid at a position of a run, which is its Airflow map index; None if there is none."""
+    r = tables.run_batch.c
+    return connection.scalar(sa.select(r.txid).where(r.pipeline == pipeline, r.run_id == run_id, r.position == position))
+
+
 def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
     """Mark the locked batch to be skipped in its turn; False if it has committed or is given up already."""
     b = tables.batch.c

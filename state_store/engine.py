@@ -14,9 +14,21 @@ _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 
 
-def take_engine(settings: Settings, *, user: str | None = None) -> sa.Engine:
-    """Return the Engine of these settings; the caller gives it back (`give_back`)."""
-    engine = _engine_for(settings, user)
+MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
+
+
+def take_engine(
+    settings: Settings,
+    *,
+    user: str | None = None,
+    most_connections: int = MOST_CONNECTIONS,
+    patience_seconds: int = CONNECTION_PATIENCE_SECONDS,
+) -> sa.Engine:
+    """Return the Engine of these settings; the caller gives it back (`give_back`).
+
+    It opens at most so many connections; a thread waits so long for one, and then gets SQLAlchemy's TimeoutError.
+    """
+    engine = _engine_for(settings, user, most_connections, patience_seconds)
     with _lock:
         _users[engine] += 1
     return engine
@@ -32,7 +44,7 @@ def give_back(engine: sa.Engine) -> None:
 
 
 @lru_cache(maxsize=8)
-def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
+def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
     The same settings give the same Engine, because an Engine caches the compiled SQL of its statements, some forty for a batch.
@@ -44,8 +56,9 @@ def _engine_for(settings: Settings, user: str | None) -> sa.Engine:
     engine = sa.create_engine(
         "postgresql+psycopg2://",
         isolation_level="READ COMMITTED",  # a statement after the lock must see what the lock waited for
-        pool_size=32,
+        pool_size=most_connections,
         max_overflow=0,
+        pool_timeout=patience_seconds,
         pool_use_lifo=True,
         pool_pre_ping=True,
         use_native_hstore=False,  # saves a query per connection: no column is an hstore

@@ -18,7 +18,7 @@ batches_view = sa.table(
     *(sa.column(name) for name in ("started_at", "sealed_at", "committed_at", "owner", "waits_for")),
     schema=tables.LEDGER,
 )
-_lag = sa.table(
+lag_view = sa.table(
     "lag",
     *(sa.column(name) for name in ("pipeline", "committed", "opened", "pending", "committed_at", "waits_for")),
     schema=tables.LEDGER,
@@ -79,15 +79,15 @@ class BatchHistory:
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
     """Return how far each pipeline is, in the order of their names."""
     p, q = tables.pipeline.c, tables.quarantine.c
-    waiting = sa.select(sa.func.count()).where(q.pipeline == _lag.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
     statement: sa.Select[Any] = (
-        sa.select(*_lag.c, waiting, p.paused_at, p.paused_by, p.paused_reason)
-        .select_from(_lag)
-        .join(tables.pipeline, p.pipeline == _lag.c.pipeline)
-        .order_by(_lag.c.pipeline)
+        sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason)
+        .select_from(lag_view)
+        .join(tables.pipeline, p.pipeline == lag_view.c.pipeline)
+        .order_by(lag_view.c.pipeline)
     )
     if pipelines is not None:
-        statement = statement.where(_lag.c.pipeline.in_(list(pipelines)))
+        statement = statement.where(lag_view.c.pipeline.in_(list(pipelines)))
     return [Lag(*row) for row in connection.execute(statement)]
 
 

@@ -66,6 +66,19 @@ def check_revision(connection: Connection) -> None:
     raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
 
 
+def check_ledger(connection: Connection) -> None:
+    """Refuse a database whose ledger is older or newer than this process; tables of states may be missing or new.
+
+    Raises: SchemaOutOfDate with the command to type.
+    """
+    found = current_revision(connection)
+    _check_known(connection, found)
+    if found is None or found < KNOWN_LEDGER:
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        state = "has no Tidegate tables" if found is None else f"is at revision {found}, this code needs {KNOWN_LEDGER}"
+        raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
+
+
 def note_ledger(connection: Connection, revision: str) -> None:
     """Record the ledger revision that code needs for this database; part of a migration."""
     table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")

@@ -1,0 +1,199 @@
+"""One row per pipeline for people who look: progress, lag, speed, pause, quarantine, phases of what is on its way.
+
+Every query is bounded, however many batches the ledger has: it looks up the cursor, the newest batch and the next one, and
+reads a limited number of rows around the cursor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import tables
+from state_store.declaration import ColumnType, KeyColumn, PipelineSpec, StateSpec, ValueColumn
+from state_store.errors import UnknownPipeline
+from state_store.history import batches_view, lag_view
+
+PHASES = ("planned", "processing", "failed", "halted", "processed")
+# Batches after the cursor whose phase is looked up, unless the window is larger: those beyond the window have not begun.
+MOST_PHASES = 200
+# A pipeline's speed is that of its newest commits: at most so many, of the hour before the last one.
+MOST_COMMITS, SPEED_HOURS = 50, 1
+ACTIONS_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a pipeline is.
+
+    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` counts
+    source rows from the start of the oldest of its newest commits to the end of the last one; None before the first commit.
+    `phases` counts its uncommitted batches; those beyond the window count as planned.
+    """
+
+    pipeline: str
+    committed: int
+    opened: int
+    committed_at: datetime | None
+    waits_for: str | None
+    lag_seconds: float | None
+    rows_per_second: float | None
+    quarantined: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+    source_kind: str
+    window: int
+    registered_at: datetime
+    declaration: Mapping[str, Any]
+    phases: Mapping[str, int]
+
+    @property
+    def pending(self) -> int:
+        """Return how many opened batches have not committed."""
+        return self.opened - self.committed
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """Return the registered declaration, which does not depend on whether the code can be imported."""
+        return spec_of(self.declaration)
+
+
+def moment(connection: Connection) -> datetime:
+    """Return the time of the snapshot by the server's clock."""
+    return connection.execute(sa.select(sa.func.now())).scalar_one()
+
+
+def pipeline_names(connection: Connection) -> list[str]:
+    """Return the names of all registered pipelines, in order."""
+    return list(connection.scalars(sa.select(tables.pipeline.c.pipeline).order_by(tables.pipeline.c.pipeline)))
+
+
+def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
+    """Return how far these pipelines are, in the order of their names."""
+    found = connection.execute(_progress(), {"pipelines": list(pipelines)}).mappings().all()
+    phases = _phases(connection, pipelines)
+    return [
+        Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["opened"] - row["committed"])) for row in found
+    ]
+
+
+def progress_of(connection: Connection, pipeline: str) -> Progress:
+    """Return how far a pipeline is.
+
+    Raises: UnknownPipeline if it is not registered.
+    """
+    found = progress(connection, [pipeline])
+    if not found:
+        raise UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
+    return found[0]
+
+
+def newest_actions(connection: Connection, pipeline: str) -> list[dict[str, Any]]:
+    """Return the newest operator actions on a pipeline or its batches, newest first."""
+    o = tables.operator_action.c
+    statement = (
+        sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
+        .where(o.pipeline == pipeline)
+        .order_by(o.number.desc())
+        .limit(ACTIONS_SHOWN)
+    )
+    return [dict(row) for row in connection.execute(statement).mappings()]
+
+
+def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
+    """Return a pipeline as it was registered."""
+    states = tuple(
+        StateSpec(
+            state["name"],
+            tuple(KeyColumn(k["name"], ColumnType(k["type"]["name"]), k["nullable"]) for k in state["keys"]),
+            tuple(ValueColumn(v["name"], ColumnType(v["type"]["name"]), v["merge"], v["computed"]) for v in state["values"]),
+            state["kind"],
+        )
+        for state in declaration["states"]
+    )
+    return PipelineSpec(
+        declaration["name"], declaration["source_kind"], declaration["source_identity"], states, declaration["version"]
+    )
+
+
+def _requested() -> sa.ColumnElement[bool]:
+    """Return the condition that a pipeline's name is in the parameter `pipelines`."""
+    return tables.pipeline.c.pipeline == sa.any_(sa.bindparam("pipelines", type_=sa.ARRAY(sa.Text)))
+
+
+def _progress() -> sa.Select[Any]:
+    p, b, q = tables.pipeline.c, tables.batch.c, tables.quarantine.c
+    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    oldest = sa.select(b.opened_at).where(b.pipeline == p.pipeline, b.txid == lag_view.c.committed + 1).scalar_subquery()
+    return (
+        sa.select(
+            lag_view.c.pipeline,
+            lag_view.c.committed,
+            lag_view.c.opened,
+            lag_view.c.committed_at,
+            lag_view.c.waits_for,
+            sa.cast(sa.extract("epoch", sa.func.now() - oldest), sa.Double).label("lag_seconds"),
+            _speed().label("rows_per_second"),
+            waiting.label("quarantined"),
+            *(p.paused_at, p.paused_by, p.paused_reason, p.source_kind),
+            p.in_flight.label("window"),
+            *(p.registered_at, p.declaration),
+        )
+        .select_from(tables.pipeline)
+        .join(lag_view, lag_view.c.pipeline == p.pipeline)
+        .where(_requested())
+        .order_by(p.pipeline)
+    )
+
+
+def _speed() -> sa.ScalarSelect[Any]:
+    """Return source rows per second of a pipeline's newest commits; those that were skipped have none."""
+    k, a = tables.commit.c, tables.attempt.c
+    newest = (
+        sa.select(k.pipeline, k.txid, k.attempt, k.committed_at, k.merged_at)
+        .where(k.pipeline == tables.pipeline.c.pipeline, k.txid <= lag_view.c.committed)
+        .order_by(k.txid.desc())
+        .limit(MOST_COMMITS)
+        .correlate(tables.pipeline, lag_view)
+        .subquery("newest")
+    )
+    n = newest.c
+    seconds = sa.extract("epoch", sa.func.max(n.merged_at) - sa.func.min(sa.func.least(a.started_at, n.committed_at)))
+    rate = sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows), 0), sa.Double) / sa.func.nullif(seconds, 0)
+    same_attempt = sa.and_(a.pipeline == n.pipeline, a.txid == n.txid, a.attempt == n.attempt)
+    since = lag_view.c.committed_at - sa.func.make_interval(0, 0, 0, 0, SPEED_HOURS)
+    return (
+        sa.select(sa.cast(rate, sa.Double))
+        .select_from(sa.join(newest, tables.attempt, same_attempt))
+        .where(n.committed_at > since)
+        .correlate(tables.pipeline, lag_view)
+        .scalar_subquery()
+    )
+
+
+def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return the number of batches by pipeline and phase, of those after the cursor that may have begun."""
+    c, p, v = tables.cursor.c, tables.pipeline.c, batches_view.c
+    within = sa.func.greatest(p.in_flight, MOST_PHASES)
+    statement = (
+        sa.select(v.pipeline, v.phase, sa.func.count())
+        .select_from(tables.pipeline)
+        .join(tables.cursor, c.pipeline == p.pipeline)
+        .join(batches_view, sa.and_(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= c.txid + within))
+        .where(_requested())
+        .group_by(v.pipeline, v.phase)
+    )
+    counted: dict[str, dict[str, int]] = {}
+    for pipeline, phase, count in connection.execute(statement, {"pipelines": list(pipelines)}):
+        counted.setdefault(pipeline, {})[phase] = count
+    return counted
+
+
+def _all_phases(counted: Mapping[str, int], pending: int) -> dict[str, int]:
+    phases = {phase: counted.get(phase, 0) for phase in PHASES}
+    phases["planned"] += pending - sum(phases.values())
+    return phases

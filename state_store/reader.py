@@ -1,0 +1,65 @@
+"""LedgerReader: read-only snapshots of ledger and states, for people who look and programs that poll.
+
+It logs in as a role that can change nothing, bounds every statement, and opens few connections, so that readers do not slow
+down the commits that they look at.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from state_store import schema
+from state_store.driver_errors import translate
+from state_store.engine import give_back, take_engine
+from state_store.errors import StoreUnavailable
+from state_store.settings import Settings
+
+MOST_CONNECTIONS, PATIENCE_SECONDS = 8, 5
+STATEMENT_TIMEOUT_SECONDS = 10
+_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+class LedgerReader:
+    """Ledger and states of all pipelines, read by the role `pg_reader`. Thread-safe; one for each process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare a reader. Nothing is connected yet, so Postgres may be away."""
+        self.settings = settings
+        self._engine = take_engine(
+            settings, user=settings.pg_reader, most_connections=MOST_CONNECTIONS, patience_seconds=PATIENCE_SECONDS
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        give_back(self._engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def snapshot(self, doing: str, *, timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS) -> Iterator[Connection]:
+        """Yield a connection whose statements all see one moment, each for so long at most.
+
+        Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
+        """
+        try:
+            with self._engine.connect() as unprepared:
+                connection = unprepared.execution_options(**_SNAPSHOT)
+                connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
+                schema.check_ledger(connection)
+                yield connection
+        except PoolTimeout as error:
+            raise StoreUnavailable(
+                f"All {MOST_CONNECTIONS} connections were in use for {PATIENCE_SECONDS} s while {doing}. Try again later."
+            ) from error
+        except (DBAPIError, psycopg2.Error) as error:
+            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error

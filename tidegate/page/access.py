@@ -1,0 +1,90 @@
+"""Who asks, and what they may do: Airflow's own login and its permissions on the pipeline's Dag.
+
+Reading a pipeline needs GET on its Dag, acting PUT. Both are asked of Airflow's auth manager, also if the Dag does not exist.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Annotated, Any, Literal
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+from airflow.api_fastapi.core_api.security import get_user
+from airflow.configuration import conf
+from airflow.models.dag import DagModel
+from fastapi import Depends, HTTPException, Path, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from tidegate.page.answers import Refusal
+
+ACTION_HEADER = "X-Tidegate-Action"
+READ: Literal["GET"] = "GET"
+ACT: Literal["PUT"] = "PUT"
+
+_bearer = HTTPBearer(auto_error=False)
+
+
+async def current_user(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
+) -> Any:
+    """Return Airflow's user: of the token in the header, else of the session's cookie.
+
+    Raises: Refusal (401).
+    """
+    try:
+        return await get_user(request, None, credentials)
+    except HTTPException as refused:
+        raise Refusal(401, "NOT_LOGGED_IN", f"Log in to Airflow first: {refused.detail}.") from refused
+
+
+User = Annotated[Any, Depends(current_user)]
+
+
+def is_allowed(user: Any, method: Literal["GET", "PUT"], pipeline: str) -> bool:
+    """Return whether Airflow lets the user read, or change, the Dag of this pipeline."""
+    return pipeline in allowed(user, method, [pipeline])
+
+
+def allowed(user: Any, method: Literal["GET", "PUT"], pipelines: Iterable[str]) -> Collection[str]:
+    """Return the pipelines whose Dags Airflow lets the user read, or change."""
+    manager, teams = get_auth_manager(), _teams(list(pipelines))
+    return {
+        pipeline
+        for pipeline, team in teams.items()
+        if manager.is_authorized_dag(method=method, details=DagDetails(id=pipeline, team_name=team), user=user)
+    }
+
+
+def readable(pipeline: Annotated[str, Path(max_length=200)], user: User) -> str:
+    """Return the name of the requested pipeline, which the user may read; it need not exist.
+
+    Raises: Refusal (403).
+    """
+    if not is_allowed(user, READ, pipeline):
+        raise Refusal(403, "FORBIDDEN", f"Airflow does not let you read Dag {pipeline}. Ask its administrator.")
+    return pipeline
+
+
+def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)], user: User) -> str:
+    """Return the name of the requested pipeline, on which the user may act, and means to.
+
+    A browser sends the session's cookie along with a request that another site has made up; but no site can add a header to
+    one without asking the browser for permission, and the browser says where a request comes from.
+
+    Raises: Refusal (403).
+    """
+    site = request.headers.get("Sec-Fetch-Site", "same-origin")
+    if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":
+        raise Refusal(403, "FOREIGN_REQUEST", f"An action needs header {ACTION_HEADER}: 1, and cannot come from another site.")
+    if not is_allowed(user, ACT, pipeline):
+        raise Refusal(403, "FORBIDDEN", f"Airflow does not let you change Dag {pipeline}. Ask its administrator.")
+    return pipeline
+
+
+Readable = Annotated[str, Depends(readable)]
+Changeable = Annotated[str, Depends(changeable)]
+
+
+def _teams(pipelines: list[str]) -> dict[str, str | None]:
+    """Return the team that each Dag belongs to, if Airflow has teams."""
+    known = DagModel.get_dag_id_to_team_name_mapping(pipelines) if conf.getboolean("core", "multi_team") else {}
+    return {pipeline: known.get(pipeline) for pipeline in pipelines}

@@ -1,0 +1,30 @@
+"""The pipelines' code, as far as it can be imported.
+
+What the page shows comes from the ledger, so a pipeline whose module is broken or gone stays readable. The code adds its
+description, and acting needs it.
+"""
+
+import logging
+import time
+from functools import lru_cache
+
+from jobs.pipeline import Pipeline
+from jobs.registry import find_pipeline
+
+logger = logging.getLogger(__name__)
+
+SECONDS_REMEMBERED = 30  # a module that raises would be run again by each poll
+
+
+def declared(name: str) -> Pipeline | None:
+    """Return the pipeline of this name; None if there is none in the code, or its module cannot be imported."""
+    return _declared(name, int(time.monotonic() // SECONDS_REMEMBERED))
+
+
+@lru_cache(maxsize=1000)
+def _declared(name: str, _period: int) -> Pipeline | None:
+    try:
+        return find_pipeline(name)
+    except Exception as error:  # noqa: BLE001 - an author's module may raise anything
+        logger.warning("Pipeline %s cannot be imported: %s: %s", name, type(error).__name__, error)
+        return None

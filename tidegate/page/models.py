@@ -1,0 +1,49 @@
+"""Shapes that several groups of routes answer with."""
+
+from datetime import datetime
+
+from pydantic import BaseModel
+
+
+class Column(BaseModel):
+    """A column of a state: its name and Postgres type."""
+
+    name: str
+    type: str
+
+
+class Action(BaseModel):
+    """What an operator did by hand, and why."""
+
+    acted_at: datetime
+    action: str
+    txid: int | None
+    owner: str
+    reason: str
+
+
+class Button(BaseModel):
+    """The action of the page that helps."""
+
+    verb: str
+    txid: int | None
+
+
+class Cause(BaseModel):
+    """Why something waits, in one sentence, with what to do."""
+
+    code: str
+    sentence: str
+    txid: int | None = None
+    since: datetime | None = None
+    advice: str | None = None
+    command: str | None = None
+    action: Button | None = None
+    severity: str
+    error: str | None = None
+
+
+class Why(BaseModel):
+    """A chain of causes: the first is the nearest, the last the root cause; none if nothing waits."""
+
+    causes: list[Cause]
