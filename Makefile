@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-smoke check down lock
+.PHONY: help setup demo test soak bench bench-smoke check down lock page
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ lock: setup ## Update the pinned versions and hashes of all requirements*.in
 	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
 	        $$name.in -o $$name.txt || exit 1; \
 	done
+
+page: ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
+	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build
 
 # Programs in .venv name the folder that it was made in: a renamed clone installs again.
 made_in := $(shell cat .venv/folder 2>/dev/null)

@@ -1,0 +1,53 @@
+"""The page's built files belong to its sources, and are small. Needs no Node."""
+
+import gzip
+import hashlib
+import re
+import subprocess
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "tidegate/page"
+FRONTEND, STATIC = PAGE / "frontend", PAGE / "static"
+INPUTS = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts", "src"]
+LARGEST_BYTES = 150_000
+
+
+def tracked(*names: str) -> list[str]:
+    """Return the files of the front end that git knows, by name."""
+    listed = subprocess.run(["git", "ls-files", *names], cwd=FRONTEND, capture_output=True, text=True, check=True)
+    return sorted(listed.stdout.splitlines())
+
+
+def test_the_page_is_built_from_these_sources() -> None:
+    """After a change in frontend, `make page` builds static again; vite.config.ts makes the same digest."""
+    digest = hashlib.sha256()
+    for name in tracked(*INPUTS):
+        digest.update(name.encode() + b"\0" + (FRONTEND / name).read_bytes() + b"\0")
+
+    assert (STATIC / "sources.sha256").read_text().strip() == digest.hexdigest(), "run: make page"
+
+
+def test_everything_that_the_page_loads_is_there_and_nothing_else() -> None:
+    """No file of an earlier build is left, and nothing is loaded from elsewhere."""
+    page = (STATIC / "index.html").read_text()
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+
+    assert {STATIC / name for name in loaded} == set((STATIC / "assets").iterdir())
+    assert {STATIC / name for name in ("index.html", "sources.sha256", "assets")} == set(STATIC.iterdir())
+    assert "<script>" not in page  # the server's policy allows none within the page
+    assert "style=" not in page
+
+
+def test_the_page_is_small() -> None:
+    """All files together, as they are sent."""
+    sent = sum(len(gzip.compress(file.read_bytes())) for file in STATIC.rglob("*") if file.is_file())
+
+    assert sent < LARGEST_BYTES
+
+
+def test_the_lockfile_pins_contents_and_names_no_registry() -> None:
+    """Packages come from the registry that the machine is set up with, and are compared with their digests."""
+    lock = (FRONTEND / "package-lock.json").read_text()
+
+    assert '"resolved"' not in lock
+    assert lock.count('"integrity": "sha512-') == len(re.findall(r'^    "node_modules/', lock, re.MULTILINE))

@@ -1,0 +1,192 @@
+/** The dialog of one action: says what will happen, asks for a reason, does it once, and says what happened. */
+import { useEffect, useRef, useState } from "preact/hooks";
+import { act, get, path, Refused, runAddress, startRun } from "../api";
+import { label, MEANINGS, txidList, type Request } from "../actions";
+import { refreshAll } from "../live";
+import type { Done, Prospect, Verb } from "../types";
+import { Command, ErrorCode, Outward } from "./basics";
+import { Modal } from "./modal";
+
+type Run = { id: string } | { refused: Refused };
+type Result = { done: Done | null; run: Run | null };
+
+/** Verbs that only name the command: the server lacks the role that they need. */
+const COMMAND_ONLY: readonly Verb[] = ["redo"];
+
+export function ActionDialog({ request, close }: { request: Request; close: () => void }) {
+  const { pipeline, verb, txid } = request;
+  const [prospect, setProspect] = useState<Prospect | null>(verb === "trigger" ? triggerProspect(pipeline) : null);
+  const [error, setError] = useState<Refused | null>(null);
+  const [result, setResult] = useState<Result | null>(null);
+  const [reason, setReason] = useState("");
+  const [asked, setAsked] = useState(0);
+  const [isBusy, setBusy] = useState(false);
+  const busy = useRef(false); // a second click comes before the next drawing
+  const reasonField = useRef<HTMLTextAreaElement>(null);
+
+  useEffect(() => {
+    if (verb === "trigger") return;
+    const ended = new AbortController();
+    setError(null);
+    get<Prospect>(path(["pipelines", pipeline, "actions", verb], { txid }), null, ended.signal).then(
+      (fresh) => setProspect(fresh?.data ?? null),
+      (failure: unknown) => {
+        if (failure instanceof Refused) setError(failure);
+        else if (!ended.signal.aborted) throw failure;
+      },
+    );
+    return () => ended.abort();
+  }, [asked]);
+
+  useEffect(() => reasonField.current?.focus(), [prospect?.allowed]);
+
+  const once = async (work: () => Promise<void>) => {
+    if (busy.current) return;
+    busy.current = true;
+    setBusy(true);
+    setError(null);
+    try {
+      await work();
+    } catch (failure) {
+      if (!(failure instanceof Refused)) throw failure;
+      setError(failure);
+    } finally {
+      busy.current = false;
+      setBusy(false);
+      refreshAll();
+    }
+  };
+  const confirm = () =>
+    once(async () => {
+      if (verb === "trigger") return setResult({ done: null, run: { id: await startRun(pipeline, reason) } });
+      const done = await act<Done>(path(["pipelines", pipeline, "actions", verb]), { txid, reason });
+      setResult({ done, run: done.run_needed ? await runOrRefusal(pipeline, `${label(verb, txid)}: ${reason}`) : null });
+    });
+  const runAgain = () => once(async () => setResult({ done: result?.done ?? null, run: await runOrRefusal(pipeline, reason) }));
+
+  const mayConfirm = prospect?.allowed && !result && !COMMAND_ONLY.includes(verb);
+  const needsReason = verb !== "trigger";
+  return (
+    <Modal title={`${label(verb, txid)}: ${pipeline}`} close={close} isBusy={isBusy}>
+      {!prospect && !error && <p class="loading">Asking what will happen &hellip;</p>}
+      {prospect && !result && (
+        <p class="will" id="will">
+          {prospect.will}
+        </p>
+      )}
+      {prospect?.refusal && !result && (
+        <p class="notice severity-warning" role="alert">
+          {prospect.refusal}
+        </p>
+      )}
+      {mayConfirm && (
+        <form
+          id="action"
+          onSubmit={(event) => {
+            event.preventDefault();
+            void confirm();
+          }}
+        >
+          <label>
+            Reason{needsReason ? "" : " (optional)"}
+            <textarea
+              rows={2}
+              maxLength={1000}
+              required={needsReason}
+              aria-describedby="will"
+              ref={reasonField}
+              value={reason}
+              onInput={(event) => setReason(event.currentTarget.value)}
+            />
+          </label>
+          <p class="hint">
+            {needsReason
+              ? "It is kept in the ledger with your name, for those who look later."
+              : "It becomes the note of the run in Airflow."}
+          </p>
+        </form>
+      )}
+      {result && <Outcome pipeline={pipeline} result={result} />}
+      {error && <Failure error={error} />}
+      {prospect && !result && (
+        <p class="or">
+          {COMMAND_ONLY.includes(verb) ? "Type it on the command line: " : "The same on the command line: "}
+          <Command text={prospect.command} />
+        </p>
+      )}
+      <div class="row buttons">
+        {mayConfirm && (
+          <button type="submit" form="action" class={verb === "skip" ? "danger" : "primary"} aria-disabled={isBusy}>
+            {isBusy ? "Working \u2026" : label(verb, txid)}
+          </button>
+        )}
+        {!prospect && error && (
+          <button type="button" class="primary" onClick={() => setAsked(asked + 1)}>
+            Ask again
+          </button>
+        )}
+        {result?.run && "refused" in result.run && (
+          <button type="button" class="primary" aria-disabled={isBusy} onClick={() => void runAgain()}>
+            Start the run again
+          </button>
+        )}
+        <button type="button" aria-disabled={isBusy} onClick={() => busy.current || close()}>
+          {result || !mayConfirm ? "Close" : "Cancel"}
+        </button>
+      </div>
+    </Modal>
+  );
+}
+
+const triggerProspect = (pipeline: string): Prospect => ({
+  will: `Airflow starts a run of ${pipeline}: ${MEANINGS.trigger.replace("Airflow starts a run, which ", "it ")}. If there is nothing to do, it ends at once.`,
+  allowed: true,
+  refusal: null,
+  command: `tidegate trigger ${pipeline} --wait`,
+});
+
+/** Start the run that carries out what was decided. The decision stands even if Airflow refuses the run. */
+async function runOrRefusal(pipeline: string, note: string): Promise<Run> {
+  try {
+    return { id: await startRun(pipeline, note) };
+  } catch (failure) {
+    if (failure instanceof Refused) return { refused: failure };
+    throw failure;
+  }
+}
+
+function Outcome({ pipeline, result: { done, run } }: { pipeline: string; result: Result }) {
+  return (
+    <div class="notice severity-ok" role="status" tabIndex={-1} ref={(element) => element?.focus()}>
+      {done && <p>{done.message}</p>}
+      {done && done.txids.length > 1 && <p>It concerns {txidList(done.txids)}.</p>}
+      {run && "id" in run && (
+        <p>
+          Airflow has started the run <Outward to={runAddress(pipeline, run.id)}>{run.id}</Outward>.
+        </p>
+      )}
+      {run && "refused" in run && (
+        <p>
+          But Airflow did not start a run ({run.refused.message}). Start one: <Command text={`tidegate trigger ${pipeline}`} />
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** Why a request was refused, and what to do. */
+export function Failure({ error }: { error: Refused }) {
+  return (
+    <div class="notice severity-error" role="alert">
+      <p>
+        {error.message} {error.page && <ErrorCode code={error.code} />}
+      </p>
+      {error.status === 401 && (
+        <p>
+          <Outward to=".">Log in again</Outward>, best in another tab: what you typed stays here.
+        </p>
+      )}
+      {error.status === 0 && <p>Whether it was done is not known: look before you repeat it.</p>}
+    </div>
+  );
+}

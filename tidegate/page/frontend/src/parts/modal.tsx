@@ -1,0 +1,33 @@
+/** A modal dialog: it holds the focus, and gives it back when it closes. */
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+
+type Properties = { title: string; close: () => void; isBusy?: boolean; children: ComponentChildren };
+
+export function Modal({ title, close, isBusy = false, children }: Properties) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    dialog.current?.showModal();
+    return () => {
+      // What opened the dialog may be gone, since the action has helped.
+      if (before instanceof HTMLElement && before.isConnected) before.focus();
+      else document.querySelector<HTMLElement>("h1")?.focus();
+    };
+  }, []);
+  return (
+    <dialog
+      ref={dialog}
+      aria-labelledby="dialog-title"
+      onCancel={(event) => {
+        event.preventDefault();
+        if (!isBusy) close();
+      }}
+    >
+      <h2 id="dialog-title" tabIndex={-1} autofocus>
+        {title}
+      </h2>
+      {children}
+    </dialog>
+  );
+}

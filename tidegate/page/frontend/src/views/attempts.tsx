@@ -1,0 +1,125 @@
+/** The attempts of a batch, their checks, and what they sealed. */
+import { between, bytes, count, duration, text } from "../format";
+import { Ago, ErrorCode, Glyph } from "../parts/basics";
+import { Table } from "../parts/table";
+import type { Attempt, Batch } from "../types";
+
+type Outcome = { word: string; phase: "committed" | "processed" | "failed" | "processing" | "skipped" };
+
+/** What became of an attempt. */
+function outcome(attempt: Attempt, story: Batch): Outcome {
+  if (story.commit?.["attempt"] === attempt.attempt) return { word: "committed", phase: "committed" };
+  if (attempt.failed_at) return { word: "failed", phase: "failed" };
+  if (attempt.attempt < Math.max(...story.attempts.map((other) => other.attempt))) return { word: "fenced", phase: "skipped" };
+  if (attempt.sealed_at) return { word: "sealed", phase: "processed" };
+  return { word: "in work", phase: "processing" };
+}
+
+export function Attempts({ story }: { story: Batch }) {
+  const newestFirst = [...story.attempts].sort((a, b) => b.attempt - a.attempt);
+  return (
+    <Table
+      caption="Newest first; only the newest can commit"
+      rows={newestFirst}
+      id={(attempt) => attempt.attempt}
+      columns={[
+        { name: "attempt", cell: (attempt) => attempt.attempt },
+        {
+          name: "outcome",
+          cell: (attempt) => {
+            const { word, phase } = outcome(attempt, story);
+            return (
+              <span class={`badge phase-${phase}`}>
+                <Glyph name={phase} />
+                {word}
+              </span>
+            );
+          },
+        },
+        {
+          name: "error, checks",
+          wide: true,
+          cell: (attempt) => (attempt.error ? <AttemptError attempt={attempt} /> : <Checks attempt={attempt} />),
+        },
+        { name: "began", cell: (attempt) => <Ago at={attempt.started_at} /> },
+        {
+          name: "took",
+          number: true,
+          cell: (attempt) => duration(between(attempt.started_at, attempt.sealed_at ?? attempt.failed_at)),
+        },
+        {
+          name: "staged",
+          number: true,
+          cell: (attempt) => (typeof attempt["staged_bytes"] === "number" ? bytes(attempt["staged_bytes"]) : "\u2013"),
+        },
+        { name: "by", cell: (attempt) => <Owner attempt={attempt} /> },
+      ]}
+    />
+  );
+}
+
+function AttemptError({ attempt }: { attempt: Attempt }) {
+  const said = attempt.error ?? "";
+  const code = /^([A-Z][A-Z0-9_]{2,}):?\s*/.exec(said);
+  return (
+    <>
+      {code?.[1] && <ErrorCode code={code[1]} />} <bdi class="long">{code ? said.slice(code[0].length) : said}</bdi>
+      {attempt["is_poison"] === true && <span class="second">The content of the batch is at fault.</span>}
+    </>
+  );
+}
+
+/** Counts and sums of hashes that had to agree before the attempt could seal. */
+function Checks({ attempt }: { attempt: Attempt }) {
+  if (attempt["source_rows"] === null || attempt["source_rows"] === undefined) return <span class="none">{"\u2013"}</span>;
+  const line = (name: string, rows: unknown, sum: unknown) => (
+    <span class="second">
+      {name} {count(rows as number)} rows
+      {sum !== null && sum !== undefined && (
+        <>
+          , sum of hashes <code class="hash">{text(sum)}</code>
+        </>
+      )}
+    </span>
+  );
+  return (
+    <>
+      {line("source", attempt["source_rows"], attempt["source_hash_sum"])}
+      {Boolean(attempt["quarantined_rows"]) && line("set aside", attempt["quarantined_rows"], null)}
+      {attempt["transformed_rows"] !== null &&
+        line("transformed", attempt["transformed_rows"], attempt["transformed_hash_sum"])}
+    </>
+  );
+}
+
+function Owner({ attempt }: { attempt: Attempt }) {
+  const task = attempt["airflow_task_id"];
+  return (
+    <>
+      <bdi>{attempt.owner}</bdi>
+      {typeof task === "string" && (
+        <span class="second">
+          {task}, try {text(attempt["airflow_try"])}
+        </span>
+      )}
+    </>
+  );
+}
+
+export function Seals({ seals }: { seals: Batch["seals"] }) {
+  return (
+    <Table
+      caption="What each sealed attempt staged: one Spark task per partition counts"
+      rows={seals}
+      id={(seal) => `${text(seal["attempt"])} ${text(seal["state"])} ${text(seal["partition"])}`}
+      columns={[
+        { name: "attempt", cell: (seal) => text(seal["attempt"]) },
+        { name: "state", wide: true, cell: (seal) => text(seal["state"]) },
+        { name: "partition", number: true, cell: (seal) => text(seal["partition"]) },
+        { name: "task attempt", number: true, cell: (seal) => text(seal["task_attempt"]) },
+        { name: "rows", number: true, cell: (seal) => count(seal["rows"] as number) },
+        { name: "digest", number: true, cell: (seal) => <code class="hash">{text(seal["digest"])}</code> },
+      ]}
+    />
+  );
+}

@@ -1,0 +1,151 @@
+/** Records that were set aside: why, their text, how to mend and replay them. */
+import { useState } from "preact/hooks";
+import { ActionButton } from "../actions";
+import { path } from "../api";
+import { count, plural } from "../format";
+import { useLive } from "../live";
+import { Failure } from "../parts/action_dialog";
+import { Ago, Empty, Loading } from "../parts/basics";
+import { MendDialog } from "../parts/mend_dialog";
+import { Table } from "../parts/table";
+import { batchHref, href } from "../route";
+import type { Pipeline, Quarantine, QuarantinedRecord } from "../types";
+
+const LIMIT = 50;
+
+export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: URLSearchParams }) {
+  const { name, may_act: mayAct } = pipeline;
+  const [txid, after] = [query.get("txid"), query.get("after")];
+  const [mending, setMending] = useState<QuarantinedRecord | null>(null);
+  const { data, error } = useLive<Quarantine>(path(["pipelines", name, "quarantine"], { txid, after, limit: LIMIT }));
+  const here = (changed: Record<string, string | number | null>) =>
+    href(["pipelines", name, "quarantine"], { txid, ...changed });
+  return (
+    <section aria-labelledby="quarantine">
+      <h2 id="quarantine" class="spoken">
+        Quarantine
+      </h2>
+      {!data && !error && <Loading what="quarantine" />}
+      {error && !data && <Failure error={error} />}
+      {data && !data.records.length && (
+        <Empty title={txid ? `No record of txid ${txid} is in quarantine.` : "Quarantine is empty."}>
+          <p>
+            {txid ? (
+              <a href={href(["pipelines", name, "quarantine"])}>All records</a>
+            ) : (
+              <>
+                With <code>on_poison="quarantine"</code>, records that do not fit the schema or fail a check are set aside here,
+                and the rest of their batch counts.
+              </>
+            )}
+          </p>
+        </Empty>
+      )}
+      {data && data.records.length > 0 && (
+        <>
+          <div class="row spread">
+            <p>
+              {plural(data.total, "record waits", "records wait")} to be replayed. Fix the cause
+              {canMend(data) && ", or mend the records,"} and replay them: a new batch takes them up.
+            </p>
+            {mayAct && <ActionButton pipeline={name} verb="replay" txid={txid === null ? null : Number(txid)} primary />}
+          </div>
+          {data.by_txid.length > 1 && (
+            <nav class="chips" aria-label="By batch">
+              {data.by_txid.slice(0, 12).map(([of, records]) => (
+                <a
+                  key={of}
+                  href={href(["pipelines", name, "quarantine"], { txid: of })}
+                  aria-current={String(of) === txid ? "page" : undefined}
+                >
+                  txid {of}: {count(records)}
+                </a>
+              ))}
+            </nav>
+          )}
+          <Table
+            caption="Records in quarantine"
+            hideCaption
+            rows={data.records}
+            id={(record) => `${record.txid} ${record.number}`}
+            columns={[
+              {
+                name: "record",
+                cell: (record) => (
+                  <>
+                    <a href={batchHref(name, record.txid)}>txid {record.txid}</a>, number {record.number}
+                  </>
+                ),
+              },
+              {
+                name: "why",
+                wide: true,
+                cell: (record) => (
+                  <>
+                    <bdi class="long">{record.reason}</bdi>
+                    {record.origin && <bdi class="second long">{record.origin}</bdi>}
+                    <Payload record={record} />
+                  </>
+                ),
+              },
+              { name: "set aside", cell: (record) => <Ago at={record.quarantined_at} /> },
+              ...(mayAct && canMend(data)
+                ? [
+                    {
+                      name: "mend",
+                      cell: (record: QuarantinedRecord) => (
+                        <button
+                          type="button"
+                          class="small"
+                          onClick={() => setMending(record)}
+                          aria-label={`Mend record ${record.number} of txid ${record.txid}`}
+                        >
+                          Mend
+                        </button>
+                      ),
+                    },
+                  ]
+                : []),
+            ]}
+          />
+        </>
+      )}
+      <nav class="pages" aria-label="Pages of records">
+        {(after || txid) && <a href={href(["pipelines", name, "quarantine"])}>&larr; all records</a>}
+        {data?.next && <a href={here({ after: data.next })}>more &rarr;</a>}
+      </nav>
+      {mending && <MendDialog pipeline={name} record={mending} close={() => setMending(null)} />}
+    </section>
+  );
+}
+
+/** Whether the server knows about mending: it then says of each record whether it was mended. */
+const canMend = (data: Quarantine): boolean => data.records.some((record) => "mended_payload" in record);
+
+function Payload({ record }: { record: QuarantinedRecord }) {
+  const mended = record.mended_payload ?? null;
+  return (
+    <>
+      {record.payload !== null && (
+        <pre
+          class={`payload ${mended === null ? "" : "struck"}`}
+          tabIndex={0}
+          aria-label={mended === null ? "The record" : "The record as it came"}
+          dir="auto"
+        >
+          {record.payload}
+        </pre>
+      )}
+      {mended !== null && (
+        <>
+          <span class="second">
+            mended by <bdi>{record.mended_by ?? ""}</bdi>:
+          </span>
+          <pre class="payload" tabIndex={0} aria-label="The record as it was mended" dir="auto">
+            {mended}
+          </pre>
+        </>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,122 @@
+/** Processing and commit of each batch over time, with the cursor. */
+import { useState } from "preact/hooks";
+import { path } from "../api";
+import { between, count, duration } from "../format";
+import { useLive } from "../live";
+import { Failure } from "../parts/action_dialog";
+import { Ago, Empty, ErrorCode, Loading, PhaseBadge } from "../parts/basics";
+import { Table } from "../parts/table";
+import { batchHref, href } from "../route";
+import { Drawing } from "../timeline/drawing";
+import { Legend } from "../timeline/legend";
+import type { Timeline } from "../types";
+
+const SIZES = [25, 50, 100, 200, 500] as const;
+
+export function TimelineTab({ name, query }: { name: string; query: URLSearchParams }) {
+  const size = SIZES.find((one) => String(one) === query.get("last")) ?? 50;
+  const to = Number(query.get("to")) || null;
+  const [isTrue, setTrue] = useState(false);
+  const asTable = query.get("as") === "table";
+  const range = to === null ? { last: size } : { from: Math.max(1, to - size + 1), to };
+  const { data, error } = useLive<Timeline>(path(["pipelines", name, "timeline"], range));
+  const here = (changed: Record<string, string | number | null>) =>
+    href(["pipelines", name, "timeline"], { last: size === 50 ? null : size, to, as: asTable ? "table" : null, ...changed });
+  const oldest = data?.batches.length ? Math.min(...data.batches.map((batch) => batch.txid)) : null;
+  const newest = data?.batches.length ? Math.max(...data.batches.map((batch) => batch.txid)) : null;
+  return (
+    <section aria-labelledby="timeline">
+      <h2 id="timeline" class="spoken">
+        Timeline
+      </h2>
+      <div class="row spread">
+        <div class="row">
+          <label class="inline">
+            batches
+            <select value={size} onChange={(event) => (location.hash = here({ last: event.currentTarget.value }))}>
+              {SIZES.map((one) => (
+                <option key={one}>{one}</option>
+              ))}
+            </select>
+          </label>
+          <label class="inline">
+            <input type="checkbox" checked={isTrue} onChange={(event) => setTrue(event.currentTarget.checked)} /> keep idle time
+          </label>
+          <a href={here({ as: asTable ? null : "table" })}>{asTable ? "as a picture" : "as a table"}</a>
+        </div>
+        <nav class="pages" aria-label="Older and newer batches">
+          {oldest !== null && oldest > 1 && <a href={here({ to: oldest - 1 })}>&larr; older</a>}
+          {to !== null && newest !== null && <a href={here({ to: newest + size })}>newer &rarr;</a>}
+          {to !== null && <a href={here({ to: null })}>newest</a>}
+        </nav>
+      </div>
+      {!data && !error && <Loading what="the timeline" />}
+      {error && !data && <Failure error={error} />}
+      {data && !data.batches.length && (
+        <Empty title={to === null ? "No batch has been planned yet." : "There are no batches in this range."}>
+          <p>
+            {to === null ? (
+              <>
+                A run plans batches when the source has something new: <code>tidegate trigger {name} --wait</code>
+              </>
+            ) : (
+              <a href={here({ to: null })}>The newest batches</a>
+            )}
+          </p>
+        </Empty>
+      )}
+      {data && data.batches.length > 0 && (
+        <>
+          {!asTable && <Legend />}
+          {asTable ? <AsTable name={name} timeline={data} /> : <Drawing name={name} timeline={data} isTrue={isTrue} />}
+        </>
+      )}
+    </section>
+  );
+}
+
+function AsTable({ name, timeline }: { name: string; timeline: Timeline }) {
+  const rows = [...timeline.batches].sort((a, b) => b.txid - a.txid);
+  return (
+    <Table
+      caption={`The timeline of ${name} in figures, newest first. The cursor is at txid ${timeline.cursor}.`}
+      rows={rows}
+      id={(batch) => batch.txid}
+      columns={[
+        {
+          name: "txid",
+          cell: (batch) => (
+            <a class="strong" href={batchHref(name, batch.txid)}>
+              {batch.txid}
+            </a>
+          ),
+        },
+        { name: "phase", cell: (batch) => <PhaseBadge phase={batch.phase} /> },
+        { name: "attempts", number: true, cell: (batch) => count(batch.attempts.length) },
+        {
+          name: "last error",
+          wide: true,
+          cell: (batch) => {
+            const error = batch.attempts.findLast((attempt) => attempt.error)?.error;
+            return error ? <ErrorCode code={error.split(":")[0] ?? error} /> : null;
+          },
+        },
+        { name: "planned", cell: (batch) => <Ago at={batch.opened_at} /> },
+        {
+          name: "processing",
+          number: true,
+          cell: (batch) => duration(between(batch.attempts.at(-1)?.started_at, batch.attempts.at(-1)?.sealed_at)),
+        },
+        {
+          name: "wait",
+          number: true,
+          cell: (batch) =>
+            duration(
+              between(batch.attempts.at(-1)?.sealed_at, batch.commit?.committed_at ?? (batch.commit ? null : timeline.now)),
+            ),
+        },
+        { name: "committed", cell: (batch) => <Ago at={batch.commit?.merged_at} /> },
+      ]}
+    />
+  );
+}
