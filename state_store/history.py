@@ -31,7 +31,10 @@ ACTIONS_SHOWN = 100
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed, committed or skipped."""
+    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed, committed or skipped.
+
+    `error` is why the newest attempt failed or the batch is halted: a code such as SOURCE_CHANGED, or the name of an exception.
+    """
 
     pipeline: str
     txid: int
@@ -45,6 +48,7 @@ class BatchStatus:
     committed_at: datetime | None
     owner: str | None
     waits_for: str | None
+    error: str | None
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,30 @@ def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[
 
 def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:
     """Return ledger rows in txid order: the given txids, or the newest `limit`."""
-    statement = sa.select(*batches_view.c).where(batches_view.c.pipeline == pipeline)
+    statement = statuses(pipeline)
     if txids is not None:
         statement = statement.where(batches_view.c.txid.in_(list(txids)))
     rows = connection.execute(statement.order_by(batches_view.c.txid.desc()).limit(limit)).all()
     return [BatchStatus(*row) for row in reversed(rows)]
+
+
+def statuses(pipeline: str) -> sa.Select[Any]:
+    """Return a query whose rows are the arguments of `BatchStatus`, in no order."""
+    v, a, b = batches_view.c, tables.attempt.c, tables.batch.c
+    same = sa.and_(a.pipeline == v.pipeline, a.txid == v.txid, a.attempt == v.attempt)
+    return (
+        sa.select(*v, batch_error().label("error"))
+        .select_from(batches_view)
+        .join(tables.batch, sa.and_(b.pipeline == v.pipeline, b.txid == v.txid))
+        .outerjoin(tables.attempt, same)
+        .where(v.pipeline == pipeline)
+    )
+
+
+def batch_error() -> sa.ColumnElement[str | None]:
+    """Return the first word of a batch's error, within `statuses`; a committed batch has none."""
+    halted = sa.case((batches_view.c.phase == "halted", tables.batch.c.halted_reason))
+    return sa.func.split_part(sa.func.coalesce(halted, tables.attempt.c.error), ":", 1)
 
 
 def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHistory:

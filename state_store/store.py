@@ -25,6 +25,7 @@ from state_store import (
     mending,
     operations,
     schema,
+    search,
     source_files,
     staging,
     tables,
@@ -44,6 +45,7 @@ from state_store.errors import HoleDetected, RangeRefused, StoreUnavailable, sto
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.measures import Measures
 from state_store.mending import Mend
+from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
@@ -540,6 +542,11 @@ class StateStore:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""
         with self._transaction("reading the ledger") as connection:
             return history.batch_statuses(connection, pipeline, txids, limit)
+
+    def search(self, pipeline: str, wanted: Wanted, *, before: int | None = None, limit: int = 100) -> Found:
+        """Return some batches that fulfil all conditions, newest first, and where to go on; by statements of bounded work."""
+        with self._snapshot("searching the ledger") as connection:
+            return search.search(connection, pipeline, wanted, before, limit)
 
     def batch_history(self, pipeline: str, txid: int) -> BatchHistory:
         """Return everything that the ledger knows of one batch."""

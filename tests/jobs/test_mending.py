@@ -118,7 +118,7 @@ STILL_BAD = {
     "a key is NULL": ({"name": None, "amount": 1}, "key column name is NULL"),
     "a NUL character": ({"name": "a\0b", "amount": 1}, "column name holds a NUL character"),
     "too large": ({"name": "b", "amount": 2**31}, "column amount: 2147483648 is no int"),
-    "a fraction": ({"name": "b", "amount": 1.5}, "column amount: '1.5' is no int"),
+    "a fraction": ({"name": "b", "amount": 1.5}, "column amount: 1.5 is no int"),
 }
 
 

@@ -4,11 +4,12 @@ import csv
 import io
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,13 +20,15 @@ from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
 from tidegate import batch_report, output, source_report
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
 
 if TYPE_CHECKING:
     from state_store import StateStore
     from state_store.history import BatchStatus
+    from state_store.search import Wanted
 
 ROWS_FOR_PEOPLE = 20
+PAGE = 10_000  # batches in one answer of the store
 NOT_FOUND = 1
 
 
@@ -34,12 +37,47 @@ NOT_FOUND = 1
 @click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Show all of one batch.")
 @click.option("--state", metavar="NAME", help="Show the rows of this state, in the order of their keys.")
 @click.option("--source", is_flag=True, help="Show what the source leaves unread, with the reasons.")
+@filters.phase
+@filters.error
+@filters.since
+@filters.until
+@filters.from_txid
+@filters.to_txid
 @click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
-def inspect(pipeline: str, txid: int | None, state: str | None, source: bool, limit: int | None, as_json: bool) -> None:
-    """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone."""
+def inspect(
+    pipeline: str,
+    txid: int | None,
+    state: str | None,
+    source: bool,
+    phase: str | None,
+    error: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    from_txid: int | None,
+    to_txid: int | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone.
+
+    --phase, --error, --since, --until, --from-txid and --to-txid choose batches of the ledger; all that are given have to hold.
+    An event of a batch: it was opened, begun, sealed or committed, it failed, or it was halted.
+    """
+    conditions = {
+        "phase": phase,
+        "error": error,
+        "since": since,
+        "until": until,
+        "from_txid": from_txid,
+        "to_txid": to_txid,
+    }
+    given = [f"--{name.replace('_', '-')}" for name, value in conditions.items() if value is not None]
     if (txid is not None) + (state is not None) + source > 1:
         raise UsageError("Give one of --txid, --state and --source.")
+    if given and (txid is not None or state is not None or source):
+        raise UsageError(f"{given[0]} chooses among batches: leave out --txid, --state and --source.")
+    filters.check(since, until, from_txid, to_txid)
     from state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
 
     declared, settings = find_pipeline(pipeline), Settings.load()
@@ -52,13 +90,9 @@ def inspect(pipeline: str, txid: int | None, state: str | None, source: bool, li
         elif state is not None:
             _show_state(store, declared, state, limit, as_json)
         else:
-            statuses = store.batch_statuses(pipeline, limit=limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE))
-            if as_json:
-                output.print_json_rows(asdict(status) for status in statuses)
-            else:
-                _print_ledger(pipeline, statuses)
-                if message := source_report.sentence(pipeline, settings):
-                    output.say(message)
+            _show_ledger(store, pipeline, conditions, limit, as_json)
+            if not as_json and not given and (message := source_report.sentence(pipeline, settings)):
+                output.say(message)
 
 
 @click.command()
@@ -113,12 +147,38 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
     batch_report.show(history)
 
 
-def _print_ledger(pipeline: str, statuses: "list[BatchStatus]") -> None:
-    if not statuses:
-        output.say(f"Pipeline {pipeline} has no batches yet. Start with: tidegate trigger {pipeline} --wait")
+def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, Any]", limit: int | None, as_json: bool) -> None:
+    """Print the newest batches that fulfil the conditions, newest last."""
+    from state_store.search import Wanted  # noqa: PLC0415
+
+    wanted, shown = Wanted(**conditions), limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE)
+    batches, before = _newest(store, pipeline, wanted, shown)
+    if as_json:
+        output.print_json_rows(asdict(batch) for batch in batches)
         return
-    shown = [f.name for f in fields(statuses[0]) if f.name not in ("pipeline", "started_at", "owner")]
-    output.print_table(f"Batches of {pipeline}", shown, [[getattr(status, name) for name in shown] for status in statuses])
+    if not batches:
+        if wanted == Wanted():
+            output.say(f"Pipeline {pipeline} has no batches yet. Start with: tidegate trigger {pipeline} --wait")
+        else:
+            output.say(f"No batch of {pipeline} fulfils all conditions.")
+        return
+    names = [f.name for f in fields(batches[0]) if f.name not in ("pipeline", "started_at", "owner", "error", "waits_for")]
+    columns = [*names, *(["error"] if any(batch.error for batch in batches) else []), "waits_for"]
+    output.print_table(f"Batches of {pipeline}", columns, [[getattr(b, name) for name in columns] for b in batches])
+    if before is not None and wanted != Wanted():
+        output.say("There may be earlier ones: --limit N shows more, --json all of them.")
+
+
+def _newest(store: "StateStore", pipeline: str, wanted: "Wanted", limit: int) -> "tuple[list[BatchStatus], int | None]":
+    """Return the newest batches that are wanted, newest last, and below which txid there may be others."""
+    batches: list[BatchStatus] = []
+    before: int | None = None
+    while True:
+        found = store.search(pipeline, wanted, before=before, limit=min(limit - len(batches), PAGE))
+        batches += found.batches
+        before = found.before
+        if before is None or len(batches) >= limit:
+            return batches[::-1], before
 
 
 def _state(pipeline: Pipeline, name: str) -> StateSpec:

@@ -1,0 +1,94 @@
+"""Finding batches by phase, time and error: the newest first, a bounded number of txids looked at by each statement."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import tables
+from state_store.batches import MAX_TXID
+from state_store.history import BatchStatus, batch_error, batches_view, statuses
+
+Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
+PHASES: tuple[str, ...] = get_args(Phase)
+ENDED = ("committed", "skipped")
+LOOKED_AT = 10_000  # txids in one statement
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Conditions on batches, all of which have to hold; None is any.
+
+    `since` and `until` are about the last event of a batch: opened, begun, sealed, failed, halted or committed. `error` is
+    `BatchStatus.error`. The txids are inclusive.
+    """
+
+    phase: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    from_txid: int | None = None
+    to_txid: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Some matching batches, newest first; `before` continues the search below a txid, None: there are no others."""
+
+    batches: list[BatchStatus]
+    before: int | None
+
+
+def search(connection: Connection, pipeline: str, wanted: Wanted, before: int | None, limit: int) -> Found:
+    """Look at the LOOKED_AT newest txids below `before` (None: at the newest), for at most `limit` matching batches.
+
+    With rare matches a search may find nothing and yet have to go on. All its statements should see one snapshot.
+    """
+    b, v, k = tables.batch.c, batches_view.c, tables.cursor.c
+    cursor = connection.scalar(sa.select(k.txid).where(k.pipeline == pipeline)) or 0
+    first, last = wanted.from_txid or 1, wanted.to_txid or MAX_TXID
+    if wanted.phase in ENDED:
+        last = min(last, cursor)
+    elif wanted.phase is not None:
+        first = max(first, cursor + 1)
+    if before is not None:
+        last = min(last, before - 1)
+    looked_at = sa.select(b.txid).where(b.pipeline == pipeline, b.txid.between(first, last)).order_by(b.txid.desc())
+    counted = looked_at.limit(LOOKED_AT).subquery().c.txid
+    lowest, highest, count = connection.execute(sa.select(sa.func.min(counted), sa.func.max(counted), sa.func.count())).one()
+    if not count:
+        return Found([], None)
+    here = statuses(pipeline).where(v.txid.between(lowest, highest))
+    matching = here.where(*_conditions(wanted)).order_by(v.txid.desc()).limit(limit)
+    rows = [BatchStatus(*row) for row in connection.execute(matching)]
+    if len(rows) == limit:
+        return Found(rows, rows[-1].txid)
+    is_last = count < LOOKED_AT
+    if not is_last and wanted.since is not None and highest <= cursor:
+        is_last = not _is_later(connection, here, wanted.since)
+    return Found(rows, None if is_last else lowest)
+
+
+def _is_later(connection: Connection, batches: sa.Select[Any], since: datetime) -> bool:
+    """Return whether a batch has had an event since then. If of many committed ones none has, earlier ones have not either."""
+    return connection.execute(batches.where(_last_event() >= since).limit(1)).first() is not None
+
+
+def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.phase is not None:
+        conditions.append(batches_view.c.phase == wanted.phase)
+    if wanted.error is not None:
+        conditions.append(batch_error() == wanted.error)
+    if wanted.since is not None:
+        conditions.append(_last_event() >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(_last_event() <= wanted.until)
+    return conditions
+
+
+def _last_event() -> sa.ColumnElement[datetime]:
+    v, a, b = batches_view.c, tables.attempt.c, tables.batch.c
+    return sa.func.greatest(v.opened_at, v.started_at, v.sealed_at, v.committed_at, a.failed_at, b.halted_at)
