@@ -87,6 +87,11 @@ class TidegateError(Exception):
         name = type(self).__name__
         return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()
 
+    @property
+    def more(self) -> str:
+        """The line that leads from the message to the error's page in docs/errors."""
+        return f"More: tidegate error {self.code}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Survive pickling, because errors cross process borders (Airflow, Spark)."""
         identity = {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.attempt}

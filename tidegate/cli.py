@@ -29,6 +29,7 @@ VERBS = {
     "trigger": "runs",
     "backfill": "runs",
     "run": "runs",
+    "why": "explaining",
     "inspect": "inspection",
     "get": "inspection",
     "retry": "operations",
@@ -38,6 +39,7 @@ VERBS = {
     "resume": "operations",
     "demo": "demo",
     "quarantine": "quarantine",
+    "error": "explaining",
 }
 
 
@@ -72,6 +74,7 @@ def main() -> None:
         sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")
+        output.say(error.more)
         sys.exit(exit_code(error))
     except click.Abort:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")

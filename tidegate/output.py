@@ -99,6 +99,12 @@ def say(message: str) -> None:
     talk().print(visible(message, keep="\n"), soft_wrap=True)
 
 
+def write(*lines: str) -> None:
+    """Write lines for people on stdout, unwrapped, so that what is in them can be copied."""
+    sys.stdout.write("".join(visible(line, keep="\n") + "\n" for line in lines))
+    sys.stdout.flush()
+
+
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows as a table: numbers right-aligned, times in UTC to the second, NULL as an empty cell, a list as its lines."""
     from rich.table import Table  # noqa: PLC0415

@@ -1,90 +1,78 @@
-"""What to do about each error, in one sentence with one command; `docs/errors` has the whole story of each."""
+"""What to do about each error, in one sentence; `docs/errors` tells the whole story of each."""
 
 import re
 import shlex
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from state_store import errors
 from state_store.errors import TidegateError
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
-
-
-@dataclass(frozen=True)
-class Action:
-    """A button that helps: the operator's verb, and the txid that it concerns."""
-
-    verb: Verb
-    txid: int | None
-
-
-class Remedy(NamedTuple):
-    """What to do about an error, and the command to copy."""
-
-    advice: str
-    command: str | None
-
-
-_RETRY = "tidegate retry {pipeline} {txid}"
-_TRIGGER = "tidegate trigger {pipeline} --wait"
-_UNKNOWN = Remedy("Read the whole error, fix its cause, and let the batch be tried again.", _RETRY)
-_REMEDIES = {
-    "MALFORMED_RECORD": Remedy("Correct the file or the pipeline's schema, then retry; or give the batch up.", _RETRY),
-    "TRANSFORM_FAILED": Remedy("Correct the transform or the records, then retry; or give the batch up.", _RETRY),
-    "BAD_KEY": Remedy("Correct the key, in the records or by the transform, then retry; or give the batch up.", _RETRY),
-    "OVERFLOW": Remedy("Correct the value, or declare a wider type in a new state, then retry.", _RETRY),
-    "SOURCE_CHANGED": Remedy("Put the source back as it was planned, then retry.", _RETRY),
-    "SOURCE_UNREADABLE": Remedy("Make the source readable as it is declared, then retry.", _RETRY),
-    "RANGE_EXPIRED": Remedy(
-        "The rows are gone at the source: lengthen its retention, and give the batch up.",
-        "tidegate skip {pipeline} {txid} --reason ...",
-    ),
-    "SOURCE_UNAVAILABLE": Remedy("Bring the source back: its server, its mount, its network.", _TRIGGER),
-    "PARTITION_UNAVAILABLE": Remedy("Bring the partition back.", _TRIGGER),
-    "STORE_UNAVAILABLE": Remedy("Start Postgres, or wait until it answers.", "tidegate up"),
-    "SPARK_UNAVAILABLE": Remedy("Start Spark, or wait until it answers.", "tidegate up"),
-    "AIRFLOW_UNAVAILABLE": Remedy("Start Airflow, or wait until it answers.", "tidegate up"),
-    "SPARK_FAILED": Remedy("Read Spark's error in the batch's history.", "tidegate inspect {pipeline} --txid {txid}"),
-    "DECLARATION_CHANGED": Remedy("Register the declaration, or take the change back.", "tidegate migrate"),
-    "DECLARATION_INVALID": Remedy("Correct the pipeline's transform or states, then retry.", _RETRY),
-    "SCHEMA_OUT_OF_DATE": Remedy("Bring the database to this code's revision.", "tidegate migrate"),
-    "METADATA_CORRUPT": Remedy("Restore the batch's row from a backup, then retry.", _RETRY),
-    "GUARD_MISMATCH": Remedy("Find the program that wrote the state table, and undo that, then retry.", _RETRY),
-    "HOLE_DETECTED": Remedy(
-        "Check which commits are lost and what has read them, before anything goes on.", "tidegate error HOLE_DETECTED"
-    ),
-    "ACCESS_REFUSED": Remedy("Correct the user, the password or the database in the settings.", "tidegate settings"),
-    "SETTINGS_INVALID": Remedy("Correct the setting.", "tidegate settings"),
-    "PIPELINE_PAUSED": Remedy("When the reason is gone, let runs start again.", "tidegate resume {pipeline} --reason ..."),
+_UNKNOWN = "Read the whole error (tidegate inspect PIPELINE --txid TXID) and fix its cause."
+_FIXES = {
+    "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
+    "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
+    "BAD_KEY": "Correct the key by the transform, or declare null_keys=True; or give the batch up (tidegate skip).",
+    "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), or take the change back.",
+    "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
+    "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
+    "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
+    "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
+    "MALFORMED_RECORD": "Correct the schema and raise the pipeline's version; or give the batch up (tidegate skip).",
+    "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
+    "OVERFLOW": "Correct the value by the transform; or give the batch up (tidegate skip).",
+    "PARTITION_UNAVAILABLE": "Bring the partition back.",
+    "RANGE_EXPIRED": "Its rows are gone at the source: lengthen the retention, and give the batch up.",
+    "ROWS_LOST": "If it comes back, look for what makes the transform return other rows each time.",
+    "SCHEMA_OUT_OF_DATE": "Bring the database to the code's revision (tidegate migrate).",
+    "SETTINGS_INVALID": "Correct the setting (tidegate settings).",
+    "SOURCE_CHANGED": "Put the source back as it was planned; or give the batch up (tidegate skip).",
+    "SOURCE_UNAVAILABLE": "Bring the source back: its server, its mount, its network.",
+    "SOURCE_UNREADABLE": "Make the source readable, as it is declared.",
+    "SPARK_FAILED": "Read Spark's error and its log (tidegate status names it).",
+    "SPARK_UNAVAILABLE": "Start Spark (tidegate up), or wait until it answers.",
+    "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
+    "TRANSFORM_FAILED": "Correct the transform and raise the pipeline's version; or give the batch up (tidegate skip).",
 }
+# The command that begins the way out, where that is not to try the batch again.
+_COMMANDS = {
+    "ACCESS_REFUSED": "tidegate settings",
+    "DECLARATION_CHANGED": "tidegate migrate",
+    "HOLE_DETECTED": "tidegate error HOLE_DETECTED",
+    "SCHEMA_OUT_OF_DATE": "tidegate migrate",
+    "SETTINGS_INVALID": "tidegate settings",
+    "STORE_UNAVAILABLE": "tidegate up",
+}
+# Errors after which only a person's decision to leave the batch out helps.
+ENDS_IN_SKIP = ("RANGE_EXPIRED",)
 
 
-def of(code: str | None, pipeline: str | None = None, txid: int | None = None) -> Remedy:
-    """Return what to do about an error of this code; without a code, what to do about an unknown one."""
-    advice, command = _REMEDIES.get(code or "", _UNKNOWN)
-    needed = {"pipeline": None if pipeline is None else quoted(pipeline), "txid": txid}
-    if command is not None and any(value is None and f"{{{name}}}" in command for name, value in needed.items()):
-        command = None
-    return Remedy(advice, command and command.format(**needed))
+def fix_of(code: str | None) -> str:
+    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out."""
+    return _FIXES.get(code or "", _UNKNOWN)
 
 
-def quoted(name: str) -> str:
-    """Return a name as one word of a shell's command."""
-    return shlex.quote(name)
+def command_of(code: str) -> str:
+    """Return the command that begins the way out of an error that concerns no single batch."""
+    return _COMMANDS.get(code, f"tidegate error {code}")
 
 
-def code_of(story: str) -> str | None:
+def command(*words: object) -> str:
+    """Return a command line of `tidegate` to copy; `...` stands for what the reader fills in."""
+    return " ".join(["tidegate", *(word if word == "..." else shlex.quote(str(word)) for word in map(str, words))])
+
+
+def code_of(story: str | None) -> str | None:
     """Return the code at the beginning of an error's story in the ledger; None if it is not one of ours."""
-    code = story.partition(":")[0]
+    code = (story or "").partition(":")[0]
     return code if code in _codes() else None
 
 
-def code_in(story: str) -> str | None:
+def code_in(story: str | None) -> str | None:
     """Return the first code of ours anywhere in a story, such as that of a batch that was given up."""
-    return next((code for code in _CODE.findall(story) if code in _codes()), None)
+    return next((code for code in _CODE.findall(story or "") if code in _codes()), None)
 
 
 @cache

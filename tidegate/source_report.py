@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from jobs.pipeline import Pipeline
@@ -69,6 +70,27 @@ def of_all(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
     if thread.is_alive():
         return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s what they leave alone."}
     return messages
+
+
+def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
+    """Return a sentence on what the source holds back, because it may still change; None if it holds back nothing.
+
+    Raises: SourceUnavailable if the source does not answer within ANSWER_SECONDS; what `Source.held_back` raises.
+    """
+    asked = Future[str | None]()
+
+    def ask() -> None:
+        try:
+            asked.set_result(pipeline.source.held_back(settings))
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
+            asked.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return asked.result(ANSWER_SECONDS)
+    except TimeoutError:
+        message = f"The source has not answered within {ANSWER_SECONDS} s."
+        raise SourceUnavailable(message, pipeline=pipeline.name) from None
 
 
 def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:

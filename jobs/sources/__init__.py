@@ -208,6 +208,14 @@ class Source(Protocol):
         del settings
         return None
 
+    def held_back(self, settings: Settings) -> str | None:
+        """Return a sentence on what is at the source and not planned yet, because it may still change; None if nothing is.
+
+        Raises: SourceUnavailable, SourceUnreadable, AccessRefused.
+        """
+        del settings
+        return None
+
     @property
     def keeps_files(self) -> bool:
         """Whether metadata lists files under `files`; the ledger then keeps them, so that each content counts once."""

@@ -8,6 +8,8 @@ import os
 import re
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,16 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
 def is_young(found: os.stat_result, min_age_seconds: int) -> bool:
     """Return whether a file changed just now. A time far in the future does not mean an active writer."""
     return abs(time.time() - found.st_mtime) < min_age_seconds
+
+
+def young_among(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
+    """Return the files that changed just now; one that has vanished meanwhile is none."""
+    young = []
+    for name in names if min_age_seconds > 0 else ():
+        with suppress(OSError):
+            if is_young((folder / name).stat(), min_age_seconds):
+                young.append(name)
+    return young
 
 
 def printable(path: Path) -> str:

@@ -21,7 +21,7 @@ from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.formats import READERS
 from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
-from jobs.sources.files.listing import Listing, list_files
+from jobs.sources.files.listing import Listing, list_files, young_among
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
 from state_store.settings import Settings
@@ -173,8 +173,7 @@ class Files(Source):
         done = self.done(settings.home)
         if done:
             done.check_writable()
-        min_age = settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
-        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=min_age)
+        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=self._min_age(settings))
 
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
@@ -183,6 +182,19 @@ class Files(Source):
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
         return self._listing(settings).report()
+
+    def held_back(self, settings: Settings) -> str | None:
+        """Return how many files are too young, so that they may still be written."""
+        found, min_age = self._listing(settings), self._min_age(settings)
+        if not (young := young_among(found.folder, found.names, min_age)):
+            return None
+        return (
+            f"In {found.folder} {len(young)} file(s) changed less than {min_age} s ago and may still be written, such as "
+            f"{young[0]}."
+        )
+
+    def _min_age(self, settings: Settings) -> int:
+        return settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
 
     def _listing(self, settings: Settings) -> Listing:
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)

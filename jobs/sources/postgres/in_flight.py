@@ -65,6 +65,13 @@ _DESCRIPTIONS = """
     FROM pg_prepared_xacts JOIN pg_locks ON transactionid = transaction
     WHERE locktype = 'transactionid' AND pid IS NULL AND virtualtransaction = ANY(%s)
 """
+_LONG_OPEN = """
+    SELECT pid FROM pg_stat_activity
+    WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()
+        AND backend_type NOT IN ('autovacuum worker', 'walsender')
+        AND CASE WHEN pid = ANY(%(writers)s) THEN coalesce(xact_start, '-infinity') WHEN %(all)s THEN xact_start END
+            < clock_timestamp() - %(seconds)s * interval '1 second'
+"""
 # A transaction's name in pg_locks, and the process of its session; a prepared one has none.
 Writers = dict[str, int | None]
 
@@ -114,6 +121,20 @@ def settled_by_clock(
     if not _writers_end(connection, query, tables, wait_seconds, prepared):
         return None
     return sql.SQL("{} < {}").format(sql.Identifier(query.key[0]), sql.Literal(bound))
+
+
+def long_open(cursor: Any, tables: list[int], *, seconds: float, is_by_clock: bool) -> list[str]:
+    """Return a description of each transaction that has been open for longer than this and keeps rows from being settled.
+
+    These are all that write to the tables; if rows are ordered by the clock, all of the database. A transaction whose start
+    this role may not see counts as open for long.
+    """
+    writers = _writers(cursor, tables)
+    pids = [pid for pid in writers.values() if pid]
+    cursor.execute(_LONG_OPEN, {"writers": pids, "all": is_by_clock, "seconds": seconds})
+    pids = [pid for (pid,) in cursor.fetchall()]
+    cursor.execute(_DESCRIPTIONS, [pids, [name for name, pid in writers.items() if pid is None]])
+    return [row[0] for row in cursor.fetchall() if row[0]]
 
 
 def highest_key(cursor: Any, query: Query, after: Position | None) -> Position | None:

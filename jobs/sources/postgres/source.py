@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg2 import sql
 
 from jobs.sources import Coordinator, Source
-from jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
+from jobs.sources.postgres.in_flight import highest_key, long_open, settled_by_clock, settled_by_sequence
 from jobs.sources.postgres.late import (
     GAPS,
     check_attached,
@@ -180,6 +180,16 @@ class PostgresTable(Source):
     def coordinator(self, settings: Settings) -> "PostgresCoordinator":
         """Return a coordinator that plans ranges; it connects on its first request."""
         return PostgresCoordinator(self, self._conninfo(settings, "plan"))
+
+    def held_back(self, settings: Settings) -> str | None:
+        """Return the transactions that have been open for longer than a plan waits, and may still add rows."""
+        query = self.selection
+        with connected(self._conninfo(settings, "look"), query) as connection, transaction(connection) as cursor:
+            check_primary(cursor, query)
+            tables = look_at_origin(cursor, query, SourceUnreadable).read
+            seconds = self.margin_seconds if self.is_by_clock else self.wait_seconds
+            found = long_open(cursor, tables, seconds=seconds, is_by_clock=self.is_by_clock)
+        return f"{query.name}: later rows wait for transactions that are still open: {'; '.join(found)}." if found else None
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""

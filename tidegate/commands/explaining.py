@@ -1,0 +1,81 @@
+"""The verbs that explain: why, error."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from state_store.settings import Settings
+from tidegate import error_pages, output
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+
+if TYPE_CHECKING:
+    from tidegate.why import Cause, Why
+
+# Causes beside one another, rather than one because of the next.
+BESIDES = ("ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE")
+
+
+@click.command()
+@pipeline_name
+@click.argument("txid", type=AT_LEAST_ONE, required=False, help="Why this txid has not committed [default: the next one].")
+@as_json
+def why(pipeline: str, txid: int | None, as_json: bool) -> None:
+    """Explain what a pipeline, or one txid, waits for: the nearest cause first, and what to do about each."""
+    found = _explain(pipeline, txid)
+    if as_json:
+        output.print_json(asdict(found))
+    else:
+        output.write(*_lines(pipeline if txid is None else f"{pipeline} {txid}", found))
+
+
+def _explain(pipeline: str, txid: int | None) -> "Why":
+    """Return the causes; if the ledger cannot be read, why not."""
+    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which `error` does without
+    from tidegate import why as causes  # noqa: PLC0415
+
+    try:
+        with StateStore.connect(Settings.load()) as store:
+            return causes.explain(store, pipeline, txid, ask_source=True)
+    except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
+        return causes.Why((causes.of_error(error),))
+
+
+def _lines(title: str, found: "Why") -> Iterator[str]:
+    yield f"{title}:"
+    for position, cause in enumerate(found.causes):
+        link = "" if not position else "Besides: " if cause.code in BESIDES else "Because: "
+        yield ""
+        yield f"  {link}{cause.sentence}{_since(cause)}"
+        if cause.advice:
+            yield f"    What to do: {cause.advice}"
+        if cause.command:
+            yield f"    $ {cause.command}"
+        if cause.error and cause.command != f"tidegate error {cause.error}" and error_pages.has_page(cause.error):
+            yield f"    More: tidegate error {cause.error}"
+
+
+def _since(cause: "Cause") -> str:
+    if cause.since is None:
+        return ""
+    since = datetime.fromisoformat(cause.since).astimezone(UTC)
+    return f" Since {since:%Y-%m-%d %H:%M:%S} UTC."
+
+
+@click.command()
+@click.argument("code", required=False, help="The error's code, as messages and the ledger show it [default: list all].")
+@as_json
+def error(code: str | None, as_json: bool) -> None:
+    """Explain an error: how it comes about, what the ledger did, and what to do, step by step."""
+    if code is not None:
+        page = error_pages.markdown(code)
+        output.print_json({"page": page}) if as_json else output.write(error_pages.plain(code).rstrip("\n"))
+        return
+    summaries = {known: error_pages.summary(known) for known in error_pages.codes()}
+    if as_json:
+        output.print_json(summaries)
+    else:
+        output.print_table("Errors", ["code", "what it means"], [list(row) for row in summaries.items()])
