@@ -14,7 +14,8 @@ Postgres decides about order and exactly-once, so tasks may be cleared, killed, 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -64,6 +65,17 @@ PARAMS = {
 }
 
 
+@contextmanager
+def naming_the_page() -> Iterator[None]:
+    """Log the command that explains an error of ours, just before Airflow logs the error."""
+    try:
+        yield
+    except TidegateError as error:
+        logger.error("%s", error.more)  # noqa: TRY400 - Airflow logs the error itself, with its traceback
+        raise
+
+
+@naming_the_page()
 def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
     """Return the txids that this run covers; with none, the whole run is skipped."""
     from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
@@ -144,6 +156,7 @@ class ProcessBatch(BaseOperator):  # type: ignore[misc]
         self.txid = txid
         self.turn_timeout = turn_timeout
 
+    @naming_the_page()
     def execute(self, context: Any) -> None:
         """Process the batch, commit the sealed ones, then go on with batches of the run that no task has begun.
 
@@ -156,6 +169,7 @@ class ProcessBatch(BaseOperator):  # type: ignore[misc]
             )
             self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
 
+    @naming_the_page()
     def execute_begin(self, context: Any, event: str | None = None) -> None:
         """Go on when the window has room for the batch, or fail with the reason why it will not in this run."""
         if event:
@@ -232,6 +246,7 @@ class CommitSensor(BaseSensorOperator):  # type: ignore[misc]
         super().execute(context)
         self.execute_complete(context)
 
+    @naming_the_page()
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
         from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark

@@ -222,7 +222,8 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
         if turn.halted:
             yield TriggerEvent(
                 f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
-                "Fix that and trigger the Dag again: it starts with what is left over."
+                "Fix that and trigger the Dag again: it starts with what is left over. "
+                f"More: tidegate why {pipeline} {txid}"
             )
         elif turn.done:
             with about(pipeline, txid):

@@ -62,7 +62,7 @@ def app() -> None:
 
 
 def main() -> None:
-    """Run the command line; a TidegateError becomes one line and an exit code."""
+    """Run the command line; a TidegateError becomes its message, where to read more, and an exit code."""
     # Objects created during start-up stay alive: collecting garbage among them would take a third of a short verb's time.
     gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
@@ -74,7 +74,10 @@ def main() -> None:
         sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")
-        output.say(error.more)
+        from tidegate import error_pages  # noqa: PLC0415 - no command that succeeds needs it
+
+        if error_pages.has_page(error.code):  # an author's own source may raise its own errors
+            output.say(error.more)
         sys.exit(exit_code(error))
     except click.Abort:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")

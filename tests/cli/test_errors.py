@@ -10,6 +10,7 @@ import pytest
 from state_store import Settings
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
+from tidegate import error_pages
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130
@@ -31,8 +32,9 @@ VERBS = {
 
 def _fails(done, exit_code: int, *fragments: str) -> None:
     assert done.returncode == exit_code, done.stderr
-    *progress, error = done.stderr.splitlines()
+    *progress, error, more = done.stderr.splitlines()
     assert all(line.startswith("flights: ") for line in progress)
+    assert error_pages.has_page(more.removeprefix("More: tidegate error "))
     assert error.startswith("tidegate: ")
     assert done.stdout == ""
     for fragment in fragments:

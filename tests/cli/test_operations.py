@@ -128,7 +128,7 @@ def test_a_retry_without_airflow_names_the_lifted_batches_and_the_next_step(tide
 
     assert (done.returncode, done.stdout) == (TRY_AGAIN, "")
     assert done.stderr.startswith("tidegate: flights: txids 1-2 may be tried again. But no run has started: Airflow does not")
-    assert done.stderr.endswith("Then go on: tidegate trigger flights --wait\n")
+    assert done.stderr.endswith("Then go on: tidegate trigger flights --wait\nMore: tidegate error AIRFLOW_UNAVAILABLE\n")
     first, second, _ = tidegate.json("inspect", "flights")
     assert (first["phase"], second["waits_for"]) == ("planned", "BAD_KEY: NULL.")
     (action,) = tidegate.json("inspect", "flights", "--txid", "2")["actions"]
@@ -350,7 +350,7 @@ def test_a_file_that_is_no_record_is_refused(tidegate: CommandLine, content: byt
 
     assert done.returncode == USAGE
     assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 2  # the message, and where there is more
 
 
 @pytest.mark.parametrize("payloads", [(), ("--payload", "a", "--payload-from", "-")])

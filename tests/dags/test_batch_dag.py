@@ -288,6 +288,22 @@ def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplo
     assert "declares tries=3, its Dag tries 6 times: give batch_dag default_args={'retries': 2}" in caplog.text
 
 
+def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
+    """In its log, beside the message; a plan that is skipped names none."""
+    arguments = {"params": {**dict.fromkeys(batch_tasks.PARAMS), "from_txid": 7}, "dag": batch_dag.batch_dag("clicks")}
+
+    with pytest.raises(errors.RangeRefused):
+        batch_tasks.plan(CLICKS.name, 4, run_id="run", dag_run=SimpleNamespace(conf={}), **arguments)
+    assert "More: tidegate error RANGE_REFUSED" in caplog.text
+
+    clicks.plan("run", 2)
+    clicks.seal(2)
+    caplog.clear()
+    with pytest.raises(errors.CommitOutOfOrder):
+        _commit(2).execute_complete({"ti": _task(task_id=COMMIT)})
+    assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
+
+
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have no rows: then they are sealed as soon as they are processed."""

@@ -269,7 +269,7 @@ def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: S
 
 HALTED = (
     "clicks 1 will not commit in this run: txid 1 is halted: GUARD_MISMATCH: txid 9 is ahead. "
-    "Fix that and trigger the Dag again: it starts with what is left over."
+    "Fix that and trigger the Dag again: it starts with what is left over. More: tidegate why clicks 1"
 )
 
 

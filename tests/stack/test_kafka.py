@@ -290,7 +290,10 @@ def test_a_malformed_package_is_refused(new_stack: Callable[[str], Stack]) -> No
     done = stack.tidegate("up", TIDEGATE_SPARK_PACKAGES="org.slf4j:slf4j-simple")
 
     assert done.returncode == 1
-    assert done.stderr.strip() == "tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version."
+    assert done.stderr.splitlines() == [
+        "tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version.",
+        "More: tidegate error SETTINGS_INVALID",
+    ]
 
 
 def test_the_setting_adds_to_kafkas_packages() -> None:

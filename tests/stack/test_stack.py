@@ -118,7 +118,8 @@ def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callab
 
     done = stack.tidegate("up", PATH=str(programs), JAVA_HOME="")
 
-    first, *others = done.stderr.splitlines()
+    first, more, *others = done.stderr.splitlines()
+    assert more == "More: tidegate error PERMANENT_ERROR"
     assert first.startswith("tidegate: Java is missing" if version is None else f"tidegate: {programs}/java is Java")
     assert "Install Java 17" in first
     assert (done.returncode, done.stdout, others) == (1, "", [])

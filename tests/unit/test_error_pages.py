@@ -1,0 +1,111 @@
+"""Every error has its page, which says what the code does; every page is about an error, and its commands exist."""
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from state_store.errors import TidegateError
+from tests import command_lines
+from tests.unit.test_imports import FILES, REPOSITORY
+from tidegate import error_pages, remedies
+from tidegate.cli import exit_code
+
+SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
+FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\. Phase: [^\n]+\.$", re.MULTILINE)
+INLINE = re.compile(r"`(tidegate [a-z][^`]*)`")
+SHOWN = re.compile(r"^\s*\$ (tidegate .*)$", re.MULTILINE)
+
+
+def _classes() -> dict[str, tuple[str, list[str]]]:
+    """Return every class of the product by name, with its module and its bases' names."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse((REPOSITORY / path).read_text(), path)):
+            if isinstance(node, ast.ClassDef):
+                bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                found[node.name] = (path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), bases)
+    return found
+
+
+def _errors() -> dict[str, type[TidegateError]]:
+    """Return the product's errors by code, found in its sources: the root, and all that inherit from it."""
+    classes, names = _classes(), {"TidegateError"}
+    while more := {name for name, (_, bases) in classes.items() if name not in names and names & set(bases)}:
+        names |= more
+    kinds = [getattr(import_module(classes[name][0]), name) for name in sorted(names)]
+    return {kind("").code: kind for kind in kinds}
+
+
+ERRORS = _errors()
+CODES = error_pages.codes()
+
+
+def test_every_error_has_a_page_and_every_page_an_error() -> None:
+    """Whatever package defines it."""
+    assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(ERRORS)
+    assert sorted(ERRORS) == list(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_page_agrees_with_the_code(code: str) -> None:
+    """Its fault and its exit code are those of the class; it has all sections, and is short."""
+    page, error = error_pages.markdown(code), ERRORS[code]("")
+
+    assert page.startswith(f"# {code}\n\n")
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
+    ((fault, number),) = FACTS.findall(page)
+    assert (fault, int(number)) == (error.fault.name, exit_code(error))
+    assert "\nRelated: " in page
+    assert 15 <= len(page.splitlines()) <= 50
+    assert max(map(len, page.splitlines())) <= 150
+    assert set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", page)) - set(ERRORS) <= {"TIDEGATE_TRUSTED_USERS", "TIDEGATE_HOME"}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_commands_of_a_page_exist(code: str) -> None:
+    """What a page shows can be typed."""
+    page = error_pages.markdown(code)
+
+    assert SHOWN.findall(page) or INLINE.findall(page)
+    for line in SHOWN.findall(page):
+        command_lines.check(line)
+    for line in INLINE.findall(page):
+        command_lines.check_mentioned(line)
+
+
+def test_the_index_lists_every_page_with_its_first_sentence() -> None:
+    """So a reader who has only a symptom finds it."""
+    index = (error_pages.FOLDER / "README.md").read_text()
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| (.*) \|$", index, re.MULTILINE))
+
+    assert rows == {code: error_pages.summary(code) for code in CODES}
+
+
+def test_a_page_in_a_terminal_has_no_markup_of_links_and_fences() -> None:
+    """Other documents are named by their paths, commands stand alone."""
+    shown = error_pages.plain("hole-detected")
+
+    assert "backup and restore (docs/backup.md)" in shown
+    assert "\n       $ tidegate migrate --accept-epoch\n" in shown
+    assert "```" not in shown
+    assert "](" not in shown
+
+
+def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
+    """A halted batch's cause never says only that somebody should look."""
+    of_batches = {code for code, kind in ERRORS.items() if kind.__module__ == "state_store.errors"}
+    general = {"TIDEGATE_ERROR", "RETRYABLE_ERROR", "PERMANENT_ERROR", "USAGE_ERROR", "UNKNOWN_PIPELINE", "UNKNOWN_BATCH"}
+    passing = {"ATTEMPT_FENCED", "ATTEMPT_NOT_SEALED", "BATCH_RETRIED", "COMMIT_OUT_OF_ORDER", "STAGING_LOST"}
+    refused = {"RANGE_REFUSED", "PIPELINE_PAUSED"}
+
+    unknown = remedies.fix_of(None)
+    assert {code for code in of_batches if remedies.fix_of(code) == unknown} == general | passing | refused
+
+
+def test_the_image_has_the_pages() -> None:
+    """They are read from the project's folder, wherever that is."""
+    assert error_pages.FOLDER == REPOSITORY / "docs" / "errors"
+    assert "COPY docs/errors docs/errors\n" in Path(REPOSITORY / "compose" / "Dockerfile").read_text()
