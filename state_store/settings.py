@@ -116,11 +116,12 @@ class Settings:
             )
 
         values: dict[str, Any] = {"home": home}
-        origins = {"home": "environment TIDEGATE_HOME" if environ.get("TIDEGATE_HOME") else "the folder you are in"}
+        origins = {"home": "environment TIDEGATE_HOME" if named else "the folder you are in"}
+        variables = cls.environment_names()
         for f in dataclasses.fields(cls):
             if f.name == "home":
                 continue
-            variable = f.metadata["env"] or f"TIDEGATE_{f.name.upper()}"
+            variable = variables[f.name]
             found = [(f"environment {variable}", environ[variable])] if environ.get(variable) else []
             found += [(place, content[f.name]) for place, content in places if f.name in content]
             if found:

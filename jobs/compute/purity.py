@@ -54,26 +54,47 @@ def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None
 
 def _of_message(message: Any, source: int, columns: list[str]) -> Iterator[str]:
     """Yield the impure operations of a Spark Connect plan, down to the plan of the source; "" for a possibly impure one."""
-    for field, value in message.ListFields():
-        name = field.name
-        if name == "common" and getattr(value, "plan_id", None) == source and message.DESCRIPTOR.name == "Relation":
+    if message.DESCRIPTOR.name == "Relation":
+        if message.HasField("common") and message.common.plan_id == source:
             return
-        if name == "unresolved_function":
-            called = value.function_name.lower()
-            if called in _FUNCTIONS or (called == _CLOCK and not value.arguments):
-                yield f"{called}()"
-        elif name == "expression_string":
-            yield from _of_sql(value.expression, columns)
-        elif name == "limit" and field.message_type is not None and value.input.HasField("sort"):
-            yield ""
-        elif name in _RELATIONS and field.message_type is not None and message.DESCRIPTOR.name == "Relation":
-            yield _RELATIONS[name]
-        elif name == "deduplicate" and not value.all_columns_as_keys:
-            yield ""
-        if field.message_type is not None:
-            for part in value.values() if _is_map(field) else value if _is_repeated(field, value) else (value,):
-                if hasattr(part, "ListFields"):
-                    yield from _of_message(part, source, columns)
+        yield from _of_relation(message)
+    elif message.DESCRIPTOR.name == "Expression":
+        yield from _of_expression(message, columns)
+    for part in _parts(message):
+        yield from _of_message(part, source, columns)
+
+
+def _of_relation(relation: Any) -> Iterator[str]:
+    kind = relation.WhichOneof("rel_type")
+    if (kind == "limit" and relation.limit.input.HasField("sort")) or (
+        kind == "deduplicate" and not relation.deduplicate.all_columns_as_keys
+    ):
+        yield ""
+    elif kind in _RELATIONS:
+        yield _RELATIONS[kind]
+
+
+def _of_expression(expression: Any, columns: list[str]) -> Iterator[str]:
+    kind = expression.WhichOneof("expr_type")
+    if kind == "expression_string":
+        yield from _of_sql(expression.expression_string.expression, columns)
+    elif kind == "unresolved_function":
+        name, arguments = expression.unresolved_function.function_name.lower(), expression.unresolved_function.arguments
+        if name in _FUNCTIONS or (name == _CLOCK and not arguments):
+            yield f"{name}()"
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Yield the messages directly inside a message."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            yield from (part for part in value.values() if hasattr(part, "ListFields"))
+        elif hasattr(value, "ListFields"):
+            yield value
+        else:
+            yield from value
 
 
 def _of_sql(text: str, columns: list[str]) -> Iterator[str]:
@@ -92,11 +113,3 @@ def _of_text(plan: str, columns: list[str]) -> Iterator[str]:
     for node in _NODE.findall(plan):
         if node in _NODES:
             yield _NODES[node]
-
-
-def _is_map(field: Any) -> bool:
-    return bool(field.message_type.GetOptions().map_entry)
-
-
-def _is_repeated(field: Any, value: Any) -> bool:
-    return not hasattr(value, "ListFields") and not _is_map(field)

@@ -200,6 +200,12 @@ class PartialsReader:
                     f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
                     "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
                 )
+        self._check_sizes(batch)
+        for column in self._staged.columns:
+            self._check_years(batch, column.name)
+
+    def _check_sizes(self, batch: pa.RecordBatch) -> None:
+        """Refuse a text or bytes that Postgres cannot store, or cannot put into an index if it is a key."""
         long = [c for c in self._staged.columns if c.type.name in ("text", "bytea")]
         key_bytes = 0
         for column in long:
@@ -216,8 +222,6 @@ class PartialsReader:
             key_bytes += longest if column in self._staged.keys else 0
         if key_bytes and len(self._staged.keys) > 1:
             self._check_key_bytes(batch)
-        for column in self._staged.columns:
-            self._check_years(batch, column.name)
 
     def _check_key_bytes(self, batch: pa.RecordBatch) -> None:
         """Refuse a key whose columns together are too long for an index, however well it compresses."""

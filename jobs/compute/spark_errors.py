@@ -74,12 +74,16 @@ def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> Tide
     if state.startswith(_DATA_CLASSES) and not _NOT_DATA.match(state):
         return TransformFailed(f"The transform failed at a value: {message}", **identity)
     if isinstance(error, PythonException):
-        raised = raised_in_python(str(error))
-        message = raised[-1][1] if raised else message
-        if raised and all(name in _ABOUT_VALUES for name, _ in raised):
-            return TransformFailed(f"The transform's Python code failed at a value: {message}", **identity)
-        return SparkFailed(f"Python code failed in Spark: {message}", **identity)
+        return _meaning_in_python(error, **identity)
     return SparkFailed(f"Spark failed: {message}", **identity)
+
+
+def _meaning_in_python(error: PythonException, **identity: Any) -> TidegateError:
+    raised = raised_in_python(str(error))
+    message = raised[-1][1] if raised else first_line(error)
+    if raised and all(name in _ABOUT_VALUES for name, _ in raised):
+        return TransformFailed(f"The transform's Python code failed at a value: {message}", **identity)
+    return SparkFailed(f"Python code failed in Spark: {message}", **identity)
 
 
 def is_away(error: PySparkException | grpc.RpcError) -> bool:

@@ -38,8 +38,13 @@ class Glob:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        _check(pattern)
-        self._alternatives = [_names(alternative) for alternative in dict.fromkeys(_expanded(pattern))]
+        _check_signs(pattern)
+        alternatives = list(islice(_expanded(pattern), MOST + 1))
+        if len(alternatives) > MOST:
+            raise ValueError(f"the glob {pattern} stands for more than {MOST} others. Use fewer braces")
+        for alternative in alternatives:
+            _check_names(pattern, alternative.split("/"))
+        self._alternatives = [_names(alternative) for alternative in dict.fromkeys(alternatives)]
 
     def start(self) -> frozenset[Place]:
         """Return the places in the glob that match names in the source folder itself."""
@@ -91,7 +96,7 @@ class Glob:
         return frozenset(found)
 
 
-def _check(pattern: str) -> None:
+def _check_signs(pattern: str) -> None:
     plain = _SECTION.sub("x", pattern)
     for foreign, advice in _FOREIGN:
         if foreign.search(plain):
@@ -107,20 +112,19 @@ def _check(pattern: str) -> None:
             break
     if depth:
         raise ValueError(f"the glob {pattern} has a brace without its partner. Write {{a,b}}, or [{{] for the sign itself")
-    alternatives = list(islice(_expanded(pattern), MOST + 1))
-    if len(alternatives) > MOST:
-        raise ValueError(f"the glob {pattern} stands for more than {MOST} others. Use fewer braces")
-    for alternative in alternatives:
-        names = alternative.split("/")
-        if alternative.startswith("~") or any(name in ("", ".", "..") for name in names):
-            raise ValueError(
-                f"the glob {pattern!r} has a name in it that is empty, . or .., or starts with ~. It begins in the folder: "
-                'write "*" for its files, "**/*" for those of its folders too'
-            )
-        if any("[" in _SECTION.sub("x", name) for name in names):
-            raise ValueError(f"the glob {pattern} has a / between [ and ]. Write {{a,b/c}} for one of several")
-        if any("**" in name and name != "**" for name in names):
-            raise ValueError(f"the glob {pattern} is not read: it can have ** only as the name of a folder, as in **/*.json")
+
+
+def _check_names(pattern: str, names: list[str]) -> None:
+    """Check the names between the slashes of one alternative."""
+    if names[0].startswith("~") or any(name in ("", ".", "..") for name in names):
+        raise ValueError(
+            f"the glob {pattern!r} has a name in it that is empty, . or .., or starts with ~. It begins in the folder: "
+            'write "*" for its files, "**/*" for those of its folders too'
+        )
+    if any("[" in _SECTION.sub("x", name) for name in names):
+        raise ValueError(f"the glob {pattern} has a / between [ and ]. Write {{a,b/c}} for one of several")
+    if any("**" in name and name != "**" for name in names):
+        raise ValueError(f"the glob {pattern} is not read: it can have ** only as the name of a folder, as in **/*.json")
 
 
 def _names(alternative: str) -> list[str]:

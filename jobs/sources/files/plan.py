@@ -171,6 +171,10 @@ class FilesCoordinator(Coordinator):
                 return Look.BACK, same
             is_touched = same.is_committed and same.mtime_ns != found.st_mtime_ns
             return (Look.TOUCHED, replace(same, mtime_ns=found.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
+        return self._look_at_other(name, earlier)
+
+    def _look_at_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
+        """Return what a file is whose content none of the taken files of its name has."""
         last = max(earlier, key=lambda file: file.txid)
         if not last.is_committed:
             return Look.TAKEN, last  # its own batch reports the change, when it is read

@@ -102,23 +102,29 @@ class Files(Source):
             raise ValueError(
                 f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
             )
+        self._check_format()
+        if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
+            raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
+        self._check_text()
+        try:
+            Glob(self.glob)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}.") from None
+        self._check_reading()
+
+    def _check_format(self) -> None:
         if self.format not in ("parquet", "csv", "json", "text"):
             raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use parquet, csv, json or text.")
         if self.format == "text" and self.schema:
             raise ValueError(f"Files({self.folder!r}) of text has the one column value; leave schema out.")
         if self.format != "text" and not self.schema:
             raise ValueError(f"Files({self.folder!r}) needs a schema, such as {{'name': 'string', 'amount': 'int'}}.")
-        if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
-            raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
+
+    def _check_text(self) -> None:
         if len(self.separator) != 1:
             raise ValueError(f"Files({self.folder!r}) cannot be separated by {self.separator!r}: use one character.")
         if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
             raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
-        try:
-            Glob(self.glob)
-        except ValueError as error:
-            raise ValueError(f"Files({self.folder!r}): {error}.") from None
-        self._check_reading()
 
     def _check_reading(self) -> None:
         """Refuse columns and options that cannot be used for reading."""

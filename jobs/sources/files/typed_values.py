@@ -20,7 +20,7 @@ from jobs.sources.files.column_types import Kind
 _FIRST_TICK, _LAST_TICK = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999, in microseconds
 # From this year on Arrow no longer changes any zone's clocks; the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037
-_TICK = timedelta(microseconds=1)
+_EPOCH, _TICK = datetime(1970, 1, 1), timedelta(microseconds=1)
 MOST_DIGITS = 38  # of Spark's decimals, and of texts that Arrow converts to one correctly
 _DATE = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d{2}|[1-9]\d{3})-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d{1,6}0*)?)?"
@@ -33,6 +33,8 @@ _FORMS: dict[str, str] = {
     "timestamp": rf"^{_DATE}(?:[T ]{_TIME}{_ZONE}?)?$",
     "timestamp_ntz": rf"^{_DATE}(?:[T ]{_TIME})?$",
 }
+# JSON values of these families are converted as the texts that they are, or are written as.
+_WRITTEN_AS_TEXT = frozenset({"decimal", "float", "date", "timestamp", "timestamp_ntz"})
 
 
 def from_texts(kind: Kind, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
@@ -136,7 +138,7 @@ def _in_zone(times: pa.Array, zone: str) -> pa.Array:
     rule = ZoneInfo(zone)
     moments = []
     for time in pc.if_else(is_late, times, pa.scalar(None, times.type)).to_pylist():
-        moments.append(None if time is None else _ticks(time) - _offset(time, rule) // _TICK)
+        moments.append(None if time is None else (time - _EPOCH - _offset(time, rule)) // _TICK)
     ruled = pa.array(moments, pa.int64()).cast(pa.timestamp("us")).cast(known.type)
     return pc.coalesce(known, ruled)
 
@@ -146,10 +148,6 @@ def _offset(time: datetime, zone: ZoneInfo) -> timedelta:
     if first is None or first != second:
         raise pa.ArrowInvalid("the clock shows this time twice, or never")
     return first
-
-
-def _ticks(time: datetime) -> int:
-    return (time - datetime(1970, 1, 1)) // _TICK
 
 
 def _all_hold(found: pa.Array) -> None:
@@ -175,30 +173,44 @@ def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.
     `json` must have read a number with a point or an exponent as `Number`. Nested values for a text column must be texts by
     now; the JSON parser makes them so.
     """
-    takes = _TAKES[kind.family]
-    types = set(map(type, values))
-    bad: dict[int, str] = {}
-    if not types <= takes:
-        values = list(values)
-        for number, value in enumerate(values):
-            if type(value) not in takes:
-                bad[number], values[number] = kind.refusal(_shown(value)), None
-    if kind.family in ("decimal", "float", "date", "timestamp", "timestamp_ntz"):
-        texts = [value if value is None or type(value) is str else str(value) for value in values]
-        try:
-            column, more = from_texts(kind, pa.array(texts, pa.string()), zone)
-        except UnicodeEncodeError:
-            lone = {n: kind.refusal(t) for n, t in enumerate(texts) if t is not None and not t.isascii()}
-            kept = pa.array([None if n in lone else t for n, t in enumerate(texts)], pa.string())
-            column, more = from_texts(kind, kept, zone)
-            more |= lone
-        return column, bad | more
+    values, bad = _accepted(kind, values)
     convert = _CONVERT.get(kind.family)
-    if convert is None:  # Arrow takes the Python values as they are
+    if kind.family in _WRITTEN_AS_TEXT:
+        column, more = _from_scalars(kind, values, zone)
+    elif convert is not None:
+        column, more = _converted(kind, values, zone, convert)
+    else:  # Arrow takes the Python values as they are
         try:
-            return pa.array(values, kind.arrow), bad
+            column, more = pa.array(values, kind.arrow), {}
         except (OverflowError, pa.ArrowInvalid, UnicodeEncodeError):
-            convert = _converted_alone
+            column, more = _converted(kind, values, zone, _converted_alone)
+    return column, bad | more
+
+
+def _accepted(kind: Kind, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
+    """Return the values with NULL for those of a type that the column does not take, and these errors by index."""
+    takes = _TAKES[kind.family]
+    if takes.issuperset(map(type, values)):
+        return values, {}
+    bad = {number: kind.refusal(_shown(value)) for number, value in enumerate(values) if type(value) not in takes}
+    return [None if number in bad else value for number, value in enumerate(values)], bad
+
+
+def _from_scalars(kind: Kind, values: Sequence[Any], zone: str) -> tuple[pa.Array, dict[int, str]]:
+    texts = [value if value is None or type(value) is str else str(value) for value in values]
+    try:
+        return from_texts(kind, pa.array(texts, pa.string()), zone)
+    except UnicodeEncodeError:
+        lone = {n: kind.refusal(t) for n, t in enumerate(texts) if t is not None and not t.isascii()}
+        kept = pa.array([None if n in lone else t for n, t in enumerate(texts)], pa.string())
+        column, bad = from_texts(kind, kept, zone)
+        return column, bad | lone
+
+
+def _converted(
+    kind: Kind, values: Sequence[Any], zone: str, convert: Callable[[Kind, Any, str], Any]
+) -> tuple[pa.Array, dict[int, str]]:
+    bad: dict[int, str] = {}
     converted = []
     for number, value in enumerate(values):
         try:

@@ -174,16 +174,18 @@ class KafkaReader(Emitter):
                 f"Spark cannot read {self._settings.kafka_properties_file}, where the Kafka log-in is. Put it at the same "
                 "place on Spark's server and its executors, readable by them."
             )
-        if found := KAFKA_ERROR.search(text):
-            name, reason_text = found[1], found[2].strip().rstrip(".")
-            if any(refusal in name for refusal in REFUSALS):
-                return SourceUnreadable(f"Kafka refuses Spark: {reason_text}. See: tidegate settings")
-            if name == "ConfigException":
-                return SourceUnreadable(f"Spark cannot use the Kafka properties: {reason_text}. See: tidegate settings")
-            if name == "UnknownTopicOrPartitionException":
-                return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason_text}.")
-            return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason_text}.")
-        return None
+        found = KAFKA_ERROR.search(text)
+        return self._explain_client(found[1], found[2].strip().rstrip(".")) if found else None
+
+    def _explain_client(self, name: str, reason: str) -> TidegateError:
+        """Explain an exception of Spark's Kafka client."""
+        if any(refusal in name for refusal in REFUSALS):
+            return SourceUnreadable(f"Kafka refuses Spark: {reason}. See: tidegate settings")
+        if name == "ConfigException":
+            return SourceUnreadable(f"Spark cannot use the Kafka properties: {reason}. See: tidegate settings")
+        if name == "UnknownTopicOrPartitionException":
+            return SourceUnavailable(f"Kafka does not know topic {self._source.topic} at this moment: {reason}.")
+        return SourceUnavailable(f"Kafka did not answer Spark: {name}: {reason}.")
 
     def _check_kept(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Refuse expired records, and a topic that was replaced.

@@ -228,18 +228,8 @@ def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised:
     cursor.execute(_SEQUENCES.format(candidates=_CANDIDATES), place)
     sequences = []
     for oid, name, cache, increment, cycles, is_seen, role, is_unlogged, fills, expression, storage in cursor.fetchall():
-        if cache > 1:
-            raise SourceUnreadable(
-                f"{query.name}: sequence {name} has CACHE {cache}, so sessions keep low keys for later, and rows would be "
-                f"skipped. Run ALTER SEQUENCE {name} CACHE 1, then reconnect all writers."
-            )
-        if increment < 0 or cycles:
-            raise SourceUnreadable(f"{query.name}: sequence {name} counts down or starts over, so its keys do not increase.")
-        if is_unlogged:
-            raise SourceUnreadable(
-                f"{query.name}: sequence {name} is unlogged: after a crash of the server it begins again, and draws keys that "
-                "were read already. Run ALTER TABLE ... SET LOGGED on its table."
-            )
+        if disorder := _disorder(name, cache, is_unlogged, goes_back=increment < 0 or cycles):
+            raise SourceUnreadable(f"{query.name}: sequence {name} {disorder}")
         if not is_seen and is_promised:
             continue
         if not is_seen:
@@ -253,6 +243,23 @@ def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised:
         handed_out = last if is_called else last - increment
         sequences.append(Sequence(oid, name, storage, increment, handed_out, fills and not is_computed, is_computed))
     return sequences
+
+
+def _disorder(name: str, cache: int, is_unlogged: bool, *, goes_back: bool) -> str | None:
+    """Return why a sequence hands out lower numbers after higher ones; None if it does not."""
+    if cache > 1:
+        return (
+            f"has CACHE {cache}, so sessions keep low keys for later, and rows would be skipped. Run ALTER SEQUENCE {name} "
+            "CACHE 1, then reconnect all writers."
+        )
+    if goes_back:
+        return "counts down or starts over, so its keys do not increase."
+    if is_unlogged:
+        return (
+            "is unlogged: after a crash of the server it begins again, and draws keys that were read already. Run ALTER "
+            "TABLE ... SET LOGGED on its table."
+        )
+    return None
 
 
 def drawn_by(query: Query, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:

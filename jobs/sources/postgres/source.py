@@ -129,25 +129,26 @@ class PostgresTable(Source):
         if (self.table is None) == (self.query is None):
             raise ValueError("PostgresTable needs either table or query.")
         try:
-            self._check_key(self.selection)
-            if self.connection is not None:
-                conninfo_of(self.connection)
+            self._check()
         except ValueError as error:
             raise ValueError(f"PostgresTable({self.table or self.query!r}): {error}") from None
-        for name in ("max_rows", "partitions", "generation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"PostgresTable({self.table or self.query!r}): {name} must be at least 1.")
-        for name in ("wait_seconds", "margin_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"PostgresTable({self.table or self.query!r}): {name} must not be negative.")
-        if self.key_is_drawn and self.is_by_clock:
-            raise ValueError(
-                f"PostgresTable({self.table or self.query!r}): key_is_drawn is not for a key that begins with a time."
-            )
         if self.kind is None:
             object.__setattr__(self, "kind", "opaque" if self.is_by_clock else "transactional")
         if self.kind not in ("transactional", "opaque"):
             raise ValueError(f"PostgresTable({self.table or self.query!r}) is transactional or opaque, not {self.kind!r}.")
+
+    def _check(self) -> None:
+        self._check_key(self.selection)
+        if self.connection is not None:
+            conninfo_of(self.connection)
+        for name in ("max_rows", "partitions", "generation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1.")
+        for name in ("wait_seconds", "margin_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative.")
+        if self.key_is_drawn and self.is_by_clock:
+            raise ValueError("key_is_drawn is not for a key that begins with a time.")
 
     @property
     def selection(self) -> Query:
@@ -251,7 +252,8 @@ class PostgresCoordinator(Coordinator):
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
         after, is_continued = self._position(previous_metadata)
-        if current_metadata is not None and current_metadata["after"] == after and self._is_ours(current_metadata):
+        begin = after, self._source.generation
+        if current_metadata is not None and (current_metadata["after"], current_metadata.get("generation", 1)) == begin:
             return current_metadata
         with connected(self._conninfo, self._query) as connection:
             if self._look is None:
@@ -276,9 +278,6 @@ class PostgresCoordinator(Coordinator):
         if before == now:
             return previous["to"], True
         return (previous["to"] if self._source.keeps_position else None), False
-
-    def _is_ours(self, metadata: SourceMetadata) -> bool:
-        return bool(metadata.get("generation", 1) == self._source.generation)
 
     def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
         """Check for the same table as before and for late rows, and find settled rows.
@@ -324,11 +323,33 @@ class PostgresCoordinator(Coordinator):
     def _cut(
         self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return the range of the next `max_rows` rows and ties, read from the key's index; None if there are none."""
+        """Return the range of the next `max_rows` rows and ties; None if there are none."""
+        source = self._source
+        with transaction(connection) as cursor:
+            cursor.execute(self._statement(after, look))
+            ends = cursor.fetchall()
+        if not ends:
+            return None
+        rows, keys, gaps, snapshot, *to = ends[-1]
+        splits: list[Position] = []
+        for _, _, _, _, *split in ends[:-1]:
+            if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
+                splits.append(split)
+        look.snapshot = look.snapshot or snapshot  # the first: rows it cannot see are late for all ranges
+        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
+        if source.kind == "transactional":
+            metadata["keys"] = keys
+        if gaps is not None or (previous and "gaps" in previous):
+            known = (previous or {}).get("gaps", []) if after is not None else []
+            metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
+        return {**metadata, "generation": source.generation}
+
+    def _statement(self, after: Position | None, look: "_Look") -> sql.Composed:
+        """Return the query, on the key's index, for the last key of each part of the next range."""
         source, query = self._source, self._query
         assert look.settled is not None
         digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)
-        statement = sql.SQL(
+        return sql.SQL(
             "WITH tidegate_batch AS MATERIALIZED ("
             " SELECT {keys} FROM {relation} WHERE {beyond} AND {settled} ORDER BY {keys} FETCH FIRST {rows} ROWS WITH TIES"
             "), tidegate_numbered AS ("
@@ -347,24 +368,6 @@ class PostgresCoordinator(Coordinator):
             rows=sql.Literal(source.max_rows),
             step=sql.Literal(ceil(source.max_rows / source.partitions)),
         )
-        with transaction(connection) as cursor:
-            cursor.execute(statement)
-            ends = cursor.fetchall()
-        if not ends:
-            return None
-        rows, keys, gaps, snapshot, *to = ends[-1]
-        splits: list[Position] = []
-        for _, _, _, _, *split in ends[:-1]:
-            if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
-                splits.append(split)
-        look.snapshot = look.snapshot or snapshot  # the first: rows it cannot see are late for all ranges
-        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
-        if source.kind == "transactional":
-            metadata["keys"] = keys
-        if gaps is not None or (previous and "gaps" in previous):
-            known = (previous or {}).get("gaps", []) if after is not None else []
-            metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
-        return {**metadata, "generation": source.generation}
 
 
 @dataclass

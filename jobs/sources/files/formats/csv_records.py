@@ -57,8 +57,8 @@ class CsvParser:
         columns = {}
         for name, kind in self.kinds.items():
             found = texts[name]
-            if kind.family != "text" or self.null:
-                found = pc.if_else(pc.equal(found, self.null), pa.scalar(None, pa.string()), found) if self.null else found
+            if self.null:
+                found = pc.if_else(pc.equal(found, self.null), pa.scalar(None, pa.string()), found)
             if self.empty:
                 found = pc.if_else(pc.equal(found, ""), self.empty, found)
             if name in self.formatted:

@@ -53,14 +53,7 @@ class JsonParser:
         text = chunk.data[:reached].decode()
         is_ascii = len(text) == reached
         for number, (start, end) in enumerate(zip(chunk.starts.tolist(), chunk.ends.tolist(), strict=True)):
-            record = None
-            if is_ascii and text[start] == "{":
-                try:
-                    record, reached = _scan(text, start)
-                except (ValueError, StopIteration, RecursionError):
-                    reached = -1
-                if reached != end:
-                    record = None
+            record = _plain_object(text, start, end) if is_ascii else None
             if record is None:
                 try:
                     record = object_of(chunk.data[start:end].decode())
@@ -92,6 +85,17 @@ class JsonParser:
                 values[number] = str(value)
             elif type(value) in (int, dict, list, Constant):  # 0 may be written -0
                 values[number] = text_of_value(chunk.record(number).decode(), name)
+
+
+def _plain_object(text: str, start: int, end: int) -> dict[str, Any] | None:
+    """Return the object between two places of a text; None if there is not exactly one."""
+    if text[start] != "{":
+        return None
+    try:
+        record, reached = _scan(text, start)
+    except (ValueError, StopIteration, RecursionError):
+        return None
+    return record if reached == end else None
 
 
 def object_of(line: str) -> dict[str, Any]:

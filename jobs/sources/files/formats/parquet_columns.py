@@ -5,7 +5,7 @@ or rounds, are read by `parquet_tasks`: unsigned numbers, nanoseconds that are w
 module chooses between the two for each batch, by the footers alone.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +96,7 @@ def read_footer(
     """
     with _opened(path) as file:
         found, metadata, leaves = file.schema_arrow, file.metadata, file.schema
-    if twice := [name for name in partitions if name in found.names]:
-        raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
-    _check_names(path, found.names, types, advice)
+    _check_names(path, found.names, types, partitions, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
     all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
     int96 = frozenset(name for name in types if places.get(name) in all_int96)
@@ -110,8 +108,7 @@ def read_footer(
             raise _unfit(path, name, str(columns[name]), kind, declared[name])
     lower = [name.lower() for name in found.names]
     needs_care = (
-        bool(int96)
-        or any(not _is_native(columns[name], kind) or _far(metadata, places.get(name), kind) for name, kind in types.items())
+        any(not _is_native(columns[name], kind) or _far(metadata, places.get(name), kind) for name, kind in types.items())
         or any(lower.count(name.lower()) > 1 for name in types)  # Spark ignores case
         or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
     )
@@ -125,7 +122,9 @@ def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:
     return all(chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks)
 
 
-def _check_names(path: Path, found: list[str], declared: Iterable[str], advice: str) -> None:
+def _check_names(path: Path, found: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
+    if twice := [name for name in partitions if name in found]:
+        raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     if missing := [name for name in declared if name not in found]:
         similar = [name for name in found if name.lower() in {name.lower() for name in missing}]
         hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(found)}"
@@ -183,29 +182,21 @@ def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> boo
 
 def _is_native(found: Any, kind: Any) -> bool:
     """Return whether Spark's reader returns this type unchanged."""
-    if isinstance(found, pa.BaseExtensionType) or pa.types.is_null(found):
+    if isinstance(found, pa.BaseExtensionType) or pa.types.is_null(found) or pa.types.is_time(found):
         return False
     if pa.types.is_dictionary(found):
         return _is_native(found.value_type, kind)
+    if pa.types.is_nested(found):
+        return _all_inside(_is_native, found, kind)
     if _is_text(found):
         return bool(pa.types.is_string(kind))
     if _is_binary(found):
         return bool(pa.types.is_binary(kind))
     if pa.types.is_timestamp(found):
-        return pa.types.is_timestamp(kind) and found.unit in ("ms", "us") and bool(found.tz) == bool(kind.tz)
+        return found.unit in ("ms", "us") and _time_fits(found, kind)
     if pa.types.is_decimal(found):
         return pa.types.is_decimal(kind) and (found.precision, found.scale) == (kind.precision, kind.scale)
-    if _is_list(found):
-        return _is_list(kind) and _is_native(found.value_type, kind.value_type)
-    if pa.types.is_map(found):
-        return (
-            pa.types.is_map(kind) and _is_native(found.key_type, kind.key_type) and _is_native(found.item_type, kind.item_type)
-        )
-    if pa.types.is_struct(found):
-        return pa.types.is_struct(kind) and all(
-            one.name == other.name and _is_native(one.type, other.type) for one, other in zip(found, kind, strict=True)
-        )
-    return not pa.types.is_time(found) and bool(found == kind)
+    return bool(found == kind)
 
 
 def _fits(found: Any, kind: Any) -> bool:
@@ -221,28 +212,27 @@ def _fits(found: Any, kind: Any) -> bool:
     if pa.types.is_floating(found):
         return bool(pa.types.is_floating(kind) and found.bit_width <= kind.bit_width)
     if pa.types.is_decimal(found):
-        if pa.types.is_integer(kind):
-            return bool(found.scale == 0 and found.precision < _DIGITS[kind.bit_width])
-        return pa.types.is_decimal(kind) and _digits_fit(found.precision - found.scale, found.scale, kind)
+        return _decimal_fits(found, kind)
     if pa.types.is_temporal(found):
         return _time_fits(found, kind)
     if _is_text(found):
         return bool(pa.types.is_string(kind))
     if _is_binary(found):  # old writers do not mark texts as text
         return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
-    return _nested_fits(found, kind)
+    return _all_inside(_fits, found, kind)
 
 
-def _nested_fits(found: Any, kind: Any) -> bool:
+def _all_inside(holds: Callable[[Any, Any], bool], found: Any, kind: Any) -> bool:
+    """Return whether nested types have the same shape, and `holds` is true of each pair of types inside."""
     if _is_list(found):
-        return _is_list(kind) and _fits(found.value_type, kind.value_type)
+        return _is_list(kind) and holds(found.value_type, kind.value_type)
     if pa.types.is_map(found):
-        return pa.types.is_map(kind) and _fits(found.key_type, kind.key_type) and _fits(found.item_type, kind.item_type)
+        return pa.types.is_map(kind) and holds(found.key_type, kind.key_type) and holds(found.item_type, kind.item_type)
     if pa.types.is_struct(found):
         return (
             pa.types.is_struct(kind)
             and [field.name for field in found] == [field.name for field in kind]
-            and all(_fits(one.type, other.type) for one, other in zip(found, kind, strict=True))
+            and all(holds(one.type, other.type) for one, other in zip(found, kind, strict=True))
         )
     return False
 
@@ -266,6 +256,12 @@ def _integer_fits(found: Any, kind: Any) -> bool:
         digits = 19 if is_signed and found.bit_width == 64 else _DIGITS[found.bit_width]
         return _digits_fit(digits, 0, kind)
     return bool(pa.types.is_floating(kind) and 2 * found.bit_width <= kind.bit_width)
+
+
+def _decimal_fits(found: Any, kind: Any) -> bool:
+    if pa.types.is_integer(kind):
+        return bool(found.scale == 0 and found.precision < _DIGITS[kind.bit_width])
+    return pa.types.is_decimal(kind) and _digits_fit(found.precision - found.scale, found.scale, kind)
 
 
 def _digits_fit(before: int, after: int, kind: Any) -> bool:

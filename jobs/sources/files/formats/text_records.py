@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 # `jobs.compute.sink` refuses longer values, so a longer record cannot be kept. It also limits a quote that is never closed.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
+_TOO_LONG = f"it is longer than {MAX_RECORD_BYTES} bytes, or its quote is never closed"
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _LF, _CR = 10, 13
 
@@ -165,23 +166,24 @@ class _Cutter:
         if not final and self._rest_bytes < 2 * self._tried_bytes:
             return chunk_of([])
         data = b"".join(self._rest)
-        grammar = self._grammar
-        found = None
-        if grammar.separator is None:
-            found = self._cut_lines(data, quotes=None, final=final)
-        elif grammar.is_plain:
-            has_quotes = bool(grammar.quote) and grammar.quote in data
-            quotes = self._regular_quotes(data) if has_quotes else None
-            if quotes is not None or not has_quotes:
-                found = self._cut_lines(data, quotes, final=final)
-        chunk, cut = found or self._cut_one_by_one(data, final=final)
+        chunk, cut = self._cut_at_once(data, final=final) or self._cut_one_by_one(data, final=final)
         if not cut and len(data) > MAX_RECORD_BYTES and not final:
             chunk, cut = self._cut_one_by_one(data, final=False, too_long=True)
         rest = data[cut:]
         self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if cut else len(rest)
         self._reached += cut
         chunk.reached, chunk.next_line = self._reached, self._line
-        return chunk if grammar.blank_lines else chunk.only(self._is_record(chunk))
+        return chunk if self._grammar.blank_lines else chunk.only(self._is_record(chunk))
+
+    def _cut_at_once(self, data: bytes, *, final: bool) -> tuple[Chunk, int] | None:
+        """Split at line ends, with quotes if they are regular; None if only one record after the other can be found."""
+        grammar = self._grammar
+        if grammar.separator is not None and not grammar.is_plain:
+            return None
+        if grammar.separator is None or not grammar.quote or grammar.quote not in data:
+            return self._cut_lines(data, None, final=final)
+        quotes = self._regular_quotes(data)
+        return None if quotes is None else self._cut_lines(data, quotes, final=final)
 
     def _is_record(self, chunk: Chunk) -> NDArray[np.bool_]:
         """Return a mask of the records that are not blank lines."""
@@ -258,21 +260,17 @@ class _Cutter:
         bad: dict[int, str] = {}
         place = 0
         while place < len(data):
-            if too_long:
-                why: str | None = f"it is longer than {MAX_RECORD_BYTES} bytes, or its quote is never closed"
-                end, too_long = place, False
-            elif grammar.comment and data.startswith(grammar.comment, place):
+            is_comment = bool(grammar.comment) and data.startswith(grammar.comment, place)
+            if is_comment:
                 why, end = None, self._end_of_line(data, place)
+            elif too_long and place == 0:
+                why, end = _TOO_LONG, self._end_of_line(data, place)
             else:
                 why, end = self._end_of_record(data, place, final=final)
-            if why is not None:
-                end = self._end_of_line(data, place)
             following = grammar.newline.match(data, end)
-            if following is None and not final:
-                break
-            if following is not None and following.group() == b"\r" and following.end() == len(data) and not final:
-                break
-            if not (grammar.comment and data.startswith(grammar.comment, place)):
+            if not final and (following is None or (following.group() == b"\r" and following.end() == len(data))):
+                break  # the record may go on, or a line feed may follow
+            if not is_comment:
                 if why is not None:
                     bad[len(spans)] = why
                 spans.append((place, end, self._line))
@@ -287,7 +285,10 @@ class _Cutter:
         return found.start() if found else len(data)
 
     def _end_of_record(self, data: bytes, place: int, *, final: bool) -> tuple[str | None, int]:
-        """Return the error of the record here, or None, and its end; the end of the data if that is not certain."""
+        """Return the error of the record here, or None, and its end; the end of the data if that is not certain.
+
+        A record with an error ends with its line.
+        """
         grammar = self._grammar
         if grammar.separator is None:
             return None, self._end_of_line(data, place)
@@ -297,7 +298,7 @@ class _Cutter:
             return None, end
         # A value here, or after this separator, opens a quote that is not closed; or text follows a closing quote.
         if found is None or data.startswith(grammar.separator, end):
-            return ("a quote is opened and never closed", end) if final else (None, len(data))
+            return ("a quote is opened and never closed", self._end_of_line(data, place)) if final else (None, len(data))
         if not final and len(data) - end < len(grammar.quote) + len(grammar.separator):
             return None, len(data)
-        return "text follows a closing quote (a quote inside quotes is written twice)", end
+        return "text follows a closing quote (a quote inside quotes is written twice)", self._end_of_line(data, place)
