@@ -1,10 +1,12 @@
-"""Benchmarks: how fast Tidegate is, always beside something else in the same run; `python -m benchmarks` runs them.
+"""Benchmarks: how fast Tidegate is, beside an alternative that is measured in the same run.
 
-    harness     what a figure is, and the table, the history and the plots that are made of them
-    project     a stack of the benchmarks' own, with Airflow, and the pipelines below it
-    peer        the job in Structured Streaming that we are compared with
-    the others  one module for each question, named in `__main__`
+`python -m benchmarks` runs them.
 
-Every bar is a ratio of two things that were measured in turn on the same machine, with the same data and the same server.
-Each benchmark also checks that what it timed is right. No test asserts a time.
+    harness     figures; their table, the file of the latest ones, the plots
+    project     a stack for the benchmarks, with Airflow, and their pipelines
+    peer        the Structured Streaming job that Tidegate is compared with
+    the others  one module per question, listed in `__main__`
+
+Every bar is a ratio of two measurements, taken alternately on the same machine, with the same data and the same server.
+Each benchmark also checks its results. No test asserts a time.
 """

@@ -1,4 +1,4 @@
-"""Run benchmarks: all, or those that are named."""
+"""Runs all benchmarks, or those that are named."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def main() -> int:
-    """Run, print the table, keep the figures. The exit code does not depend on bars: machines differ."""
+    """Run benchmarks, print the table, store the figures. The exit code does not depend on bars, because machines differ."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, in minutes; tells whether it works, not how fast")

@@ -1,4 +1,4 @@
-"""Bars 1 and 2: the same events into few keys and into many, beside Structured Streaming."""
+"""Bars 1 and 2: the same events aggregated by few keys and by many, beside Structured Streaming."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ STREAMING = "Structured Streaming"
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """20 million events in ten files, to 1,000 and to 864,000 keys per batch, from trigger to last commit."""
+    """Time 20 million events in ten files, from trigger to last commit: 1,000 and 864,000 keys per batch."""
     files, rows, passes = bench.choose(10, 3), bench.choose(2_000_000, 100_000), bench.passes
     raw = bench.folder / "raw"
     events.write_events(raw, files, rows)
@@ -25,7 +25,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     home = bench.folder / "project"
     with project(home, ["pages", "users"]) as made, Peer(made.settings, bench.folder) as peer:
         trial = _Trial(bench, made, peer, sorted(raw.iterdir()))
-        # The compilers are busy for longer than one would think. Few keys take seconds, so more passes cost little.
+        # The JVMs go on compiling for several passes. With few keys a pass takes seconds, so more of them cost little.
         for pipeline, key, kind, engine_bar, airflow_bar, times in (
             (PAGES, "page", 'text COLLATE "C"', 1.5, 1.0, bench.choose(3, 1)),
             (USERS, "user_id", "bigint", 2.5, 2.5, bench.choose(2, 1)),
@@ -42,7 +42,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 
 class _Trial:
-    """Peer, engine and Airflow over the same files, in turn."""
+    """Runs peer, engine and Airflow alternately over the same files."""
 
     def __init__(self, bench: Bench, made: Project, peer: Peer, files: list[Path]) -> None:
         self._bench = bench
@@ -52,12 +52,12 @@ class _Trial:
         self._arrivals = 0
 
     def warm_up(self, pipeline: Pipeline, key: str, times: int) -> None:
-        """Run everything without a clock, each of the two JVMs as often: their code is then compiled, and no table empty."""
+        """Run everything untimed, equally often in both JVMs, until their code is compiled and no table is empty."""
         for way in (self._streaming, self._engine, self._streaming, self._airflow) * times:
             way(pipeline, key, self._files)
 
     def passes(self, pipeline: Pipeline, key: str, passes: int) -> tuple[list[float], list[float], list[float]]:
-        """Time each way as often, in turn, and check what came out."""
+        """Time each way equally often, alternately, and check the results."""
         streaming: list[float] = []
         engine: list[float] = []
         airflow: list[float] = []
@@ -93,7 +93,7 @@ class _Trial:
         return self._project.dag_run(pipeline.name, {}, committed=last).to_commit
 
     def _check(self, pipeline: Pipeline, key: str) -> None:
-        """Compare the states, ours and the peer's, with what DuckDB makes of the files."""
+        """Compare our states and the peer's with what DuckDB computes from the files."""
         (state,) = pipeline.states
         wanted = events.expected(self._project.home / "data" / pipeline.name, key)
         assert self._project.state(pipeline, state) == wanted, f"{pipeline.name} is wrong"

@@ -1,4 +1,4 @@
-"""How long the stack takes to come up: the real command, on a project that has been up before."""
+"""Times the start of the stack, by the real command, in a project that was started before."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ COMMAND_SECONDS = 400
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """`tidegate up`, with Airflow, on an initialised project; beside it the very first one, and `tidegate down`."""
+    """Time `tidegate up`, with Airflow, in an initialised project; beside it the first start, and `tidegate down`."""
     passes = bench.passes
     first: list[float] = []
     ups: list[float] = []
@@ -36,7 +36,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 
 def _tidegate(home: Path, *arguments: str) -> None:
-    """Run the command in a project folder, and fail with what it said if it fails."""
+    """Run the command in a project folder; if it fails, fail with its output."""
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     done = subprocess.run(
         [COMMAND, *arguments], env=environ, cwd=home, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False

@@ -1,13 +1,12 @@
 """The three designs of the thesis: one record per transaction, batches, pipelined batches.
 
-The first two are run one phase at a time: process, commit, process, commit, with the phases timed. The third is
-`run_pipeline`.
+The first two run one phase at a time: process, commit, process, commit. The third is `run_pipeline`.
 
-What limits the third: commits are one after the other, so of two phases that cost the same it can at best hide one, which is
-2 n / (n + 1) times as fast for n batches, 1.92 for 24. From that go what a batch costs outside its two phases, and
-whatever both phases want of the same machine: so there are two figures. Processing that waits for a slow source leaves the
-cores to the commit. Processing that computes takes one, the commit another, and on two cores nothing is left for Spark's
-driver and compilers, for the second half of a COPY, and for Postgres' own writers.
+Commits are sequential, so if both phases take equally long, pipelining can hide at most one of them: it is 2 n / (n + 1) times
+as fast for n batches, 1.92 times for 24. The work of a batch outside its two phases reduces that, and so does competition of
+the phases for the same machine. Therefore there are two figures. Processing that waits for a slow source leaves the cores to
+the commit. Processing that computes takes one core, and the commit another; on two cores, nothing is left for Spark's driver
+and compilers, for the second half of a COPY, and for Postgres' own writers.
 """
 
 import hashlib
@@ -50,7 +49,7 @@ Span = tuple[float, float]
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Count what a record costs the database, alone and in a batch; time batches in turn and pipelined; draw all three."""
+    """Count the database's work per record, alone and in a batch; time batches in turn and pipelined; plot all three."""
     with stack_without_airflow(bench.folder / "stack") as made:
         single = _Counting(bench, made, "single", 1)
         batched = _Counting(bench, made, "batched", RECORDS_PER_BATCH)
@@ -69,7 +68,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """When a batch was in its two phases, in seconds, by the ledger."""
+    """The start and end of a batch's two phases in seconds, from the ledger."""
 
     txid: int
     process: Span
@@ -78,21 +77,21 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Operations:
-    """What a server has done for a database so far."""
+    """Counters of a server's work for one database."""
 
     statements: int
     transactions: int
     rows: int
 
     def since(self, before: "_Operations") -> "_Operations":
-        """Return what it has done from then to now."""
+        """Return the work since an earlier reading."""
         return _Operations(
             self.statements - before.statements, self.transactions - before.transactions, self.rows - before.rows
         )
 
 
 class _Counting:
-    """The thesis' example, a global count, run in turn with so many records per batch while Postgres counts what it does."""
+    """The thesis' example, a global count with a given number of records per batch; Postgres counts its own work."""
 
     def __init__(self, bench: Bench, made: Project, name: str, records: int) -> None:
         self.batches = bench.choose(100, 5)
@@ -113,7 +112,7 @@ class _Counting:
 
 
 def _operations(single: _Counting, batched: _Counting) -> Iterator[Figure]:
-    """As many transactions for 100 times as many records. Some more come from looks after slow batches."""
+    """Compare the work per record: a batch has 100 times the records. Slow batches add a few queries of waiting tasks."""
     alone = "1 record per txid"
     for what in ("statements", "transactions", "rows"):
         costs = [getattr(way.operations, what) / way.records for way in (batched, single)]
@@ -132,7 +131,7 @@ def _operations(single: _Counting, batched: _Counting) -> Iterator[Figure]:
 
 
 class _Balanced:
-    """A pipeline whose processing is made to take as long as its commit, by seconds that are added to it."""
+    """A pipeline whose processing is lengthened until it takes as long as its commit."""
 
     def __init__(self, bench: Bench, made: Project, name: str, slowed: Slowed) -> None:
         self.keys = bench.choose(100_000, 40_000)
@@ -157,12 +156,12 @@ class _Balanced:
 
     @property
     def balance(self) -> float:
-        """Return how long processing took, beside the commit, while neither disturbed the other."""
+        """Return the ratio of processing time to commit time, measured while the phases did not overlap."""
         process, commit = _medians(list(chain(*self.in_turn)))
         return process / commit
 
     def calibrate(self) -> None:
-        """Choose how many keys make the commit the longer phase by far, then how much work makes processing as long."""
+        """Choose a number of keys with which the commit takes much longer, then the work that makes processing as long."""
         process, commit = self._measure()
         while process > OWN_SHARE * commit and self.keys < self._most_keys:
             self.keys *= 2
@@ -177,7 +176,7 @@ class _Balanced:
                 return
 
     def _measure(self) -> tuple[float, float]:
-        """Return how long processing and commit take in turn; before, two batches at once start what either way needs."""
+        """Return the times of processing and commit, run in turn, after a warm-up of two batches at once."""
         self._run(CONCURRENCY, run_pipelined)
         self._project.settle()
         process, commit = _medians(self._run(CALIBRATION_BATCHES, run_in_turn))
@@ -185,7 +184,7 @@ class _Balanced:
         return process, commit
 
     def passes(self, passes: int) -> tuple[list[float], list[float]]:
-        """Time the batches in turn and pipelined, one way after the other, when both are warm; check what came out."""
+        """Time the batches in turn and pipelined, alternately, after a warm-up; check the results."""
         in_turn: list[float] = []
         pipelined: list[float] = []
         self._run(self.batches, run_pipelined)
@@ -203,7 +202,7 @@ class _Balanced:
         return in_turn, pipelined
 
     def _run(self, batches: int, way: Way, times: list[float] | None = None) -> list[_Batch]:
-        """Let the file arrive so many times, run what is new, and return what the ledger tells of it."""
+        """Put the file into the folder several times, run the new batches, and return their times from the ledger."""
         file = _write_keys(self._bench.folder / "raw", self.keys)
         for _ in range(batches):
             self._arrivals += 1
@@ -220,7 +219,7 @@ class _Balanced:
 
 
 def run_in_turn(settings: Settings, pipeline: Pipeline, run_id: str, max_batches: int | None = None) -> list[int]:
-    """Run what is new, one phase at a time."""
+    """Run the new batches, one phase at a time."""
     txids = steps.plan(settings, pipeline, run_id=run_id, max_batches=max_batches)
     for txid in txids:
         steps.process(settings, pipeline, txid, owner=run_id)
@@ -229,32 +228,32 @@ def run_in_turn(settings: Settings, pipeline: Pipeline, run_id: str, max_batches
 
 
 def run_pipelined(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Run what is new as the engine does."""
+    """Run the new batches as the engine does."""
     return run_pipeline(settings, pipeline, run_id=run_id).txids
 
 
 @dataclass(frozen=True)
 class _SlowFiles(Files):
-    """Files that let whoever reads a batch wait; as they are declared, not at all."""
+    """Files whose reader waits before it reads a batch; by default not at all."""
 
     seconds: float = 0.0
 
     def emitter(self, spark: SparkSession, settings: Settings) -> FileReader:
-        """Return what reads the files, later."""
+        """Wait, then return the reader of the files."""
         time.sleep(self.seconds)
         return super().emitter(spark, settings)
 
 
 def _waiting(pipeline: Pipeline, seconds: float) -> Pipeline:
-    """Return the pipeline with a source that takes so long to answer."""
+    """Return the pipeline with a source that answers after this time."""
     return replace(pipeline, source=replace(pipeline.source, seconds=seconds))
 
 
 def _computing(pipeline: Pipeline, seconds: float) -> Pipeline:
-    """Return the pipeline with a transform that leaves the rows as they are, after so much work in the executor.
+    """Return the pipeline with a transform that returns the rows unchanged, after this much CPU time in the executor.
 
-    It keeps a core busy until its thread has had so much of it: under load it takes longer, as any work does. Executors get
-    it by value: as a function of this module it would import the tests' conftest, which takes away their PG*.
+    It counts the CPU time of its thread, so it takes longer under load, as any work does. Executors get it by value: as a
+    function of this module it would import the tests' conftest, which removes their PG* variables.
     """
 
     def transform(rows: DataFrame) -> DataFrame:
@@ -270,7 +269,7 @@ def _computing(pipeline: Pipeline, seconds: float) -> Pipeline:
 
 
 def _write_keys(folder: Path, keys: int) -> Path:
-    """Return a file that has each key once, in no order: with all of them there, every merge updates so many rows."""
+    """Write a file that has each key once, in random order, so that each merge updates all rows; return its path."""
     file = folder / f"{keys}.parquet"
     if not file.exists():
         folder.mkdir(exist_ok=True)
@@ -284,7 +283,7 @@ def _write_keys(folder: Path, keys: int) -> Path:
 
 @contextmanager
 def _nothing_else_counted(settings: Settings) -> Iterator[None]:
-    """Let Postgres log each statement of whoever connects from now on, Spark's executors included, and vacuum nothing."""
+    """Let Postgres log each statement of new connections, Spark's executors included, with autovacuum off."""
     server, database = Server(settings), sql.Identifier(settings.pg_database)
     server.execute(sql.SQL("ALTER DATABASE {} SET log_statement = 'all'").format(database))
     server.execute(sql.SQL("ALTER SYSTEM SET autovacuum = off"))
@@ -298,7 +297,7 @@ def _nothing_else_counted(settings: Settings) -> Iterator[None]:
 
 
 def _operations_so_far(settings: Settings) -> _Operations:
-    """Return what Postgres itself has counted, when all who were connected have left: by then they have reported."""
+    """Return Postgres' own counters after all sessions have ended: a session reports its counts when it ends."""
     server, database = Server(settings), [settings.pg_database]
     connected = sql.SQL("SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
     while server.execute(connected, database):
@@ -310,7 +309,7 @@ def _operations_so_far(settings: Settings) -> _Operations:
 
 
 def _ledger(settings: Settings, pipeline: str, txids: Sequence[int]) -> list[_Batch]:
-    """Return when each batch was in which phase, in seconds since the first one started."""
+    """Return the phases of each batch, in seconds since the first one started."""
     with StateStore.connect(settings) as store:
         histories = [store.batch_history(pipeline, txid) for txid in txids]
     start: datetime = min(history.attempts[-1]["started_at"] for history in histories)
@@ -326,13 +325,13 @@ def _ledger(settings: Settings, pipeline: str, txids: Sequence[int]) -> list[_Ba
 
 
 def _medians(batches: Sequence[_Batch]) -> tuple[float, float]:
-    """Return how long a batch was in processing, and how long in its commit."""
+    """Return the median times of processing and of commit."""
     process = statistics.median(b.process[1] - b.process[0] for b in batches)
     return process, statistics.median(b.commit[1] - b.commit[0] for b in batches)
 
 
 def _draw(axes: Axes, single: Sequence[_Batch], in_turn: Sequence[_Batch], pipelined: Sequence[_Batch]) -> None:
-    """Draw each design's phases over time, as far as the second one takes: bars are busy, what is white is idle."""
+    """Plot each design's phases over time, up to the end of the second design; gaps between the bars are idle time."""
     labels: list[str] = []
     for design, batches in (("one record", single), ("batches", in_turn), ("pipelined", pipelined)):
         end = max(b.commit[1] for b in batches)
@@ -353,7 +352,7 @@ def _draw(axes: Axes, single: Sequence[_Batch], in_turn: Sequence[_Batch], pipel
 
 
 def _busy(spans: Sequence[Span]) -> float:
-    """Return for how long at least one of the spans was going on."""
+    """Return the total time that is covered by at least one span."""
     busy = reached = 0.0
     for start, stop in sorted(spans):
         busy += max(0.0, stop - max(start, reached))

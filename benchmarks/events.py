@@ -1,4 +1,4 @@
-"""The events that most benchmarks count: by page there are few keys, by user many."""
+"""The events that most benchmarks count, by page (few keys) or by user (many)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ PAGES, USERS = 1_000, 1_000_000
 
 
 def write_events(folder: Path, files: int, rows: int) -> None:
-    """Write Parquet files of so many rows each, the same ones each time."""
+    """Write Parquet files with this number of rows each; their content is always the same."""
     folder.mkdir(parents=True, exist_ok=True)
     with duckdb.connect() as connection:
         for number in range(files):
@@ -23,14 +23,14 @@ def write_events(folder: Path, files: int, rows: int) -> None:
 
 
 def offer(files: list[Path], source: Path, name: str) -> None:
-    """Let files arrive in a source's folder, under names that come behind all that arrived before."""
+    """Put files into a source's folder, under names that sort after all earlier ones."""
     source.mkdir(parents=True, exist_ok=True)
     for file in files:
         (source / f"{name}-{file.name}").hardlink_to(file)
 
 
 def expected(source: Path, key: str) -> list[tuple[object, int, int]]:
-    """Return what the state must hold, computed by DuckDB from all files that arrived."""
+    """Return the expected state, computed by DuckDB from all files in the folder."""
     statement = f"SELECT {key}, count(*), sum(amount)::BIGINT FROM '{source}/*.parquet' GROUP BY ALL ORDER BY 1"
     with duckdb.connect() as connection:
         return connection.execute(statement).fetchall()

@@ -1,16 +1,16 @@
-"""What must not grow: the cost of a batch with the ledger or the state, and memory with the batch.
+"""Costs that must not grow: a batch's time with the size of ledger or state, and memory with the size of the batch.
 
-Each size has a database of its own on the same server; batches go to all sizes in turn, each the first after a vacuum and a
-checkpoint. All are vacuumed before the first batch of a turn: else the smallest would find its table in the processor's cache,
-where no larger one fits. The ledgers and the states are filled in bulk, with what so many commits would have left there a week
-ago. A size keeps its session, as a run does for its batches. It is warm when it has met most of the shared memory in which its
-state lies: a process of Postgres takes a page fault for each 64 kB of it. What a batch takes in a new session is shown as well.
+Each size has a database of its own on the same server. Batches go to all sizes in turn, each after a vacuum and a checkpoint.
+All sizes are vacuumed before the first batch of a turn: otherwise the smallest table would be in the processor's cache, where
+no larger one fits. Ledgers and states are filled in bulk with the rows that as many commits would have left a week ago. A size
+keeps its session, as a run does for its batches. A session is warm once it has touched most of the shared memory that holds its
+state: a process of Postgres takes a page fault for each 64 kB of it. The time of a batch in a new session is reported as well.
 
-Memory is counted where a batch passes: the Spark server with its Python workers (PSS, so that what forked workers share
-counts once), and the process of `tidegate run` (RSS), both sampled all the time. A JVM gives nothing back and takes up to
--Xmx, the more the longer it runs, and no two servers the same. So pairs of fresh servers take as many batches and as many rows
-in all: one in equal batches, the other nearly all of them in its last batch. What their medians differ in is owed to the size
-of that one. All batches have the same keys, because more keys are more partials, which is another matter.
+Memory is sampled continuously in the two places that a batch passes through: the Spark server with its Python workers (PSS,
+which counts memory that forked workers share only once), and the process of `tidegate run` (RSS). A JVM returns no memory, and
+takes more the longer it runs, up to -Xmx, each server another amount. So two fresh servers process equally many batches, and
+equally many rows in all: one in equal batches, the other with nearly all rows in its last batch. The difference of their
+medians is due to the size of that batch. All batches have the same keys: the effect of more keys is another question.
 """
 
 import contextlib
@@ -105,14 +105,14 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 @dataclass
 class Place(Project):
-    """A database and a project folder of one size, with what its batches took."""
+    """A database and a project folder of one size, with the times of its batches."""
 
     size: int
     spent: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
     def create(cls, made: Project, size: int) -> "Place":
-        """Create an empty one on a stack's server."""
+        """Create an empty place on a stack's server."""
         settings = replace(made.settings, pg_database=Server(made.settings).create_database())
         migrations.upgrade(settings, [])
         home = made.home / settings.pg_database
@@ -127,7 +127,7 @@ class Place(Project):
         return self.home / "data" / USERS.name
 
     def fill_ledger(self, txids: int) -> None:
-        """Fill the ledger with committed batches, whose staging was dropped; their files are gone from the folder."""
+        """Fill the ledger with committed batches whose staging was dropped and whose files are no longer in the folder."""
         batches = sa.text(FILL_BATCHES).bindparams(pipeline=USERS.name, last=txids, metadata=METADATA)
         others = map(sa.text, (FILL_ATTEMPTS, FILL_SEALS, FILL_COMMITS, FILL_RUNS))
         self.as_owner(batches, *others, sa.text(FILL_CURSOR).bindparams(last=txids))
@@ -142,14 +142,14 @@ class Place(Project):
             return store.committed(USERS.name)
 
     def arrive(self, keys: int) -> None:
-        """Let the file of the next batch arrive, and settle everything before it."""
+        """Write the file of the next batch into the folder, then vacuum and write a checkpoint."""
         txid = self.committed() + 1
         step = keys // ROWS_PER_BATCH
         write_users(self.source / file_name(txid), f"i * {step} + hash(i + {txid}) % {step}", ROWS_PER_BATCH)
         self.settle()
 
     def batch(self) -> None:
-        """Take the file through the steps of a batch, on the clock."""
+        """Run the steps of a batch, each timed."""
         txid = self.committed() + 1
         parts: dict[str, Callable[[], object]] = {
             "plan": lambda: steps.plan(self.settings, USERS, run_id=f"{OWNER} {txid}"),
@@ -160,7 +160,7 @@ class Place(Project):
         assert self.committed() == txid
 
     def runs(self, *parts: str) -> list[float]:
-        """Return the seconds of each timed batch in these steps, or in all."""
+        """Return the seconds of each timed batch, in these steps or in all."""
         return [sum(spent[step] for step in parts or spent) for spent in self.spent]
 
     def check(self, events: int) -> None:
@@ -172,7 +172,7 @@ class Place(Project):
 
 
 def _growing_ledger(bench: Bench, made: Project) -> Iterator[Figure]:
-    """Batches of the same few keys, behind 10 to 100,000 txids; then what people and plans ask of the largest ledger."""
+    """Time batches of the same few keys after 10 to 100,000 txids; then commands and plans on the largest ledger."""
     sizes = [10, 1_000] if bench.is_smoke else [10, 100, 1_000, 10_000, 100_000]
     places = [Place.create(made, size) for size in sizes]
     for place in places:
@@ -187,7 +187,7 @@ def _growing_ledger(bench: Bench, made: Project) -> Iterator[Figure]:
 
 
 def _growing_state(bench: Bench, made: Project) -> Iterator[Figure]:
-    """Batches of 10,000 random keys, into 1 to 50 million."""
+    """Time batches of 10,000 random keys in states of 1 to 50 million keys."""
     sizes = [10_000, 100_000] if bench.is_smoke else [1_000_000, 10_000_000, 50_000_000]
     places = [Place.create(made, size) for size in sizes]
     for place in places:
@@ -208,7 +208,7 @@ def _growing_state(bench: Bench, made: Project) -> Iterator[Figure]:
 
 
 def _in_turn(bench: Bench, places: Sequence[Place], keys: Callable[[Place], int], *, keeps_sessions: bool = True) -> int:
-    """Take batches to all places in turn, keep what those behind the warm-up took, and return how many each place got."""
+    """Run batches in all places alternately, keep the times after the warm-up, and return the number of batches per place."""
     warm_up, passes = bench.choose(WARM_UP_BATCHES if keeps_sessions else 1, 1), bench.choose(9, 3)
     with contextlib.ExitStack() as held:
         for place in places if keeps_sessions else ():
@@ -225,7 +225,7 @@ def _in_turn(bench: Bench, places: Sequence[Place], keys: Callable[[Place], int]
 
 
 def _flatness(bench: Bench, name: str, what: str, places: Sequence[Place]) -> Iterator[Figure]:
-    """Return what a batch costs at the largest size beside the smallest, and draw it for all."""
+    """Compare a batch at the largest size with one at the smallest, and plot all sizes."""
     small, large = places[0], places[-1]
     with bench.plot(f"growth_{name}", f"One batch of {ROWS_PER_BATCH:,} rows") as axes:
         for parts in ((), ("plan",), ("process",), ("commit",)):
@@ -241,7 +241,7 @@ def _flatness(bench: Bench, name: str, what: str, places: Sequence[Place]) -> It
 
 
 def _asked(bench: Bench, made: Project, place: Place) -> Iterator[Figure]:
-    """Time what `status`, `inspect` and a plan ask of a ledger, and the whole commands."""
+    """Time the queries of `status`, `inspect` and a plan, and the whole commands."""
     times, newest = bench.choose(9, 3), place.committed()
     plans = iter(range(times))
 
@@ -277,7 +277,7 @@ def _asked(bench: Bench, made: Project, place: Place) -> Iterator[Figure]:
 
 
 def _planned_from_a_full_folder(bench: Bench, place: Place) -> Iterator[Figure]:
-    """Time plans of one and of many new batches, while the files of all earlier ones lie in the folder too."""
+    """Time plans of one and of many new batches while the folder still holds the files of all earlier ones."""
     last, times, planned = place.committed(), bench.choose(3, 1), 0
     for txid in range(1, last + 1):
         (place.source / file_name(txid)).touch()
@@ -294,7 +294,7 @@ def _planned_from_a_full_folder(bench: Bench, place: Place) -> Iterator[Figure]:
 
 
 def _growing_batch(bench: Bench) -> Iterator[Figure]:
-    """Twenty batches of a million rows, beside small ones and then one of twenty million."""
+    """Compare peak memory of equal batches with that of small batches followed by a large one."""
     rows, times = bench.choose(1_000_000, 50_000), bench.choose(20, 4)
     equal, large = [], []
     for number in range(bench.choose(3, 1)):
@@ -307,7 +307,7 @@ def _growing_batch(bench: Bench) -> Iterator[Figure]:
 
 
 def _peaks(bench: Bench, name: str, batches: Sequence[int]) -> dict[str, float]:
-    """Return the most memory in MiB that batches of so many rows take, one after another, on a server of their own."""
+    """Return the peak memory in MiB of batches of these sizes, one after another, on a new server."""
     with stack_without_airflow(bench.folder / f"batches_{name}") as made:
         made.register(USERS)
         environ = command_environ(made)
@@ -355,7 +355,7 @@ def _sampled(server: int, client: int, peaks: dict[str, float]) -> Iterator[None
 
 
 def _pss(process: psutil.Process) -> float:
-    """Return a process's share of memory in MiB; nothing if it has just ended."""
+    """Return a process's share of memory in MiB; 0 if it has just ended."""
     try:
         return float(process.memory_full_info().pss / MIB)
     except psutil.Error:
@@ -382,6 +382,6 @@ def command_environ(made: Project) -> dict[str, str]:
 
 
 def run_command(environ: dict[str, str], *arguments: str) -> None:
-    """Run the command line, and fail with what it said if it fails."""
+    """Run the command line; if it fails, fail with its output."""
     done = subprocess.run([COMMAND, *arguments], env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,9 @@
-"""What exactly-once costs at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
+"""The cost of exactly-once at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
 
-Both sides are given the same rows in Arrow batches, as Spark hands them over, write them as CSV over new connections, and run
-one after the other on one connection at a time. Ours checks them and puts numbers in order (`jobs.compute.sink`), stages into
-a logged table, twice digests what it has staged, and checks again; theirs stages into a temporary table, as a job does that
-does not care to find its work again.
+Both ways get the same rows in Arrow batches, as Spark delivers them, write them as CSV over new connections, and run
+alternately, one connection at a time. Ours checks the rows and sorts numeric keys (`jobs.compute.sink`), stages into a logged
+table, computes the digest of the staged rows twice, and checks again; theirs stages into a temporary table, like a job that
+need not find its work again after a crash.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from state_store.tables import staging_table_of
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"
 TASK_ATTEMPT = 1
-# What a statement is for, by what only it contains; the rest are small statements of the ledger.
+# The purpose of a statement, by a text that only it contains; all others are small statements of the ledger.
 PARTS = {"COPY ": "copy", "bit_xor": "digest", "ON CONFLICT": "merge"}
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """A million keys that all exist already, once more, by bigint and by text."""
+    """Time updates of a million existing keys, by bigint and by text."""
     keys, passes = bench.choose(1_000_000, 20_000), bench.choose(5, 2)
     with stack_without_airflow(bench.folder / "project") as made:
         made.register(PAGES, USERS)
@@ -53,7 +53,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 
 def _shuffled(keys: int, key: str) -> pa.Table:
-    """Return a row for each key, in the order of nothing, as Spark's hash partitions come."""
+    """Return a row for each key in random order, as Spark's hash partitions have them."""
     numbers = np.random.default_rng(1).permutation(keys)
     column = pa.array(numbers if key == "user_id" else [f"page-{number:09d}" for number in numbers])
     return pa.table({key: column, "events": np.ones(keys, dtype=np.int64), "amount": numbers})
@@ -80,12 +80,12 @@ class _Clock:
             """Times COPY and single statements."""
 
             def copy_expert(self, statement: Any, *arguments: Any) -> None:
-                """Copy on the clock."""
+                """Copy, timed."""
                 with clock.part(f"{step}: copy"):
                     super().copy_expert(statement, *arguments)
 
             def execute(self, statement: Any, *arguments: Any) -> None:
-                """Execute on the clock."""
+                """Execute, timed."""
                 with clock.part(f"{step}: {_part_of(str(statement))}"):
                     super().execute(statement, *arguments)
 
@@ -93,7 +93,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def statements(self, step: str, engine: sa.Engine) -> Iterator[None]:
-        """Time a step of the store, and what its statements take of it."""
+        """Time a step of the store, and its statements."""
         begun: list[float] = []
 
         def begin(*_: object) -> None:
@@ -117,7 +117,7 @@ def _part_of(statement: str) -> str:
 
 
 class _Trial:
-    """Both ways over the same rows, in turn."""
+    """Runs both ways alternately over the same rows."""
 
     def __init__(self, bench: Bench, made: Project, pipeline: Pipeline, key: str, rows: pa.Table) -> None:
         self._bench = bench
@@ -129,7 +129,7 @@ class _Trial:
         self._theirs: list[_Clock] = []
 
     def passes(self, passes: int) -> None:
-        """Let both write every key, then time them, each first in every other pass; check what came out."""
+        """Let both write every key, then time them, each first in every other pass; check the results."""
         for run in (self._guarded, self._bare):
             run(_Clock())
         for number in range(passes):
@@ -145,7 +145,7 @@ class _Trial:
         self._check(passes + 1)
 
     def figures(self, what: str) -> Iterator[Figure]:
-        """Return what the whole costs beside the bare way, then what each step adds to it."""
+        """Compare the whole with the bare way, then show what each step adds."""
         ours, theirs = self._seconds(self._ours, "whole"), self._seconds(self._theirs, "whole")
         yield compared("guard", what, ours, BARE, theirs, bar=Bar(at_most=1.10), is_speed=False)
         for step, part, their_part in (
@@ -172,7 +172,7 @@ class _Trial:
         return [clock.parts[part] for clock in clocks]
 
     def _guarded(self, clock: _Clock) -> None:
-        """Take the rows through a batch's whole life."""
+        """Run a batch's whole life with these rows."""
         spec = self._pipeline.spec
         with clock.part("connect"):
             store = StateStore.connect(self._project.settings)
@@ -203,12 +203,12 @@ class _Trial:
         return StagedPartition(state.name, 0, TASK_ATTEMPT, rows, checksum)
 
     def _bare(self, clock: _Clock) -> None:
-        """Copy and upsert the rows, in one transaction that nothing guards."""
+        """Copy and upsert the rows in one unguarded transaction."""
         conninfo = self._project.settings.conninfo(user="postgres") | {"cursor_factory": clock.cursor_factory("bare")}
         copy_and_upsert(conninfo, f"bare_{self._pipeline.name}", self._key, as_csv(self._rows))
 
     def _check(self, times: int) -> None:
-        """Compare both tables with the rows, taken so many times."""
+        """Compare both tables with the rows, counted this many times."""
         keys, _, amounts = (self._rows.column(name).to_pylist() for name in self._rows.column_names)
         wanted = sorted((key, times, times * amount) for key, amount in zip(keys, amounts, strict=True))
         (state,) = self._pipeline.states

@@ -1,4 +1,4 @@
-"""Figures, and what becomes of them: a table, the file of the latest ones, plots."""
+"""Figures: their table, the file of the latest ones, and plots."""
 
 import json
 import statistics
@@ -23,13 +23,13 @@ mpl.use("agg")
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio has to be."""
+    """The bounds that a ratio has to keep."""
 
     at_least: float | None = None
     at_most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Tell whether a value is within the bar."""
+        """Return whether a value is within the bar."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def __str__(self) -> str:
@@ -43,9 +43,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Figure:
-    """One result: what was measured, beside what, and the value that the bar is about.
+    """One result: the measurement, its alternative, and the value that the bar bounds.
 
-    `ours` and `theirs` are medians in `unit`; `value` is what counts, mostly their ratio.
+    `ours` and `theirs` are medians in `unit`; `value` is most often their ratio.
     """
 
     benchmark: str
@@ -84,7 +84,7 @@ def compared(
 
 @dataclass
 class Bench:
-    """What every benchmark gets: how much to do, where to put files, and the means to tell how it goes."""
+    """The means that every benchmark gets: its size, a folder, and messages about progress."""
 
     is_smoke: bool
     folder: Path
@@ -92,16 +92,16 @@ class Bench:
     most_passes: int = 3
 
     def choose(self, full: int, smoke: int) -> int:
-        """Return how much to do."""
+        """Return the full number, or that of a smoke run."""
         return smoke if self.is_smoke else full
 
     @property
     def passes(self) -> int:
-        """How often to time each way."""
+        """The number of times to time each way."""
         return self.choose(self.most_passes, 1)
 
     def tell(self, text: str) -> None:
-        """Say what is going on."""
+        """Print a message about progress."""
         self.console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/dim] {text}", highlight=False)
 
     @contextmanager
@@ -114,7 +114,7 @@ class Bench:
 
     @contextmanager
     def plot(self, name: str, title: str) -> Iterator[Axes]:
-        """Draw one plot; a smoke run draws it where it does no harm to the real ones."""
+        """Draw one plot; a smoke run draws it into another folder than the real ones."""
         drawing = Drawing(figsize=(9, 4.5), layout="constrained")
         axes = drawing.add_subplot()
         axes.set_title(title)
@@ -136,7 +136,7 @@ Benchmark = Callable[[Bench], Iterator[Figure]]
 
 
 def print_figures(console: Console, figures: Sequence[Figure]) -> None:
-    """Print the table that people read."""
+    """Print the figures as a table."""
     table = Table(title="Benchmarks", title_justify="left")
     for name in ("benchmark", "what", "ours", "beside", "theirs", "value", "bar", ""):
         table.add_column(name, justify="right" if name in ("ours", "theirs", "value", "bar") else "left")
@@ -156,7 +156,7 @@ def print_figures(console: Console, figures: Sequence[Figure]) -> None:
 
 
 def write_latest(figures: Sequence[Figure], file: Path) -> None:
-    """Put the figures in place of those of earlier runs with the same names; a line each, with time and commit."""
+    """Replace the figures of the same names in the file; one line each, with time and commit."""
     known = json.loads(file.read_text()) if file.exists() else []
     latest = {(row["benchmark"], row["what"]): row for row in known}
     run = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit()}

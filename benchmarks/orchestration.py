@@ -1,4 +1,4 @@
-"""Bar 4: many small batches through Airflow, beside Airflow's own floor."""
+"""Bar 4: many small batches through Airflow, beside Airflow alone."""
 
 import contextlib
 import statistics
@@ -17,7 +17,7 @@ ROWS_PER_FILE = 100
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """200 txids of one small file each in one Dag run, beside as many empty two-task groups."""
+    """Time 200 txids of one small file each in one Dag run, beside as many groups of two empty tasks."""
     txids, passes = bench.choose(200, 10), bench.passes
     home = bench.folder / "project"
     ours: list[float] = []

@@ -1,9 +1,9 @@
-"""The job that Tidegate has to beat: Structured Streaming, one file per trigger, foreachBatch into Postgres.
+"""The alternative to Tidegate: Structured Streaming, one file per trigger, foreachBatch into Postgres.
 
-It is written as a good engineer would: availableNow, the batch aggregated by Spark, handed over as Arrow, copied, and
-upserted in key order, all in one transaction. It promises less: a batch that is repeated after a crash counts twice.
+It is well written: availableNow, the batch aggregated by Spark, passed on as Arrow, copied, and upserted in key order, all in
+one transaction. It promises less: a batch that is repeated after a crash counts twice.
 
-`Peer` starts it in a process of its own, with a JVM of its own, and tells it what to do; only the queries are timed.
+`Peer` starts it in a process of its own, with a JVM of its own, and sends it requests; only the queries are timed.
 """
 
 import json
@@ -52,7 +52,7 @@ class Peer:
         self._process.wait(60)
 
     def run(self, source: Path, key: str, target: str, *, files_per_trigger: int = 1) -> float:
-        """Count the files that are new since the last run into a table; return the seconds of the query."""
+        """Count the events of new files into a table; return the seconds of the query."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps([str(source), key, target, files_per_trigger]), file=self._process.stdin, flush=True)
@@ -79,7 +79,7 @@ def as_csv(rows: pa.Table) -> bytes:
 
 
 def copy_and_upsert(conninfo: dict[str, Any], target: str, key: str, content: bytes) -> None:
-    """Copy rows into a temporary table and upsert them in key order, in one transaction that nothing guards."""
+    """Copy rows into a temporary table and upsert them in key order, in one unguarded transaction."""
     stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(sql.Identifier(target))
     merge = sql.SQL(
         "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "

@@ -1,4 +1,4 @@
-"""The pipelines that the benchmarks run, found as another package's are: by an entry point (`benchmarks.project`)."""
+"""The pipelines of the benchmarks, found by an entry point, like those of another package (`benchmarks.project`)."""
 
 from jobs import Count, Files, Pipeline, State, Sum
 

@@ -1,4 +1,4 @@
-"""A stack of the benchmarks' own, whose Airflow runs the benchmarks' Dags."""
+"""A stack for the benchmarks, whose Airflow runs their Dags."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from tidegate.commands.runs import FINISHED
 from tidegate.stack.component import wait_until
 
 DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, concurrency={concurrency})\n"
-# What Airflow itself takes for N batches of two tasks each, as ours are, that do nothing.
+# A Dag of empty tasks, for the time of Airflow itself: N groups of two tasks, like our batches.
 FLOOR = '''\
 """Two empty tasks for each of N."""
 from datetime import UTC, datetime
@@ -55,7 +55,7 @@ BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
 
 
 class DagRun(NamedTuple):
-    """How long a Dag run took from its trigger, in seconds: the run goes on while tasks find their batches committed."""
+    """The seconds of a Dag run from its trigger. A run goes on after the last commit, while tasks find their batches done."""
 
     to_commit: float
     to_end: float
@@ -85,12 +85,12 @@ class Project:
                 connection.execute(statement)
 
     def settle(self) -> None:
-        """Write a checkpoint and vacuum, so that nobody pays for what others have left behind."""
+        """Write a checkpoint and vacuum, so that no measurement pays for an earlier one."""
         with contextlib.closing(self.administrator()) as connection, connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE")
             cursor.execute("CHECKPOINT")
             session = connection.info.backend_pid
-        # Its end is work as well, on the other core: 80 ms to unmap 5 GB.
+        # A session's end takes time too, on the other core: it unmaps the shared memory.
         assert wait_until(lambda: not psutil.pid_exists(session), 10, every=0.005), f"session {session} does not end"
 
     def state(self, pipeline: Pipeline, state: str) -> list[tuple[object, ...]]:
@@ -101,7 +101,7 @@ class Project:
             return [tuple(row[name] for name in names) for row in store.state_rows(spec)]
 
     def dag_run(self, name: str, parameters: Mapping[str, int], *, committed: int = 0, seconds: int = 1800) -> DagRun:
-        """Trigger a Dag and return how long it took to the commit of this txid, if there is one, and to the end of the run."""
+        """Trigger a Dag; return the times to the commit of this txid, if there is one, and to the end of the run."""
         with (
             contextlib.closing(AirflowClient(self.settings)) as airflow,
             contextlib.closing(StateStore.connect(self.settings)) as store,
@@ -125,7 +125,7 @@ class Project:
 
 
 def publish(folder: Path, names: Collection[str]) -> None:
-    """Make a folder that, on the path, brings the named pipelines of the benchmarks, as another package would."""
+    """Make a folder that, on Python's path, provides the named pipelines, as another package would."""
     metadata = folder / "tidegate_benchmarks-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
@@ -143,7 +143,7 @@ def stack_without_airflow(home: Path) -> Iterator[Project]:
 
 @contextmanager
 def project(home: Path, names: Collection[str]) -> Iterator[Project]:
-    """Run a whole stack whose Dags are the named pipelines' and the floor's."""
+    """Run a whole stack with the Dags of the named pipelines, and the Dag of empty tasks."""
     dags, packages = home / "dags", home / "packages"
     publish(packages, names)
     dags.mkdir()
@@ -154,7 +154,7 @@ def project(home: Path, names: Collection[str]) -> Iterator[Project]:
     environ = {
         "TIDEGATE_HOME": str(home),
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
-        # On the path of Airflow's processes from their start, as what is installed is.
+        # On the path of Airflow's processes from their start, like an installed package.
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(packages),
     }
     with mock.patch.dict(os.environ, environ):
