@@ -27,6 +27,8 @@ lag_view = sa.table(
 # Columns of an attempt that its batch's history shows in another way.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 ACTIONS_SHOWN = 100
+# A pipeline's speed is that of its newest commits: at most so many, of the hour before the last one.
+MOST_COMMITS, SPEED_HOURS = 50, 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class BatchStatus:
 
 @dataclass(frozen=True)
 class Lag:
-    """A pipeline's progress: last committed and opened txid, what it waits for, what waits for people."""
+    """A pipeline's progress: last committed and opened txid, what it waits for, what waits for people.
+
+    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` counts
+    source rows from the start of the oldest of its newest commits to the end of the last one; None before the first commit.
+    """
 
     pipeline: str
     committed: int
@@ -65,6 +71,8 @@ class Lag:
     paused_at: datetime | None
     paused_by: str | None
     paused_reason: str | None
+    lag_seconds: float | None
+    rows_per_second: float | None
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[
     p, q = tables.pipeline.c, tables.quarantine.c
     waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
     statement: sa.Select[Any] = (
-        sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason)
+        sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason, age_of_oldest(), speed())
         .select_from(lag_view)
         .join(tables.pipeline, p.pipeline == lag_view.c.pipeline)
         .order_by(lag_view.c.pipeline)
@@ -93,6 +101,42 @@ def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[
     if pipelines is not None:
         statement = statement.where(lag_view.c.pipeline.in_(list(pipelines)))
     return [Lag(*row) for row in connection.execute(statement)]
+
+
+def age_of_oldest() -> sa.ScalarSelect[Any]:
+    """Return the age in seconds of the oldest opened batch that has not committed, within a query of `lag_view`."""
+    b = tables.batch.c
+    age = sa.cast(sa.extract("epoch", sa.func.now() - b.opened_at), sa.Double)
+    oldest = sa.select(sa.func.greatest(age, 0)).where(b.pipeline == lag_view.c.pipeline, b.txid == lag_view.c.committed + 1)
+    return oldest.correlate(lag_view).scalar_subquery()
+
+
+def speed() -> sa.ScalarSelect[Any]:
+    """Return source rows per second of a pipeline's newest commits; those that were skipped have none.
+
+    It is part of a query of `tables.pipeline` and `lag_view`.
+    """
+    k, a = tables.commit.c, tables.attempt.c
+    newest = (
+        sa.select(k.pipeline, k.txid, k.attempt, k.committed_at, k.merged_at)
+        .where(k.pipeline == tables.pipeline.c.pipeline, k.txid <= lag_view.c.committed)
+        .order_by(k.txid.desc())
+        .limit(MOST_COMMITS)
+        .correlate(tables.pipeline, lag_view)
+        .subquery("newest")
+    )
+    n = newest.c
+    seconds = sa.extract("epoch", sa.func.max(n.merged_at) - sa.func.min(sa.func.least(a.started_at, n.committed_at)))
+    rate = sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows), 0), sa.Double) / sa.func.nullif(seconds, 0)
+    same_attempt = sa.and_(a.pipeline == n.pipeline, a.txid == n.txid, a.attempt == n.attempt)
+    since = lag_view.c.committed_at - sa.func.make_interval(0, 0, 0, 0, SPEED_HOURS)
+    return (
+        sa.select(sa.cast(rate, sa.Double))
+        .select_from(sa.join(newest, tables.attempt, same_attempt))
+        .where(n.committed_at > since)
+        .correlate(tables.pipeline, lag_view)
+        .scalar_subquery()
+    )
 
 
 def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:

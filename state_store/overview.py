@@ -15,13 +15,11 @@ from sqlalchemy import Connection
 from state_store import tables
 from state_store.declaration import ColumnType, KeyColumn, PipelineSpec, StateSpec, ValueColumn
 from state_store.errors import UnknownPipeline
-from state_store.history import batches_view, lag_view
+from state_store.history import age_of_oldest, batches_view, lag_view, speed
 
 PHASES = ("planned", "processing", "failed", "halted", "processed")
 # Batches after the cursor whose phase is looked up, unless the window is larger: those beyond the window have not begun.
 MOST_PHASES = 200
-# A pipeline's speed is that of its newest commits: at most so many, of the hour before the last one.
-MOST_COMMITS, SPEED_HOURS = 50, 1
 ACTIONS_SHOWN = 100
 
 
@@ -126,9 +124,8 @@ def _requested() -> sa.ColumnElement[bool]:
 
 
 def _progress() -> sa.Select[Any]:
-    p, b, q = tables.pipeline.c, tables.batch.c, tables.quarantine.c
+    p, q = tables.pipeline.c, tables.quarantine.c
     waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
-    oldest = sa.select(b.opened_at).where(b.pipeline == p.pipeline, b.txid == lag_view.c.committed + 1).scalar_subquery()
     return (
         sa.select(
             lag_view.c.pipeline,
@@ -136,8 +133,8 @@ def _progress() -> sa.Select[Any]:
             lag_view.c.opened,
             lag_view.c.committed_at,
             lag_view.c.waits_for,
-            sa.cast(sa.extract("epoch", sa.func.now() - oldest), sa.Double).label("lag_seconds"),
-            _speed().label("rows_per_second"),
+            age_of_oldest().label("lag_seconds"),
+            speed().label("rows_per_second"),
             waiting.label("quarantined"),
             *(p.paused_at, p.paused_by, p.paused_reason, p.source_kind),
             p.in_flight.label("window"),
@@ -147,31 +144,6 @@ def _progress() -> sa.Select[Any]:
         .join(lag_view, lag_view.c.pipeline == p.pipeline)
         .where(_requested())
         .order_by(p.pipeline)
-    )
-
-
-def _speed() -> sa.ScalarSelect[Any]:
-    """Return source rows per second of a pipeline's newest commits; those that were skipped have none."""
-    k, a = tables.commit.c, tables.attempt.c
-    newest = (
-        sa.select(k.pipeline, k.txid, k.attempt, k.committed_at, k.merged_at)
-        .where(k.pipeline == tables.pipeline.c.pipeline, k.txid <= lag_view.c.committed)
-        .order_by(k.txid.desc())
-        .limit(MOST_COMMITS)
-        .correlate(tables.pipeline, lag_view)
-        .subquery("newest")
-    )
-    n = newest.c
-    seconds = sa.extract("epoch", sa.func.max(n.merged_at) - sa.func.min(sa.func.least(a.started_at, n.committed_at)))
-    rate = sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows), 0), sa.Double) / sa.func.nullif(seconds, 0)
-    same_attempt = sa.and_(a.pipeline == n.pipeline, a.txid == n.txid, a.attempt == n.attempt)
-    since = lag_view.c.committed_at - sa.func.make_interval(0, 0, 0, 0, SPEED_HOURS)
-    return (
-        sa.select(sa.cast(rate, sa.Double))
-        .select_from(sa.join(newest, tables.attempt, same_attempt))
-        .where(n.committed_at > since)
-        .correlate(tables.pipeline, lag_view)
-        .scalar_subquery()
     )
 
 

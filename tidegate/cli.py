@@ -4,6 +4,7 @@ Exit codes are the error families: 0 done or already done, 1 needs a person, 2 t
 """
 
 import gc
+import os
 import sys
 from importlib import import_module
 from io import StringIO
@@ -12,8 +13,10 @@ import click
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
+from tidegate.commands import INTERRUPTED
 
-PERMANENT, USAGE, TRY_AGAIN, INTERRUPTED = 1, 2, 75, 130
+PERMANENT, USAGE, TRY_AGAIN = 1, 2, 75
+READER_GONE = 1  # as click has it
 GC_THRESHOLD = 200_000  # objects allocated before a garbage collection; `status` allocates 80,000
 
 # In the order in which users come to need them, each with its module in `tidegate.commands`.
@@ -67,7 +70,12 @@ def main() -> None:
     gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # such as by `| head`; what is left in the buffer is not wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_GONE)
     except click.ClickException as wrong:
         wrong.show(message := StringIO())
         sys.stderr.write(output.visible(message.getvalue(), keep="\n"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # The width of a table in a file or a pipe, where no window limits it.
 PIPED_WIDTH = 200
@@ -84,7 +85,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _json(line)
+        return json_text(line)
 
 
 def show_log(level: int, *, as_json: bool = False) -> None:
@@ -107,39 +108,44 @@ def write(*lines: str) -> None:
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows as a table: numbers right-aligned, times in UTC to the second, NULL as an empty cell, a list as its lines."""
-    from rich.table import Table  # noqa: PLC0415
-
     rows = [list(row) for row in rows]
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for position, name in enumerate(columns):
-        numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
-        table.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
     console = out()
     with console.capture() as rendered:
         if title and rows:
             console.print(visible(title), style="bold", soft_wrap=True)  # a table would fold it to its own width
-        console.print(table if rows else f"{visible(title or 'Result')}: nothing yet.")
+        console.print(table(columns, rows) if rows else f"{visible(title or 'Result')}: nothing yet.")
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
     sys.stdout.flush()  # keeps the order with messages on stderr
 
 
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
+    """Return rows as `print_table` prints them."""
+    from rich.table import Table  # noqa: PLC0415
+
+    made = Table(header_style="bold", box=None, pad_edge=False)
+    for position, name in enumerate(columns):
+        numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
+        made.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(value) for value in row))
+    return made
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    sys.stdout.write(_json(value, indent=2) + "\n")
+    sys.stdout.write(json_text(value, indent=2) + "\n")
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a JSON array, one row a line, without holding the rows."""
     separator = "[\n"
     for row in rows:
-        sys.stdout.write(separator + _json(dict(row)))
+        sys.stdout.write(separator + json_text(dict(row)))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
-def _json(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any, indent: int | None = None) -> str:
     """Return JSON whose characters a terminal only shows; to a program it means the same."""
 
     def escaped(found: re.Match[str]) -> str:
@@ -149,7 +155,9 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: times in ISO 8601, decimals as text so that no digit is lost."""
+    """Return a value for JSON: times in ISO 8601 and UTC, decimals as text so that no digit is lost."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).isoformat()
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):

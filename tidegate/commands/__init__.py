@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
 LARGEST = 10**15  # beyond any txid or number of rows, and well within the range of Postgres' and Airflow's integers
 
 

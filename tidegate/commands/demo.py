@@ -6,7 +6,7 @@ import click
 
 from jobs.registry import all_pipelines
 from state_store.settings import Settings
-from tidegate import output, sample_data
+from tidegate import output, sample_data, status_report
 from tidegate.commands import inspection, runs, stack
 
 NEXT_STEPS = """\
@@ -16,6 +16,7 @@ Look further, with this stack up:
   tidegate trigger flights --wait             nothing new, so nothing is spent
   tidegate status                             how pipelines and stack are
 Airflow shows the same runs at {url} (user {user}, password in {password_file}).
+The operator's page, for the same user, shows what flows, what waits and why: {page}
 End it: make down"""
 
 
@@ -41,5 +42,6 @@ def demo(context: click.Context) -> None:
             url=settings.airflow_url,
             user=settings.airflow_user,
             password_file=settings.airflow_password_file,
+            page=status_report.page_address(settings),
         )
     )

@@ -1,22 +1,15 @@
 """The verbs for the embedded stack: up, down, status, backup, restore."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from state_store.errors import TidegateError, UsageError
+from state_store.errors import UsageError
 from state_store.settings import Settings
-from tidegate import output
-from tidegate.commands import AT_LEAST_ONE, as_json
-
-if TYPE_CHECKING:
-    from state_store.history import Lag
-
-STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
+from tidegate import output, status_report
+from tidegate.commands import AT_LEAST_ONE, INTERRUPTED, as_json
 
 
 @click.command()
@@ -51,12 +44,13 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
     if as_json:
         output.print_json([asdict(status) for status in statuses])
         return
-    _print_components(statuses)
+    output.print_table(*status_report.components_table(statuses))
     settings = Settings.load()
     if not without_airflow:
         output.say(
             f"Airflow: {settings.airflow_url}, user {settings.airflow_user}, password in {settings.airflow_password_file}"
         )
+        output.say(f"The operator's page, for the same user: {status_report.page_address(settings)}")
     if any(status.name == "kafka" for status in statuses):
         output.say(f"Kafka: {settings.kafka_bootstrap}, how to log in is in {settings.kafka_properties_file}")
 
@@ -120,71 +114,36 @@ def restore(file: Path, yes: bool, as_json: bool) -> None:
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Look again and again; on a terminal redrawn, else a line per change. End: Ctrl-C.")
+@click.option("--interval", metavar="SECONDS", type=click.FloatRange(0.2, 3600), default=2, help="Pause between two looks.")
 @as_json
-def status(as_json: bool) -> None:
+def status(watch: bool, interval: float, as_json: bool) -> None:
     """Show the state of the stack and of each pipeline: last committed txid, what is pending, why it waits or is paused.
 
-    Also how many names the sources leave alone.
+    Also lag, the age of the oldest batch that is opened and not committed; rows/s of the newest commits within an hour; and how
+    many names the sources leave alone.
     """
-    from tidegate import stack  # noqa: PLC0415
-
     settings = Settings.load()
-    lags, trouble = [], None
-    with ThreadPoolExecutor(1) as background:
-        request = background.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
-        from state_store import StateStore  # noqa: PLC0415
-        from tidegate import source_report  # noqa: PLC0415
+    if watch:
+        from tidegate.watch import watch as keep_watching  # noqa: PLC0415
 
         try:
-            with StateStore.connect(settings) as store:
-                lags = store.lag()
-        except TidegateError as error:
-            trouble = error
-        components = request.result()
-    _say_advice(advice := stack.advice(settings))
-    sources = source_report.of_all(lags, settings)
+            keep_watching(lambda: status_report.look(Settings.load()), interval, as_json=as_json)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+    from tidegate import source_report  # noqa: PLC0415
+
+    found = status_report.look(settings)
+    _say_advice(found.advice)
+    sources = source_report.of_all(found.lags, settings)
     if as_json:
-        output.print_json(
-            {
-                "pipelines": [asdict(lag) for lag in lags],
-                "components": [asdict(c) for c in components],
-                "advice": advice,
-                "left_alone": sources,
-            }
-        )
+        output.print_json({**found.facts(), "left_alone": sources})
     else:
-        if trouble is None:
-            _print_lags(lags)
-            output.out().print()
-            for message in sources.values():
-                output.say(message)
-        if components:
-            _print_components(components)
-        else:
-            output.say("No embedded stack was started here.")
-    if trouble is not None:
-        raise trouble
+        status_report.show(found, list(sources.values()))
+    if found.trouble is not None:
+        raise found.trouble
 
 
 def _say_advice(advice: str | None) -> None:
     if advice:
         output.say(advice)
-
-
-def _print_lags(lags: "list[Lag]") -> None:
-    names = ["pipeline", "committed", "opened", "pending", "quarantined", "committed_at"]
-    rows = []
-    for lag in lags:
-        paused = f"paused by {lag.paused_by}: {lag.paused_reason}" if lag.paused_at else None
-        waits = "; then ".join(reason.rstrip(".") for reason in (paused, lag.waits_for) if reason)
-        rows.append([*(getattr(lag, name) for name in names), waits])
-    output.print_table("Pipelines", [*names, "waits_for"], rows)
-
-
-def _print_components(components: list) -> None:  # type: ignore[type-arg]
-    columns = ["component", "state", "address", "pid", "restarts", "log"]
-    rows = [
-        [c.name, STATES[c.state] + (f": {c.reason}" if c.reason else ""), c.address, c.pid, c.restarts, c.log]
-        for c in components
-    ]
-    output.print_table("Stack", columns, rows)
