@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+from psycopg2 import sql
 
 from jobs.pipelines import flights
 from state_store import StateStore
@@ -124,8 +125,6 @@ def test_a_watch_survives_a_database_that_goes_and_comes_back(tidegate: CommandL
 
 def _rename(server: Server, database: str, name: str) -> None:
     """Rename a database, as soon as its last connection has ended."""
-    from psycopg2 import sql  # noqa: PLC0415
-
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         server.execute(sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"), [database])
@@ -180,12 +179,14 @@ def test_a_reader_that_leaves_ends_other_verbs_quietly(tidegate: CommandLine, ve
 
 
 @contextmanager
-def terminal(tidegate: CommandLine, columns: int, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen, Lines]]:
+def terminal(
+    tidegate: CommandLine, columns: int, *arguments: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen, Lines]]:
     """Start a verb on a terminal of this width."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = replace(tidegate, environment={**tidegate.environment, "TERM": "xterm-256color", **environment})
-    started = command._command(arguments, {})  # noqa: SLF001
+    started = command._command(arguments, {})
     pipes = {"stdin": follower, "stdout": follower, "stderr": follower}
     process = subprocess.Popen(**{**started, **pipes}, start_new_session=True)
     os.close(follower)
