@@ -13,6 +13,7 @@ from state_store.errors import RangeRefused, UsageError
 from state_store.settings import Settings, account_name
 from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
+from tidegate.progress import ranges
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -51,10 +52,10 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
     if not lifted or newest is None:
         message = f"Nothing to retry: no batch of {pipeline} is halted or was given up."
         if left_over:
-            message += f" {runs.ranges(left_over).capitalize()} wait for a run: tidegate trigger {pipeline} --wait"
+            message += f" {ranges(left_over).capitalize()} wait for a run: tidegate trigger {pipeline} --wait"
         _report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
-    prepared = runs.Prepared(f"{pipeline}: {runs.ranges(lifted)} may be tried again.", {"lifted": lifted})
+    prepared = runs.Prepared(f"{pipeline}: {ranges(lifted)} may be tried again.", {"lifted": lifted})
     runs.take_up(pipeline, prepared, newest.txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
 
 

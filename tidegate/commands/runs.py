@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from jobs.engine.ranges import MAX_BATCHES_PER_RUN
 from jobs.registry import find_pipeline
 from state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
 from state_store.settings import Settings
-from tidegate import output, source_report, tracing
+from tidegate import output, progress, source_report, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
+from tidegate.progress import ranges
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -185,7 +186,7 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
     if prepared.message and not as_json:
         output.say(prepared.message)
     outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
-    with _progress(outcome, quiet=as_json) as refresh:
+    with progress.shown(outcome, quiet=as_json) as refresh:
 
         def on_progress(txid: int, event: str) -> None:
             if event == "planned":
@@ -259,7 +260,7 @@ def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wai
     """Follow the run until it ends: Airflow has its state, the ledger its progress. A server may be away for AWAY_SECONDS."""
     deadline = time.monotonic() + wait_seconds
     goes_on = f"Dag run {outcome.run_id} goes on without you. See: tidegate inspect {outcome.pipeline}"
-    with _progress(outcome, quiet=quiet) as refresh:
+    with progress.shown(outcome, quiet=quiet) as refresh:
         away_since: float | None = None
         while True:
             try:
@@ -301,58 +302,6 @@ def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> 
     )
 
 
-@contextlib.contextmanager
-def _progress(outcome: Outcome, *, quiet: bool) -> Iterator[Callable[[], None]]:
-    """Show two bars on a terminal, a line per change elsewhere; yield the function that redraws them."""
-    console = output.talk()
-    if quiet:
-        yield lambda: None
-        return
-    if not console.is_terminal:
-        last = ""
-
-        def print_change() -> None:
-            nonlocal last
-            if (line := _summary(outcome)) != last:
-                output.say(line)
-                last = line
-
-        yield print_change
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        processed, committed = (bars.add_task(name, total=None, note="") for name in ("processed", "committed"))
-
-        def redraw() -> None:
-            done = sorted([*outcome.committed, *outcome.skipped])
-            ready = [t for t in outcome.txids if outcome.phases.get(t) in ("processed", "committed", "skipped")]
-            busy = [t for t in outcome.txids if outcome.phases.get(t) == "processing"]
-            total = len(outcome.txids) or None
-            bars.update(processed, completed=len(ready), total=total, note=f"now {ranges(busy)}" if busy else "")
-            bars.update(committed, completed=len(done), total=total, note=f"last txid {done[-1]}" if done else "")
-
-        yield redraw
-
-
-def _summary(outcome: Outcome) -> str:
-    if not outcome.txids:
-        return f"{outcome.pipeline}: {outcome.state}"
-    shown = {"failed": "to be tried again"}
-    parts = []
-    for phase in ("committed", "skipped", "processed", "processing", "failed", "planned", "halted"):
-        if txids := [txid for txid in outcome.txids if outcome.phases.get(txid, "planned") == phase]:
-            parts.append(f"{ranges(txids)} {shown.get(phase, phase)}")
-    return f"{outcome.pipeline}: {'; '.join(parts)}"
-
-
 def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) -> None:
     if as_json:
         output.print_json({**prepared.facts, **asdict(outcome), "committed": outcome.committed, "skipped": outcome.skipped})
@@ -372,15 +321,3 @@ def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) ->
             f"Given up and skipped, without their rows: {ranges(outcome.skipped)}. "
             f"Why: tidegate inspect {outcome.pipeline} --txid {outcome.skipped[-1]}"
         )
-
-
-def ranges(txids: Sequence[int]) -> str:
-    """Return txids in short notation: txids 1-3, 7."""
-    parts: list[list[int]] = []
-    for txid in txids:
-        if parts and txid == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], txid]
-        else:
-            parts.append([txid])
-    written = ", ".join("-".join(map(str, part)) for part in parts)
-    return f"txid{'s' if len(txids) > 1 else ''} {written}" if txids else "none"

@@ -1,0 +1,102 @@
+"""The progress of a run: what the bars count, when there is an estimate, and that no width breaks them."""
+
+import io
+from dataclasses import dataclass, field
+
+import pytest
+from rich.console import Console
+
+from tidegate import output, progress
+from tidegate.progress import BASIS, Estimate
+
+
+@dataclass
+class SomeRun:
+    """A run in the middle of its work."""
+
+    pipeline: str = "flights"
+    state: str = "running"
+    txids: list[int] = field(default_factory=list)
+    phases: dict[int, str] = field(default_factory=dict)
+
+
+def test_an_estimate_needs_a_basis() -> None:
+    """Batches that had ended before the first look say nothing about this run's rate."""
+    estimate = Estimate()
+    estimate.note(50, 0)
+    assert estimate.seconds_left(100, 1) is None
+    for number in range(BASIS):
+        estimate.note(51 + number, 10 + 2 * number)
+        assert estimate.seconds_left(100, 10 + 2 * number) is None
+    estimate.note(51 + BASIS, 10 + 2 * BASIS)
+    assert estimate.seconds_left(100, 10 + 2 * BASIS) == (100 - 51 - BASIS) * 2
+
+
+def test_an_estimate_follows_the_rate_of_the_run() -> None:
+    """Compared with the time that it then takes, at a steady and at a grouped pace."""
+    for group in (1, 5):
+        estimate, remaining = Estimate(), {}
+        for second in range(0, 101):
+            estimate.note(second // group * group, second)
+            remaining[second] = estimate.seconds_left(100, second)
+        for second in range(30, 100):
+            left = remaining[second]
+            assert left is not None
+            assert abs(left - (100 - second)) <= group
+
+
+def test_there_is_no_estimate_while_nothing_ends_for_long() -> None:
+    """A number that only counts down would be invented; it comes back with the next batch."""
+    estimate = Estimate()
+    for second in range(10):
+        estimate.note(second, second)
+    assert estimate.seconds_left(20, 10) is not None
+    assert estimate.seconds_left(20, 30) is None
+    estimate.note(10, 31)
+    assert estimate.seconds_left(20, 31) == pytest.approx(10 * (31 - 1) / (10 - 1))
+
+
+def test_an_estimate_is_never_negative() -> None:
+    """Also if the last batch takes longer."""
+    estimate = Estimate()
+    for second in range(10):
+        estimate.note(second, second)
+    assert estimate.seconds_left(10, 11.5) == 0
+
+
+def test_the_bars_count_what_has_ended_each_phase() -> None:
+    """A skipped batch has ended both; a halted one is named."""
+    phases = {1: "committed", 2: "skipped", 3: "processed", 4: "processing", 5: "processing", 6: "halted", 7: "failed"}
+    run = SomeRun(txids=[1, 2, 3, 4, 5, 6, 7, 8], phases=phases)
+    assert progress.counts(run) == {
+        "processed": (3, "2 processing: txids 4-5; txid 6 halted"),
+        "committed": (2, "last txid 2"),
+    }
+    assert progress.is_stuck(run)
+    line = "flights: txid 1 committed; txid 2 skipped; txid 3 processed; txids 4-5 processing; txid 7 to be tried again; "
+    assert progress.summary(run) == f"{line}txid 8 planned; txid 6 halted"
+
+
+@pytest.mark.parametrize("columns", [1, 20, 60, 70, 115, 200])
+def test_the_bars_fit_any_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """No line is longer than the terminal; the counts stay, an estimate comes where there is a basis."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=columns, highlight=False, color_system=None)
+    monkeypatch.setattr(output, "talk", lambda: console)
+    second = [0]
+    monkeypatch.setattr(progress, "clock", lambda: second[0])
+    run = SomeRun(txids=list(range(1, 201, 2)))
+    with progress.bars(run) as redraw:
+        redraw()
+        for txid in run.txids[:50]:
+            run.phases[txid] = "committed"
+            run.phases |= dict.fromkeys(run.txids[50:80], "processing")
+            second[0] += 1
+            redraw()
+    shown = written.getvalue().split("\x1b[2K")
+    visible = "".join(shown).replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\x1b[1A", "")
+    assert max(len(line) for line in visible.replace("\r", "\n").splitlines()) <= columns
+    if columns >= 60:
+        assert "50/100" in visible
+        assert "about 50 s left" in visible
+    assert ("30 processing: txids" in visible) == (columns >= 115)
