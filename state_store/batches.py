@@ -213,6 +213,17 @@ def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
     return list(connection.scalars(statement))
 
 
+def stopped(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return the uncommitted txids that are halted or were given up, in order, at most `limit`."""
+    b = tables.batch.c
+    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), _is_stopped())
+    return list(connection.scalars(statement.order_by(b.txid).limit(limit)))
+
+
+def _is_stopped() -> sa.ColumnElement[bool]:
+    return sa.or_(tables.batch.c.halted_at.is_not(None), tables.batch.c.skip_reason.is_not(None))
+
+
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
     """Record which txids the run covers, and lift their halts: the run is about to try them again.
 
@@ -263,8 +274,7 @@ def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int
     A batch that is being committed or skipped at this moment is waited for: afterwards it cannot be tried again.
     """
     b = tables.batch.c
-    stopped = sa.or_(b.halted_at.is_not(None), b.skip_reason.is_not(None))
-    requested = stopped if txid is None else b.txid == txid
+    requested = _is_stopped() if txid is None else b.txid == txid
     locked = _lock(connection, pipeline, requested)
     values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
     return sorted(

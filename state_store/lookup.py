@@ -35,7 +35,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
             read_far_dates(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-            for position, row in _rows(connection, state, keys):
+            for position, row in rows(connection, state, keys):
                 found[position] = row
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.") from error
@@ -44,7 +44,11 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     return found
 
 
-def _rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the rows of keys that exist, each with the key's position among those given. The connection is psycopg2's.
+
+    Raises: the driver's DataError for a value that its column cannot hold.
+    """
     names = [*(column.name for column in state.columns), *(["txid"] if state.has_txid else [])]
     requested = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
     statement = sql.SQL(

@@ -170,9 +170,11 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
             pipeline=spec.name,
             txid=txid,
         )
-    write_action(connection, spec.name, txid, "skip", owner, reason)
-    batches.give_up(connection, spec.name, txid, owner, reason)
-    if txid != cursor.txid + 1:
+    is_new = batches.give_up(connection, spec.name, txid, owner, reason)
+    is_its_turn = txid == cursor.txid + 1
+    if is_new or is_its_turn:  # a second click changes nothing
+        write_action(connection, spec.name, txid, "skip", owner, reason)
+    if not is_its_turn:
         return None
     batch_input = batches.existing_input(connection, spec.name, txid)
     commits.check_continues(spec, batch_input, cursor)

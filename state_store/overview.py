@@ -86,8 +86,27 @@ def progress_of(connection: Connection, pipeline: str) -> Progress:
     """
     found = progress(connection, [pipeline])
     if not found:
-        raise UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
+        raise _unknown(pipeline)
     return found[0]
+
+
+def check_registered(connection: Connection, pipeline: str) -> None:
+    """Refuse the name of a pipeline that is not registered.
+
+    Raises: UnknownPipeline.
+    """
+    if fingerprint_of(connection, pipeline) is None:
+        raise _unknown(pipeline)
+
+
+def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
+    """Return the fingerprint of a pipeline's registered declaration; None if it is not registered."""
+    p = tables.pipeline.c
+    return connection.scalar(sa.select(p.fingerprint).where(p.pipeline == pipeline))
+
+
+def _unknown(pipeline: str) -> UnknownPipeline:
+    return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
 
 
 def newest_actions(connection: Connection, pipeline: str) -> list[dict[str, Any]]:

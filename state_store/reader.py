@@ -4,8 +4,9 @@ It logs in as a role that can change nothing, bounds every statement, and opens 
 down the commits that they look at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Self
 
 import psycopg2
@@ -14,15 +15,31 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from state_store import schema
+from state_store import schema, waits
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import StoreUnavailable
 from state_store.settings import Settings
+from state_store.waits import Marks, Wait
+from state_store.witness import Witness
 
 MOST_CONNECTIONS, PATIENCE_SECONDS = 8, 5
 STATEMENT_TIMEOUT_SECONDS = 10
 _SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A snapshot, in which it can be found out what pipelines wait for."""
+
+    connection: Connection
+    settings: Settings
+    _marks: Marks
+    _witness: Witness
+
+    def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
+        """Return what each of these pipelines waits for, and the requested txid of each, if there is one."""
+        return waits.read(self.connection, requested, self._marks, self._witness)
 
 
 class LedgerReader:
@@ -31,6 +48,7 @@ class LedgerReader:
     def __init__(self, settings: Settings) -> None:
         """Prepare a reader. Nothing is connected yet, so Postgres may be away."""
         self.settings = settings
+        self._witness = Witness(settings)
         self._engine = take_engine(
             settings, user=settings.pg_reader, most_connections=MOST_CONNECTIONS, patience_seconds=PATIENCE_SECONDS
         )
@@ -44,6 +62,17 @@ class LedgerReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def moment(self, doing: str, pipelines: Sequence[str]) -> Iterator[Moment]:
+        """Yield a snapshot that also shows what these pipelines wait for.
+
+        Raises: what `snapshot` raises.
+        """
+        with self.snapshot(doing) as connection:
+            marks = waits.marks(connection, pipelines, self._witness)  # before the snapshot that is compared with them
+        with self.snapshot(doing) as connection:
+            yield Moment(connection, self.settings, marks, self._witness)
 
     @contextmanager
     def snapshot(self, doing: str, *, timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS) -> Iterator[Connection]:

@@ -41,7 +41,7 @@ from state_store.copy_in import CsvReader, copy_rows
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
-from state_store.errors import HoleDetected, RangeRefused, StoreUnavailable, storable
+from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.measures import Measures
 from state_store.mending import Mend
@@ -52,7 +52,7 @@ from state_store.staging import NO_TASK, StagedPartition
 from state_store.totals import Settled
 from state_store.turns import UNREGISTERED, Turn
 from state_store.waits import Wait
-from state_store.witness import Mark, Witness
+from state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -525,18 +525,9 @@ class StateStore:
         Pipelines that are not registered are left out.
         """
         with self._transaction("reading the cursors") as connection:
-            known = waits.histories(connection, list(requested))
-        marks: dict[str, Mark] = {}
-        damaged: dict[str, str] = {}
-        for pipeline, of_cursor in known.items():
-            try:
-                if mark := self.witness.mark_of(pipeline, of_cursor):
-                    marks[pipeline] = mark
-            except HoleDetected as error:
-                damaged[pipeline] = str(error)
+            marked = waits.marks(connection, list(requested), self.witness)
         with self._snapshot("reading what is waited for") as connection:
-            found = waits.read(connection, requested, marks, self.witness)
-        return found | {pipeline: replace(found[pipeline], lost=why) for pipeline, why in damaged.items() if pipeline in found}
+            return waits.read(connection, requested, marked, self.witness)
 
     def batch_statuses(self, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100) -> list[BatchStatus]:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""

@@ -5,7 +5,7 @@ uncommitted batch, one requested batch, and the newest attempts at both; counts 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, tables
 from state_store.commits import CURSOR, Cursor, MarkedCommit, current_epoch, lost_since
+from state_store.errors import HoleDetected
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
 
@@ -106,14 +107,41 @@ def histories(connection: Connection, pipelines: Sequence[str]) -> dict[str, str
     return {name: str(history) for name, history in connection.execute(statement)}
 
 
-def read(
-    connection: Connection, requested: Mapping[str, int | None], marks: Mapping[str, Mark], witness: Witness
-) -> dict[str, Wait]:
+@dataclass(frozen=True)
+class Marks:
+    """The witness's marks of some pipelines, and why others have a damaged one."""
+
+    known: Mapping[str, Mark]
+    damaged: Mapping[str, str]
+
+
+def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
+    """Return the witness's marks of the registered ones among these pipelines."""
+    known: dict[str, Mark] = {}
+    damaged: dict[str, str] = {}
+    for pipeline, of_cursor in histories(connection, pipelines).items():
+        try:
+            if mark := witness.mark_of(pipeline, of_cursor):
+                known[pipeline] = mark
+        except HoleDetected as error:
+            damaged[pipeline] = str(error)
+    return Marks(known, damaged)
+
+
+def read(connection: Connection, requested: Mapping[str, int | None], marked: Marks, witness: Witness) -> dict[str, Wait]:
     """Return what each registered pipeline waits for, and the requested txid's part of it.
 
     The connection's transaction has to show one snapshot. The marks must have been read before it began, or they could name a
     commit that it does not show.
     """
+    found = _read(connection, requested, marked.known, witness)
+    damaged = {pipeline: why for pipeline, why in marked.damaged.items() if pipeline in found}
+    return found | {pipeline: replace(found[pipeline], lost=why) for pipeline, why in damaged.items()}
+
+
+def _read(
+    connection: Connection, requested: Mapping[str, int | None], marks: Mapping[str, Mark], witness: Witness
+) -> dict[str, Wait]:
     found = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
     split = len(RegisteredPipeline._fields)
     rows = {row[0]: (RegisteredPipeline(*row[:split]), Cursor(*row[split:])) for row in found}

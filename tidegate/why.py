@@ -3,9 +3,9 @@
 The facts are the ledger's, as of one moment; tries and policy are the declared pipeline's. Airflow is not asked.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
@@ -14,13 +14,24 @@ from tidegate import remedies, source_report
 from tidegate.causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
 
 if TYPE_CHECKING:
-    from state_store import Settings, StateStore
+    from state_store import Settings
     from state_store.waits import Wait, WaitingBatch
 
 __all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes"]
 
 # Of the first uncommitted batch, those that pass without a new run.
 _PASSES = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE", "WAITS_FOR_COMMIT")
+
+
+class Ledger(Protocol):
+    """What knows the ledger's facts: a store, or a moment of a reader."""
+
+    @property
+    def settings(self) -> "Settings":
+        """Return the settings."""
+
+    def waits(self, requested: Mapping[str, int | None]) -> "dict[str, Wait]":
+        """Return what each of these pipelines waits for, and the requested txid of each, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Why:
     causes: tuple[Cause, ...]
 
 
-def explain(store: "StateStore", pipeline: Pipeline | str, txid: int | None = None, *, ask_source: bool = False) -> Why:
+def explain(ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *, ask_source: bool = False) -> Why:
     """Return why a txid has not committed, or what the pipeline waits for as a whole.
 
     A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first. With
@@ -40,21 +51,21 @@ def explain(store: "StateStore", pipeline: Pipeline | str, txid: int | None = No
     """
     declared = _declared(pipeline)
     name = declared.name
-    wait = store.waits({name: txid}).get(name)
+    wait = ledger.waits({name: txid}).get(name)
     if wait is None:
         return Why((_unregistered(declared),))
     if txid is not None and wait.requested is None:
         raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}", pipeline=name, txid=txid)
     of_source = None
     if ask_source and wait.first is None and txid is None and declared.pipeline is not None:
-        of_source = _of_source(declared.pipeline, store.settings)
+        of_source = _of_source(declared.pipeline, ledger.settings)
     return Why(tuple(_causes(wait, declared, of_source)))
 
 
-def root_causes(store: "StateStore", pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
+def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
     """Return the root cause of each of these pipelines that is registered, from a constant number of statements."""
     declared = {known.name: known for known in map(_declared, pipelines)}
-    found = store.waits(dict.fromkeys(declared))
+    found = ledger.waits(dict.fromkeys(declared))
     return {name: list(_causes(wait, declared[name]))[-1] for name, wait in found.items()}
 
 

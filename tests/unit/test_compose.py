@@ -218,15 +218,14 @@ def test_planned_files_have_one_path_everywhere() -> None:
 
 
 def test_committing_services_keep_the_witness_outside_the_database() -> None:
-    """Tasks, failure callbacks and the command line commit; the migration accepts a loss. All see one folder."""
+    """Tasks, failure callbacks, command line and page commit; the migration accepts a loss. All see one folder."""
     folder = "/var/lib/tidegate/witness"
     mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
 
     assert {name for name, volumes in mounts.items() if f"witness:{folder}" in volumes} == {
-        *("airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", "tidegate-migrate"),
+        *(*AIRFLOW, "tidegate-migrate"),
         *COMMAND_LINES,
     }
-    assert {name for name, volumes in mounts.items() if f"witness:{folder}:ro" in volumes} == {"airflow-api-server"}
     assert all(given(name)["TIDEGATE_WITNESS_FOLDER"] == folder for name in mounts if f"witness:{folder}" in mounts[name])
     assert "witness" in STACK["volumes"]
     made = (COMPOSE / "Dockerfile").read_text()
@@ -353,7 +352,7 @@ def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
     assert users == {
         ADMINISTRATOR: set(),
         "tidegate_owner": {"tidegate-migrate", "tidegate-owner"},  # the latter for a redo, which changes rows by hand
-        "tidegate": {"airflow-scheduler", "airflow-dag-processor", "airflow-triggerer", *COMMAND_LINES},
+        "tidegate": {*AIRFLOW, *COMMAND_LINES},  # the api-server for what operators do on the page
         "tidegate_stager": {"spark"},
         "tidegate_reader": {"airflow-api-server"},  # for the page and its metrics
         "airflow": {*AIRFLOW, "airflow-migrate", "airflow-history"},
@@ -460,7 +459,7 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
     folder = enter("airflow-api-server", secrets, tmp_path / "api", "sh", "-c", "echo $$ > ${PGPASSFILE%pgpass}said")
 
     assert (folder / "said").read_text().strip().isdigit()
-    roles = ("airflow", "tidegate_reader")
+    roles = ("airflow", "tidegate", "tidegate_reader")
     expected = [f"postgres:5432:*:{role}:{(secrets / f'postgres_{role}').read_text()}" for role in roles]
     assert (folder / "pgpass").read_text().splitlines() == expected
     assert (folder / "metrics_token").read_text() == (secrets / "metrics_token").read_text()

@@ -8,9 +8,10 @@ import click
 from jobs.registry import find_pipeline
 from state_store.errors import UsageError
 from state_store.settings import Settings
-from tidegate import output
+from tidegate import operating, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs
-from tidegate.commands.operations import operator, reason, require_reason
+from tidegate.commands.operations import operator, reason
+from tidegate.operating import require_reason
 
 ROWS_FOR_PEOPLE = 20
 PAYLOAD_CHARACTERS = 60
@@ -42,7 +43,7 @@ def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bo
             return
         counts = store.quarantine_counts(pipeline, txid)
         if not counts:
-            output.say(f"No record of {_owner(pipeline, txid)} waits in quarantine.")
+            output.say(f"No record of {operating.named(pipeline, txid)} waits in quarantine.")
             return
         output.print_table(f"Waiting in quarantine: {sum(counts.values())}", ["txid", "records"], counts.items())
         output.out().print()
@@ -115,17 +116,12 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
 
     spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the check was too strict")
     with StateStore.connect(Settings.load()) as store:
-        store.check_not_paused(pipeline)
-        if txid is not None:
-            store.source_metadata(pipeline, txid)
-        opened = store.replay_quarantined(spec, operator("quarantine replay"), why, txid=txid)
+        done, opened = operating.replay(store, spec, txid, operator("quarantine replay"), why)
     if opened is None:
-        message = f"No record of {_owner(pipeline, txid)} waits in quarantine."
-        output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(message)
+        output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(done.message)
         return
     new_txid, records = opened
-    message = f"{pipeline}: {records} record{'s' if records > 1 else ''} left quarantine, for txid {new_txid}."
-    prepared = runs.Prepared(message, {"replayed_txid": new_txid, "records": records})
+    prepared = runs.Prepared(done.message, {"replayed_txid": new_txid, "records": records})
     runs.take_up(pipeline, prepared, new_txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
 
 
@@ -147,10 +143,6 @@ def _content_of(file: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8: see its byte {error.start + 1}.") from error
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
-
-
-def _owner(pipeline: str, txid: int | None) -> str:
-    return pipeline if txid is None else f"{pipeline} {txid}"
 
 
 def _shortened(payload: str) -> str:

@@ -14,6 +14,7 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from state_store.errors import storable
 from tidegate.page.answers import Refusal
 
 ACTION_HEADER = "X-Tidegate-Action"
@@ -76,8 +77,18 @@ def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)],
     if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":
         raise Refusal(403, "FOREIGN_REQUEST", f"An action needs header {ACTION_HEADER}: 1, and cannot come from another site.")
     if not is_allowed(user, ACT, pipeline):
-        raise Refusal(403, "FORBIDDEN", f"Airflow does not let you change Dag {pipeline}. Ask its administrator.")
+        raise Refusal(403, "FORBIDDEN", may_not_change(pipeline))
     return pipeline
+
+
+def may_not_change(pipeline: str) -> str:
+    """Return why a user may not act on a pipeline."""
+    return f"Airflow does not let you change Dag {pipeline}. Ask its administrator."
+
+
+def owner(user: Any, verb: str) -> str:
+    """Return who acts, for the ledger."""
+    return storable(f"{user.get_name()}, page {verb}")
 
 
 Readable = Annotated[str, Depends(readable)]

@@ -15,11 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from state_store.errors import (
     AccessRefused,
     PipelinePaused,
+    RangeRefused,
     RetryableError,
     SchemaOutOfDate,
+    SettingsInvalid,
     TidegateError,
     UnknownBatch,
     UnknownPipeline,
+    UsageError,
 )
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
+MOST_BYTES = 20 * 1024 * 1024  # of a request: a mended record of 8 MiB, escaped
 _HIDDEN_IN_ETAG = "now"
 
 
@@ -69,6 +73,10 @@ class BrowserRules:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._is_too_long(scope):
+            refusal = JSONResponse({"code": "TOO_LONG", "message": "The request is too long.", "page": None}, 413)
+            await refusal(scope, receive, send)
+            return
         known = Headers(scope=scope).get("If-None-Match") if scope["method"] in ("GET", "HEAD") else None
         is_unchanged = False
 
@@ -87,6 +95,13 @@ class BrowserRules:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+    @staticmethod
+    def _is_too_long(scope: Scope) -> bool:
+        """Return whether a request announces a body that is too long, or does not announce it."""
+        headers = Headers(scope=scope)
+        length = headers.get("Content-Length", "0")
+        return "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > MOST_BYTES
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -121,11 +136,10 @@ def _failed(request: Request, error: Exception) -> Response:
 def _status(error: TidegateError) -> int:
     if isinstance(error, UnknownPipeline | UnknownBatch):
         return 404
-    if isinstance(error, PipelinePaused):
-        return 409
-    if isinstance(error, RetryableError | SchemaOutOfDate | AccessRefused):
-        return 503
-    return 409
+    if isinstance(error, UsageError) and not isinstance(error, RangeRefused):
+        return 422
+    unusable = isinstance(error, RetryableError | SchemaOutOfDate | AccessRefused | SettingsInvalid)
+    return 503 if unusable and not isinstance(error, PipelinePaused) else 409
 
 
 def _malformed(request: Request, error: Exception) -> Response:

@@ -2,10 +2,10 @@
 
 from fastapi import FastAPI
 
-from tidegate.page import error_pages, frontend, metrics, pipelines
+from tidegate.page import actions, batches, error_pages, frontend, metrics, pipelines, quarantine, states, throughput
 from tidegate.page.answers import Answer, BrowserRules, add_error_handlers
 
-ROUTERS = (pipelines.router, metrics.router, error_pages.router, frontend.router)
+_GROUPS = (pipelines, batches, states, throughput, quarantine, actions, metrics, error_pages, frontend)
 
 
 def create_app() -> FastAPI:
@@ -13,7 +13,7 @@ def create_app() -> FastAPI:
     app = FastAPI(title="Tidegate", default_response_class=Answer, docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
     app.add_middleware(BrowserRules)
-    for router in ROUTERS:
-        app.include_router(router)
+    for group in _GROUPS:
+        app.include_router(group.router)
     app.mount("/assets", frontend.HashedFiles(directory=frontend.STATIC / "assets", check_dir=False))
     return app

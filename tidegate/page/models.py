@@ -4,6 +4,9 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
+LARGEST = 10**15  # beyond any txid, and exact as a number of JavaScript
+REASON_CHARACTERS = 2000
+
 
 class Column(BaseModel):
     """A column of a state: its name and Postgres type."""
@@ -44,6 +47,6 @@ class Cause(BaseModel):
 
 
 class Why(BaseModel):
-    """A chain of causes: the first is the nearest, the last the root cause; none if nothing waits."""
+    """A chain of causes: the first is the nearest, the last the root cause."""
 
     causes: list[Cause]

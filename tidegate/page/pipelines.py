@@ -12,7 +12,7 @@ from state_store.declaration import StateSpec, exactly_once
 from state_store.overview import Progress
 from tidegate.page import access, ledger
 from tidegate.page.declared import declared
-from tidegate.page.models import Action, Cause, Column, Why
+from tidegate.page.models import LARGEST, Action, Cause, Column, Why
 from tidegate.page.waiting import causes, root_causes
 
 router = APIRouter(prefix="/api")
@@ -103,18 +103,16 @@ def pipelines(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Overview:
     """Return the pipelines that the user may read and whose name contains `search`, after a name."""
-    with ledger.reader().snapshot("reading the overview") as connection:
-        names = overview.pipeline_names(connection)
-        mine = access.allowed(user, access.READ, (name for name in names if search.lower() in name))
-        ordered = sorted(mine)
-        shown = [name for name in ordered if name > after][: limit + 1]
-        rows = overview.progress(connection, shown[:limit])
-        whys = root_causes(connection, rows)
-        now = overview.moment(connection)
+    mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
+    shown = [name for name in mine if name > after][: limit + 1]
+    with ledger.reader().moment("reading the overview", shown[:limit]) as moment:
+        rows = overview.progress(moment.connection, shown[:limit])
+        whys = root_causes(moment, [row.pipeline for row in rows])
+        now = overview.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, [row.pipeline for row in rows])
     return Overview(
         now=now,
-        total=len(ordered),
+        total=len(mine),
         next=shown[limit - 1] if len(shown) > limit else None,
         pipelines=[_row(row, whys[row.pipeline], row.pipeline in may_act) for row in rows],
     )
@@ -123,11 +121,11 @@ def pipelines(
 @router.get("/pipelines/{pipeline}")
 def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDetail:
     """Return one pipeline."""
-    with ledger.reader().snapshot(f"reading pipeline {pipeline}") as connection:
-        found = overview.progress_of(connection, pipeline)
-        why = root_causes(connection, [found])[pipeline]
-        actions = overview.newest_actions(connection, pipeline)
-        now = overview.moment(connection)
+    with ledger.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
+        found = overview.progress_of(moment.connection, pipeline)
+        why = root_causes(moment, [pipeline])[pipeline]
+        actions = overview.newest_actions(moment.connection, pipeline)
+        now = overview.moment(moment.connection)
     spec = found.spec
     is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)
     return PipelineDetail(
@@ -144,16 +142,10 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
 
 
 @router.get("/pipelines/{pipeline}/why")
-def why(pipeline: access.Readable, txid: Annotated[int | None, Query(ge=1, le=10**15)] = None) -> Why:
+def why(pipeline: access.Readable, txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None) -> Why:
     """Return why the pipeline, or one of its batches, waits."""
-    with ledger.reader().snapshot(f"reading why {pipeline} waits") as connection:
-        return Why(causes=causes(connection, pipeline, txid))
-
-
-def columns(state: StateSpec) -> tuple[list[Column], list[Column]]:
-    """Return keys and values of a state."""
-    keys = [Column(name=key.name, type=key.type.name) for key in state.keys]
-    return keys, [Column(name=value.name, type=value.type.name) for value in state.values]
+    with ledger.reader().moment(f"reading why {pipeline} waits", [pipeline]) as moment:
+        return Why(causes=causes(moment, pipeline, txid))
 
 
 def _names() -> list[str]:
@@ -162,7 +154,8 @@ def _names() -> list[str]:
 
 
 def _state(state: StateSpec) -> State:
-    keys, values = columns(state)
+    keys = [Column(name=key.name, type=key.type.name) for key in state.keys]
+    values = [Column(name=value.name, type=value.type.name) for value in state.values]
     return State(name=state.name, kind=state.kind, keys=keys, values=values)
 
 

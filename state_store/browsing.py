@@ -1,0 +1,149 @@
+"""A state's rows and quarantined records, some at a time, each page after the last one's end; and a state's rows as text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.exc import DataError
+
+from state_store import lookup, tables
+from state_store.declaration import KeyColumn, StateSpec
+from state_store.errors import UsageError
+
+PAYLOAD_CHARACTERS = 10_000  # of a record in a list: one may have millions
+TXIDS_SHOWN = 100
+ROWS_AT_ONCE = 2_000
+
+
+def columns_of(state: StateSpec) -> list[tuple[str, str]]:
+    """Return names and types of a state's columns that readers see: keys, values, and the txid that wrote the row last."""
+    return [*((c.name, c.type.name) for c in state.columns), *([("txid", "bigint")] if state.has_txid else [])]
+
+
+def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int) -> list[Sequence[Any]]:
+    """Return a state's rows in the order of its keys, after a key in text, or from the beginning.
+
+    Raises: UsageError if it is no key of this state.
+    """
+    table = tables.state_table_of(state)
+    statement = _rows(table, state)
+    if after is None:
+        return list(connection.execute(statement.limit(limit)))
+    if len(after) != len(state.keys):
+        raise UsageError(f"State {state.name} is keyed by {len(state.keys)} columns, and {len(after)} values are given.")
+    found: list[Sequence[Any]] = []
+    try:
+        for condition in _parts_after(table, state.keys, after):
+            if len(found) < limit:
+                found += connection.execute(statement.where(*condition).limit(limit - len(found)))
+    except DataError as error:
+        raise UsageError(f"State {state.name} has no such key: {_first_line(error.orig)}") from error
+    return found
+
+
+def row_of_key(connection: Connection, state: StateSpec, key: Sequence[str]) -> list[Sequence[Any]]:
+    """Return the row of a key, given as text, or nothing.
+
+    Raises: UsageError for a wrong number of values, or one that its column cannot hold.
+    """
+    if len(key) != len(state.keys):
+        names = ", ".join(column.name for column in state.keys) or "nothing"
+        raise UsageError(f"State {state.name} is keyed by {names}: give {len(state.keys)} values, not {len(key)}.")
+    try:
+        found = list(lookup.rows(connection.connection.driver_connection, state, [key]))
+    except (psycopg2.DataError, ValueError) as error:
+        raise UsageError(f"State {state.name} has no such key: {_first_line(error)}") from error
+    return [list(row.values()) for _, row in found]
+
+
+def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
+    """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
+    table = tables.state_table_of(state)
+    as_text = (sa.cast(table.c[name], sa.Text) for name, _ in columns_of(state))
+    statement = sa.select(*as_text).order_by(*(table.c[key.name] for key in state.keys))
+    yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(statement)
+
+
+def quarantined_after(
+    connection: Connection, pipeline: str, txid: int | None, after: tuple[int, int] | None, limit: int
+) -> list[dict[str, Any]]:
+    """Return records that wait in quarantine, of one txid or all, after a txid and number; long payloads are cut."""
+    q = tables.quarantine.c
+    conditions = [] if txid is None else [q.txid == txid]
+    if after is not None:
+        conditions.append(sa.tuple_(q.txid, q.number) > sa.tuple_(*(sa.literal(value, sa.BigInteger) for value in after)))
+    statement = _records(PAYLOAD_CHARACTERS).where(q.pipeline == pipeline, q.replayed_txid.is_(None), *conditions)
+    return [dict(row) for row in connection.execute(statement.order_by(q.txid, q.number).limit(limit)).mappings()]
+
+
+def quarantined_record(connection: Connection, pipeline: str, txid: int, number: int) -> dict[str, Any] | None:
+    """Return one record with its whole payload, also if it was taken up by a replay; None if there is none."""
+    q = tables.quarantine.c
+    statement = _records(None).where(q.pipeline == pipeline, q.txid == txid, q.number == number)
+    found = connection.execute(statement).mappings().one_or_none()
+    return dict(found) if found else None
+
+
+def quarantine_total(connection: Connection, pipeline: str, txid: int | None) -> int:
+    """Return how many records of a txid, or of all, wait in quarantine."""
+    q = tables.quarantine.c
+    of_batch = [] if txid is None else [q.txid == txid]
+    waiting = sa.select(sa.func.count()).where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
+    return connection.execute(waiting).scalar_one()
+
+
+def newest_quarantined(connection: Connection, pipeline: str) -> list[tuple[int, int]]:
+    """Return txids and how many of their records wait, the newest first, at most TXIDS_SHOWN."""
+    q = tables.quarantine.c
+    statement = (
+        sa.select(q.txid, sa.func.count())
+        .where(q.pipeline == pipeline, q.replayed_txid.is_(None))
+        .group_by(q.txid)
+        .order_by(q.txid.desc())
+        .limit(TXIDS_SHOWN)
+    )
+    return [(row[0], row[1]) for row in connection.execute(statement)]
+
+
+def _rows(table: Table, state: StateSpec) -> sa.Select[Any]:
+    shown = [table.c[name] for name, _ in columns_of(state)]
+    return sa.select(*shown).order_by(*(table.c[key.name] for key in state.keys))
+
+
+def _parts_after(
+    table: Table, keys: Sequence[KeyColumn], after: Sequence[str | None]
+) -> Iterator[Sequence[sa.ColumnElement[bool]]]:
+    """Yield conditions whose rows, one after the other, are those after a key. Each is a range of the key's index.
+
+    A single comparison of rows would do, but for NULLs, which come last: those rows that share a part of the key, and have a
+    greater value or NULL in the next column; first those that share the longest part.
+    """
+    columns = [table.c[key.name] for key in keys]
+    values = [None if v is None else sa.cast(sa.literal(v, sa.Text), c.type) for v, c in zip(after, columns, strict=True)]
+    if not any(key.nullable for key in keys):
+        if keys:
+            yield [sa.tuple_(*columns) > sa.tuple_(*values)]
+        return
+    for position in reversed(range(len(keys))):
+        same = [c.is_(None) if v is None else c == v for c, v in zip(columns[:position], values[:position], strict=True)]
+        if values[position] is not None:
+            yield [*same, columns[position] > values[position]]
+            yield [*same, columns[position].is_(None)]
+
+
+def _records(most_characters: int | None) -> sa.Select[Any]:
+    q = tables.quarantine.c
+    columns = [q.txid, q.number, q.reason, q.origin, q.is_raw, q.quarantined_at, q.replayed_txid]
+    columns += [q.mended_at, q.mended_by, q.mended_reason]
+    payloads = [q.payload, q.mended_payload]
+    if most_characters is None:
+        return sa.select(*columns, *payloads)
+    cut = [sa.func.left(payload, most_characters).label(payload.name) for payload in payloads]
+    length = sa.func.greatest(*(sa.func.length(payload) for payload in payloads))
+    return sa.select(*columns, *cut, (length > most_characters).label("is_cut"))
+
+
+def _first_line(error: BaseException | None) -> str:
+    return f"{str(error).splitlines()[0].rstrip('.')}."

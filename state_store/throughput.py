@@ -1,0 +1,89 @@
+"""Throughput and latency of a pipeline's commits, by buckets of time.
+
+Commits have no index by time; but txids commit in order, so the first one of a period is found by halving the range of txids.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from state_store import tables
+
+MOST_COMMITS = 50_000  # the newest ones of the period: what a statement can add up while a person waits
+MOST_BUCKETS = 200
+_BUCKETS = (60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400)
+_ORIGIN = datetime(2001, 1, 1, tzinfo=UTC)  # a Monday
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The commits of one bucket, from `at` on.
+
+    Durations are medians and 95th percentiles in seconds: of processing up to the seal, and from there to the end of the merge.
+    Skipped batches count in `skipped` alone.
+    """
+
+    at: datetime
+    batches: int
+    rows: int
+    skipped: int
+    quarantined: int
+    processing_p50: float | None
+    processing_p95: float | None
+    commit_latency_p50: float | None
+    commit_latency_p95: float | None
+
+
+def bucket_seconds(days: int) -> int:
+    """Return a round length of buckets by which so many days have at most MOST_BUCKETS."""
+    return next((length for length in _BUCKETS if days * 86400 / length <= MOST_BUCKETS), _BUCKETS[-1])
+
+
+def throughput(connection: Connection, pipeline: str, days: int) -> list[Bucket]:
+    """Return the buckets of the last days, in order; empty ones are left out, and those before the newest MOST_COMMITS."""
+    k, a, c = tables.commit.c, tables.attempt.c, tables.cursor.c
+    committed = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline)) or 0
+    first = max(_first_since(connection, pipeline, committed, timedelta(days=days)), committed - MOST_COMMITS + 1)
+    width = sa.func.make_interval(0, 0, 0, 0, 0, 0, bucket_seconds(days))
+    at = sa.func.date_bin(width, k.committed_at, _ORIGIN).label("at")
+    counts = k.skipped_reason.is_(None)
+    processing = sa.extract("epoch", a.sealed_at - a.started_at)
+    latency = sa.extract("epoch", k.merged_at - a.sealed_at)
+
+    def percentile(share: float, seconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        found = sa.func.percentile_cont(share).within_group(sa.cast(seconds, sa.Double))
+        return sa.func.round(sa.cast(found.filter(counts), sa.Numeric), 3)
+
+    statement = (
+        sa.select(
+            at,
+            sa.func.count().filter(counts),
+            sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows).filter(counts), 0), sa.BigInteger),
+            sa.func.count().filter(~counts),
+            sa.cast(sa.func.sum(k.quarantined_rows), sa.BigInteger),
+            *(percentile(share, seconds) for seconds in (processing, latency) for share in (0.5, 0.95)),
+        )
+        .join(tables.attempt, sa.and_(a.pipeline == k.pipeline, a.txid == k.txid, a.attempt == k.attempt))
+        .where(k.pipeline == pipeline, k.txid.between(first, committed))
+        .group_by(at)
+        .order_by(at)
+    )
+    rows = connection.execute(statement)
+    return [Bucket(*row[:5], *(None if value is None else float(value) for value in row[5:])) for row in rows]
+
+
+def _first_since(connection: Connection, pipeline: str, committed: int, period: timedelta) -> int:
+    """Return the first txid that committed within the period; one more than the last, if none did."""
+    k = tables.commit.c
+    low, high = 1, committed + 1
+    while low < high:
+        middle = (low + high) // 2
+        is_within = k.committed_at >= sa.func.now() - period
+        if connection.scalar(sa.select(is_within).where(k.pipeline == pipeline, k.txid == middle)) is False:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,106 @@
+"""Ledgers for the page's tests: batches that move through the real store, and a large one that SQL writes."""
+
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+
+from jobs import Pipeline
+from state_store import Settings, StateStore
+from state_store.attempts import AirflowTry, Attempt, Tracked
+from state_store.batches import encode_metadata
+
+PIPELINES, TXIDS = 100, 100_000
+
+
+class Batches:
+    """Moves batches of one pipeline through the ledger: batches without rows need no Spark."""
+
+    def __init__(self, store: StateStore, pipeline: Pipeline) -> None:
+        self.store = store
+        self.pipeline = pipeline
+        self.name = pipeline.name
+
+    def plan(self, run_id: str, count: int) -> list[int]:
+        """Open `count` batches and give them to a run."""
+        after = self.store.last_opened(self.name)
+        metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
+        opened = self.store.open_batches(self.pipeline.spec, run_id, [], after, metadata, awaits_ack=False)
+        assert opened is not None
+        return opened
+
+    def begin(self, txid: int, airflow: AirflowTry | None = None) -> Attempt:
+        """Start an attempt."""
+        attempt = self.store.start_attempt(self.pipeline.spec, txid, "a test", airflow=airflow)
+        assert isinstance(attempt, Attempt)
+        return attempt
+
+    def seal(self, txid: int, rows: int = 0, airflow: AirflowTry | None = None) -> None:
+        """Process a batch."""
+        self.store.seal(self.begin(txid, airflow), [], Tracked(rows))
+
+    def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.") -> None:
+        """Let a batch fail by its content, and halt it, as its task does after the last try."""
+        self.store.fail_attempt(self.begin(txid), error, is_poison=True)
+        self.store.halt_batch(self.name, txid, error)
+
+    def commit(self, txid: int) -> None:
+        """Commit a batch."""
+        self.store.commit_batch(self.pipeline.spec, txid, "a test")
+
+
+def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None) -> list[tuple]:
+    """Run a statement as the owner of the tables, whom the trigger on state tables lets write as their pipeline."""
+    connection = psycopg2.connect(**settings.conninfo(user=settings.pg_owner))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def write_rows(settings: Settings, pipeline: str, table: str, rows: list[tuple]) -> None:
+    """Write rows into a state table, as a commit of its pipeline could have."""
+    values = sql.SQL(", ").join(sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, row))) for row in rows)
+    insert = sql.SQL("SET LOCAL tidegate.writer = {}; INSERT INTO {} VALUES {}")
+    as_owner(settings, insert.format(sql.Literal(pipeline), sql.Identifier("state", table), values))
+
+
+LARGE_LEDGER = """
+INSERT INTO tidegate.pipeline (pipeline, source_kind, fingerprint, declaration)
+SELECT 'large_' || n, source_kind, fingerprint,
+       jsonb_set(declaration, '{name}', to_jsonb('large_' || n))
+FROM tidegate.pipeline, generate_series(1, %(pipelines)s) n WHERE pipeline = 'clicks';
+
+INSERT INTO tidegate.cursor (pipeline, txid, attempt, source_digest, epoch)
+SELECT 'large_' || n, CASE n WHEN 1 THEN %(txids)s ELSE 1000 END - 20, 1, '\\x00', c.epoch
+FROM tidegate.cursor c, generate_series(1, %(pipelines)s) n WHERE c.pipeline = 'clicks';
+
+INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by, opened_at, attempt, awaits_ack)
+SELECT c.pipeline, t, b.source_metadata, b.source_digest, 'a run', now() - make_interval(secs => c.txid + 20 - t),
+       CASE WHEN t <= c.txid + 16 THEN 1 ELSE 0 END, false
+FROM tidegate.cursor c, generate_series(1, c.txid + 20) t,
+     (SELECT source_metadata, source_digest FROM tidegate.batch WHERE pipeline = 'clicks' AND txid = 1) b
+WHERE c.pipeline LIKE 'large%%';
+
+INSERT INTO tidegate.attempt (pipeline, txid, attempt, owner, fingerprint, source_digest, started_at, sealed_at, failed_at,
+                              error, is_poison, source_rows)
+SELECT b.pipeline, b.txid, 1, 'a run', 'f', b.source_digest, b.opened_at,
+       CASE WHEN b.txid %% 7 > 0 OR b.txid <= c.txid THEN b.opened_at END,
+       CASE WHEN b.txid %% 7 = 0 AND b.txid > c.txid THEN b.opened_at END,
+       CASE WHEN b.txid %% 7 = 0 AND b.txid > c.txid THEN 'SPARK_UNAVAILABLE: away' END,
+       CASE WHEN b.txid %% 7 = 0 AND b.txid > c.txid THEN false END, 1000
+FROM tidegate.batch b JOIN tidegate.cursor c USING (pipeline) WHERE b.pipeline LIKE 'large%%' AND b.attempt = 1;
+
+INSERT INTO tidegate.commit (pipeline, txid, attempt, source_digest, owner, key_count, committed_at, merged_at, skipped_reason)
+SELECT b.pipeline, b.txid, 1, b.source_digest, 'a run', 10, b.opened_at, b.opened_at + interval '1 second',
+       CASE b.txid WHEN 5 THEN 'given up' END
+FROM tidegate.batch b JOIN tidegate.cursor c USING (pipeline) WHERE b.pipeline LIKE 'large%%' AND b.txid <= c.txid;
+"""
+
+
+def write_large_ledger(settings: Settings) -> None:
+    """Write 100 pipelines, one with 100,000 txids; pipeline clicks is their model, and has a batch."""
+    as_owner(settings, LARGE_LEDGER, {"pipelines": PIPELINES, "txids": TXIDS})
+    as_owner(settings, "ANALYZE tidegate.batch, tidegate.attempt, tidegate.commit, tidegate.cursor, tidegate.pipeline")

@@ -1,0 +1,195 @@
+"""Who may use the page: Airflow's login, its permissions on Dags, and requests that other sites have made up."""
+
+import time
+
+import httpx
+import jwt
+import pytest
+from starlette.routing import Mount, Route
+
+from state_store import StateStore
+from tests.page.conftest import ACTION, Server, Visit, Visitor
+from tests.page.ledgers import Batches
+from tests.page.pipelines import ORPHAN
+from tidegate.page.app import create_app
+
+VALUES = {"pipeline": "clicks", "state": "per_page", "txid": "1", "number": "1", "verb": "pause", "code": "HOLE_DETECTED"}
+VERBS = ("retry", "skip", "pause", "resume", "replay")
+LOGS_IN = ("/", "/go")  # pages for people: they lead to the login
+
+
+def routes() -> list[tuple[str, str]]:
+    """Return method and path of every route of the page, with values for the names in it."""
+    found = [
+        (method, route.path.format_map(VALUES))
+        for route in create_app().routes
+        if isinstance(route, Route)
+        for method in sorted(route.methods or ())
+    ]
+    assert len(found) > 15
+    return found
+
+
+def request(visitor: Visitor, method: str, path: str, **named: object) -> httpx.Response:
+    """Request a route as a program does."""
+    body = {"json": {"reason": "a test", "payload": "x"}} if method == "POST" else {}
+    headers = ACTION if method == "POST" else {}
+    return visitor.http.request(method, f"/tidegate{path}", headers=headers, params={"pipeline": "clicks"}, **body, **named)
+
+
+def test_the_only_mount_is_of_public_files() -> None:
+    """The front end's code is the same for all; everything else is a route, and asked for a login below."""
+    assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_asks_for_a_login(visit: Visit, method: str, path: str) -> None:
+    """Without one, with a forged one, and with one that has expired."""
+    for token in (None, "forged", token_of("admin", "a secret that is not the server's, of 32 bytes")):
+        visitor = visit()
+        if token:
+            visitor.http.cookies.set("_token", token)
+        answer = request(visitor, method, path)
+        if path in LOGS_IN:
+            assert answer.status_code == 307
+            assert answer.headers["Location"].startswith("/api/v2/auth/login?next=%2Ftidegate")
+        else:
+            assert answer.status_code == 401 if path != "/metrics" else answer.status_code in (401, 403), answer.text
+
+
+def token_of(name: str, secret: str, *, expires_in: int = 600, role: str = "admin") -> str:
+    """Return a token as Airflow makes them."""
+    now = int(time.time())
+    claims = {"sub": name, "role": role, "teams": [], "iat": now - 900, "nbf": now - 900, "exp": now + expires_in}
+    return jwt.encode(claims | {"aud": "apache-airflow", "jti": f"test {now}"}, secret, algorithm="HS512")
+
+
+def test_an_expired_token_is_refused_and_the_same_one_in_time_is_not(server: Server, visit: Visit) -> None:
+    """By the server's own secret: so it is the time alone that is refused."""
+    secret = (server.settings.stack_folder / "secrets" / "jwt_secret").read_text()
+    statuses = []
+    for expires_in in (600, -300):
+        token = token_of("admin", secret, expires_in=expires_in)
+        for credentials in ({"cookies": {"_token": token}}, {"headers": {"Authorization": f"Bearer {token}"}}):
+            with httpx.Client(base_url=server.url, **credentials) as http:
+                statuses.append(http.get("/tidegate/api/me").status_code)
+
+    assert statuses == [200, 200, 401, 401]
+
+
+def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
+    """With broken code, without code and without a Dag, too."""
+    shown = {
+        name: [row["name"] for row in visit(name).json("/pipelines")["pipelines"]] for name in ("viewer", "clerk", "nobody")
+    }
+
+    assert shown == {"viewer": ["broken", "clicks", "orphan"], "clerk": ["clicks", "orphan"], "nobody": []}
+    assert visit("nobody").json("/pipelines")["total"] == 0
+    assert [visit(name).json("/me")["read_only"] for name in ("admin", "viewer", "clerk")] == [False, True, False]
+
+
+@pytest.mark.parametrize(("method", "path"), [each for each in routes() if "/pipelines/clicks" in each[1]])
+def test_every_route_of_a_pipeline_asks_for_permission(visit: Visit, method: str, path: str) -> None:
+    """A user who may not read the Dag learns nothing of its pipeline, not even whether it exists."""
+    nobody = visit("nobody")
+    answers = [request(nobody, method, each) for each in (path, path.replace("/clicks", "/no_such_pipeline"))]
+
+    assert [answer.status_code for answer in answers] == [403, 403]
+    assert answers[0].json()["message"].replace("clicks", "x") == answers[1].json()["message"].replace("no_such_pipeline", "x")
+
+
+def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
+    """A viewer of all Dags, and one who may act on another Dag."""
+    actions = len(visit("admin").json("/pipelines/clicks")["actions"])
+    for name in ("viewer", "clerk"):
+        reader = visit(name)
+        assert reader.json("/pipelines/clicks")["may_act"] is False
+        for verb in VERBS:
+            assert reader.act("clicks", verb, txid=1).status_code == 403
+        prospect = reader.json("/pipelines/clicks/actions/pause")
+        assert (prospect["allowed"], "does not let you" in prospect["refusal"]) == (False, True)
+    assert visit("clerk").act("orphan", "pause").status_code == 200
+    assert visit("clerk").act("orphan", "resume").status_code == 200
+    assert len(visit("admin").json("/pipelines/clicks")["actions"]) == actions
+
+
+def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
+    """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
+    admin = visit("admin")
+    path, body = "/tidegate/api/pipelines/clicks/actions/pause", {"reason": "a trap"}
+    forged = [
+        admin.http.post(path, json=body),
+        admin.http.post(path, json=body, headers={"X-Tidegate-Action": "0"}),
+        admin.http.post(path, json=body, headers={**ACTION, "Sec-Fetch-Site": "cross-site"}),
+        admin.http.post(path, json=body, headers={**ACTION, "Sec-Fetch-Site": "same-site"}),
+        admin.http.post(path, data={"reason": "a form"}, headers={"Sec-Fetch-Site": "cross-site"}),
+    ]
+
+    assert [answer.status_code for answer in forged[:4]] == [403] * 4
+    assert forged[4].status_code in (403, 422)
+    assert admin.json("/pipelines/clicks")["paused"] is None
+    assert admin.http.post(path, json=body, headers={**ACTION, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert admin.act("clicks", "resume").status_code == 200
+
+
+def test_answers_of_one_user_are_not_kept_for_another(visit: Visit) -> None:
+    """Caches ask again each time, and tell users apart."""
+    answer = visit("admin").get("/api/pipelines")
+
+    assert answer.headers["Cache-Control"] == "private, no-cache"
+    assert {"Cookie", "Authorization"} <= set(answer.headers["Vary"].split(", "))
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert visit("admin").http.get("/tidegate/api/pipelines", headers=known).status_code == 304
+    assert visit("nobody").http.get("/tidegate/api/pipelines", headers=known).status_code == 200
+
+
+def test_browsers_are_told_what_the_page_may_do(visit: Visit) -> None:
+    """No foreign scripts, no frames on other sites, no guessing of types; on answers of every kind."""
+    for path in ("/", "/api/me", "/api/no_such_path", "/errors/NO_SUCH_CODE"):
+        headers = visit("admin").get(path).headers
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in headers["Content-Security-Policy"]
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_files_of_the_front_end_are_served_and_no_others(visit: Visit) -> None:
+    """Their names change with their content, so browsers keep them."""
+    admin = visit("admin")
+    page = admin.get("/").text
+    (script,) = {part.split('"')[0] for part in page.split('src="./')[1:]}
+    answer = visit().get(f"/{script}")
+
+    assert (answer.status_code, "immutable" in answer.headers["Cache-Control"]) == (200, True)
+    for path in ("..%2findex.html", "..%2f..%2fplugin.py", "%2e%2e/%2e%2e/plugin.py", "../../plugin.py%00.js", "/etc/passwd"):
+        refused = visit().get(f"/assets/{path}")
+        assert refused.status_code in (400, 404) or "AirflowPlugin" not in refused.text, path
+        assert "root:" not in refused.text
+
+
+def test_airflows_pages_lead_to_the_batch(visit: Visit, store: StateStore) -> None:
+    """By run and map index; without permission only to the pipeline, which then refuses."""
+    batches = Batches(store, ORPHAN)
+    txids = batches.plan("manual__2026-11-25T10:00:00+00:00", 3)
+    run = "manual__2026-11-25T10:00:00+00:00"
+
+    def leads(name: str, **query: object) -> str:
+        answer = visit(name).get("/go", **query)
+        assert answer.status_code == 307
+        return answer.headers["Location"]
+
+    assert leads("admin", pipeline="orphan") == "/tidegate/#/pipelines/orphan"
+    assert leads("admin", pipeline="orphan", run=run, position="1") == f"/tidegate/#/pipelines/orphan/batches/{txids[1]}"
+    for position in ("{MAP_INDEX}", "-1", "99", "9" * 19):
+        assert leads("admin", pipeline="orphan", run=run, position=position) == "/tidegate/#/pipelines/orphan"
+    assert leads("nobody", pipeline="orphan", run=run, position="1") == "/tidegate/#/pipelines/orphan"
+    assert leads("admin", pipeline="//evil.example/") == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
+
+
+def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Visit) -> None:
+    """And reports no error of the plugin."""
+    http = visit("admin").http
+    (plugin,) = [each for each in http.get("/api/v2/plugins").json()["plugins"] if each["name"] == "tidegate"]
+
+    assert {view["destination"] for view in plugin["external_views"]} == {"nav", "dag", "dag_run", "task_instance"}
+    assert http.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0

@@ -1,0 +1,205 @@
+"""Routes for batches: a page of them, the timeline, and one batch's whole story."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from state_store.search import Wanted
+
+from state_store import batch_pages, browsing, history, overview, search
+from state_store.errors import UsageError
+from state_store.history import BatchHistory
+from state_store.timeline import MOST_BATCHES, timeline
+from tidegate.page import PREFIX, access, ledger
+from tidegate.page.answers import Refusal
+from tidegate.page.models import LARGEST, Action, Why
+from tidegate.page.waiting import causes
+
+router = APIRouter(prefix="/api/pipelines/{pipeline}")
+
+Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
+
+
+class BatchRow(BaseModel):
+    """A batch, with the columns of the view ``tidegate.batches``, its number of attempts, and the code of its error."""
+
+    txid: int
+    phase: str
+    attempt: int
+    attempts: int
+    source_rows: int | None
+    key_count: int | None
+    opened_at: datetime
+    started_at: datetime | None
+    sealed_at: datetime | None
+    committed_at: datetime | None
+    merged_at: datetime | None
+    waits_for: str | None
+    error: str | None
+    owner: str | None
+
+
+class Batches(BaseModel):
+    """Some batches, newest first. `next` goes on below a txid: also if few were found, because each request looks at some."""
+
+    now: datetime
+    batches: list[BatchRow]
+    next: int | None
+
+
+class Attempt(BaseModel):
+    """The times of an attempt."""
+
+    attempt: int
+    started_at: datetime
+    staged_at: datetime | None
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    seen_at: datetime | None
+    error: str | None
+    owner: str
+
+
+class Commit(BaseModel):
+    """The times of a commit."""
+
+    attempt: int
+    committed_at: datetime
+    merged_at: datetime
+    skipped: bool
+
+
+class TimelineBatch(BaseModel):
+    """A batch with its newest attempts and its commit."""
+
+    txid: int
+    phase: str
+    opened_at: datetime
+    attempts: list[Attempt]
+    commit: Commit | None
+
+
+class Timeline(BaseModel):
+    """Batches in txid order, and the last committed txid."""
+
+    now: datetime
+    cursor: int
+    batches: list[TimelineBatch]
+
+
+class Log(BaseModel):
+    """Where Airflow shows the log of an attempt."""
+
+    attempt: int
+    url: str
+
+
+class Links(BaseModel):
+    """Where else to look; None if there is nothing."""
+
+    dag_run: str | None
+    logs: list[Log]
+    spark: str | None
+
+
+class Batch(BaseModel):
+    """Everything that the ledger knows of a batch."""
+
+    now: datetime
+    batch: BatchRow
+    source: Any
+    source_digest: str
+    attempts: list[dict[str, Any]]
+    seals: list[dict[str, Any]]
+    commit: dict[str, Any] | None
+    actions: list[Action]
+    quarantined: int
+    why: Why
+    links: Links
+
+
+@router.get("/batches")
+def batches(
+    pipeline: access.Readable,
+    before: Txid = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    phase: Annotated[str | None, Query(pattern=f"^({'|'.join(search.PHASES)})$")] = None,
+    error: Annotated[str | None, Query(max_length=100)] = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Batches:
+    """Return some batches, newest first, that fulfil all conditions."""
+    wanted = Wanted(phase=phase, error=error or None, since=since, until=until)
+    with ledger.reader().snapshot(f"reading batches of {pipeline}") as connection:
+        overview.check_registered(connection, pipeline)
+        found = search.search(connection, pipeline, wanted, before, limit)
+        rows = batch_pages.rows(connection, found.batches)
+        now = overview.moment(connection)
+    return Batches(now=now, batches=[BatchRow(**row) for row in rows], next=found.before)
+
+
+@router.get("/timeline")
+def timeline_of(
+    pipeline: access.Readable,
+    last: Annotated[int, Query(ge=1, le=MOST_BATCHES)] = 100,
+    first: Annotated[int | None, Query(alias="from", ge=1, le=LARGEST)] = None,
+    to: Txid = None,
+) -> Timeline:
+    """Return the newest batches, or those of a range, for a picture of both phases."""
+    if first is None and to is not None:
+        first = max(to - last + 1, 1)
+    if first is not None and to is not None:
+        if first > to:
+            raise UsageError(f"The range is upside down: from {first} is above to {to}.")
+        last = to - first + 1
+    with ledger.reader().snapshot(f"reading the timeline of {pipeline}") as connection:
+        overview.check_registered(connection, pipeline)
+        found = timeline(connection, pipeline, first, last)
+        now = overview.moment(connection)
+    return Timeline(now=now, cursor=found.cursor, batches=[TimelineBatch(**batch) for batch in found.batches])
+
+
+@router.get("/batches/{txid}")
+def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
+    """Return everything about one batch."""
+    if not 1 <= txid <= LARGEST:
+        raise Refusal(404, "UNKNOWN_BATCH", f"{pipeline} has no txid {txid}.")
+    with ledger.reader().moment(f"reading {pipeline} {txid}", [pipeline]) as moment:
+        connection = moment.connection
+        overview.check_registered(connection, pipeline)
+        known = history.batch_history(connection, pipeline, txid)
+        (row,) = batch_pages.rows(connection, [known.status])
+        quarantined = browsing.quarantine_total(connection, pipeline, txid)
+        tasks = batch_pages.tasks(connection, pipeline, txid, known.attempts)
+        why = causes(moment, pipeline, txid)
+        now = overview.moment(connection)
+    return Batch(
+        now=now,
+        batch=BatchRow(**row),
+        source=known.source_metadata,
+        source_digest=known.source_digest,
+        attempts=list(known.attempts),
+        seals=list(known.seals),
+        commit=known.commit,
+        actions=[Action(**action) for action in known.actions],
+        quarantined=quarantined,
+        why=Why(causes=why),
+        links=_links(request, known, tasks),
+    )
+
+
+def _links(request: Request, known: BatchHistory, tasks: list[batch_pages.Task]) -> Links:
+    """Return addresses in Airflow's UI: the newest attempt's run, and the log of each attempt's task."""
+    airflow = request.scope["root_path"].removesuffix(PREFIX)
+    dag = f"{airflow}/dags/{quote(known.status.pipeline, safe='')}/runs/"
+    logs = [
+        Log(
+            attempt=task.attempt,
+            url=f"{dag}{quote(task.run_id, safe='')}/tasks/{quote(task.task_id, safe='')}/mapped/{task.position}"
+            f"?try_number={task.number}",
+        )
+        for task in tasks
+    ]
+    return Links(dag_run=f"{dag}{quote(tasks[-1].run_id, safe='')}" if tasks else None, logs=logs, spark=None)

@@ -1,0 +1,116 @@
+"""Routes for bad records that were set aside: look at them, mend one. Replaying them is an action."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from state_store import StateStore, browsing, overview
+from state_store.errors import UsageError
+from state_store.mending import MAX_BYTES, Mend
+from tidegate import operating
+from tidegate.page import access, ledger
+from tidegate.page.answers import Refusal
+from tidegate.page.models import LARGEST, REASON_CHARACTERS
+
+router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
+
+
+class Record(BaseModel):
+    """A bad record. In a list, payloads are cut (`is_cut`): a record of its own has all of them."""
+
+    txid: int
+    number: int
+    reason: str
+    origin: str | None
+    payload: str
+    is_raw: bool
+    quarantined_at: datetime
+    replayed_txid: int | None
+    mended_payload: str | None
+    mended_at: datetime | None
+    mended_by: str | None
+    mended_reason: str | None
+    is_cut: bool = False
+
+
+class Quarantine(BaseModel):
+    """Records that wait, in the order of txid and number; how many in all, and by txid, the newest first."""
+
+    total: int
+    by_txid: list[tuple[int, int]]
+    next: str | None
+    records: list[Record]
+
+
+class Mended(BaseModel):
+    """What is to be read in a record's place, and why; `again` replaces an earlier mend."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    payload: str = Field(max_length=MAX_BYTES)
+    reason: str = Field(max_length=REASON_CHARACTERS)
+    again: bool = False
+
+
+class Nothing(BaseModel):
+    """An answer without content."""
+
+
+@router.get("")
+def quarantine(
+    pipeline: access.Readable,
+    txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
+    after: Annotated[str | None, Query(max_length=50)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Quarantine:
+    """Return some of the records that wait."""
+    with ledger.reader().snapshot(f"reading the quarantine of {pipeline}") as connection:
+        overview.check_registered(connection, pipeline)
+        found = browsing.quarantined_after(connection, pipeline, txid, _place(after), limit + 1)
+        total = browsing.quarantine_total(connection, pipeline, txid)
+        by_txid = browsing.newest_quarantined(connection, pipeline)
+    shown = [Record(**record) for record in found[:limit]]
+    return Quarantine(
+        total=total,
+        by_txid=by_txid,
+        next=f"{shown[-1].txid}-{shown[-1].number}" if len(found) > limit else None,
+        records=shown,
+    )
+
+
+@router.get("/{txid}/{number}")
+def record(pipeline: access.Readable, txid: int, number: int) -> Record:
+    """Return one record with its whole payload."""
+    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
+        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+    with ledger.reader().snapshot(f"reading a record of {pipeline} {txid}") as connection:
+        overview.check_registered(connection, pipeline)
+        found = browsing.quarantined_record(connection, pipeline, txid, number)
+    if found is None:
+        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+    return Record(**found)
+
+
+@router.post("/{txid}/{number}")
+def mend(pipeline: access.Changeable, txid: int, number: int, mended: Mended, user: access.User) -> Nothing:
+    """Keep a correction of a record beside it, for the replay that takes it up."""
+    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
+        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+    reason = operating.require_reason(mended.reason)
+    with StateStore.connect(ledger.settings()) as store:
+        store.mend_quarantined(pipeline, txid, number, Mend(mended.payload, access.owner(user, "mend"), reason, mended.again))
+    return Nothing()
+
+
+def _place(after: str | None) -> tuple[int, int] | None:
+    """Return the txid and number of a record."""
+    if after is None:
+        return None
+    txid, _, number = after.partition("-")
+    if not (txid.isascii() and txid.isdecimal() and number.isascii() and number.isdecimal()):
+        raise UsageError("`after` is not what an earlier answer called `next`.")
+    if max(int(txid), int(number)) > LARGEST:
+        raise UsageError("`after` is not what an earlier answer called `next`.")
+    return int(txid), int(number)

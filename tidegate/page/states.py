@@ -1,0 +1,143 @@
+"""Routes for states: browse the rows, look up a key, download all of them."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from datetime import date, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+
+from state_store import browsing, overview
+from state_store.declaration import StateSpec
+from state_store.errors import StoreUnavailable, UsageError
+from tidegate.page import access, ledger
+from tidegate.page.answers import Refusal
+from tidegate.page.models import Column
+
+router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
+
+MOST_DOWNLOADS = 2  # at once, in each process of the api-server: each holds a connection and a snapshot
+DOWNLOAD_STATEMENT_SECONDS = 300
+_NEEDS_QUOTES = frozenset('",\r\n')
+_downloads = threading.BoundedSemaphore(MOST_DOWNLOADS)
+
+
+class Rows(BaseModel):
+    """Rows of a state; bigints, decimals, dates and bytes as text, as no JavaScript number holds them."""
+
+    columns: list[Column]
+    rows: list[list[Any]]
+    next: str | None
+
+
+@router.get("/{state}/rows")
+def rows(
+    pipeline: access.Readable,
+    state: str,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    after: Annotated[str | None, Query(max_length=20_000)] = None,
+    key: Annotated[list[Annotated[str, Query(max_length=10_000)]] | None, Query(max_length=50)] = None,
+) -> Rows:
+    """Return the row of a key, one value per column, or some rows in the order of the keys."""
+    with ledger.reader().snapshot(f"reading state {state}") as connection:
+        spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
+        if key is not None:
+            found = browsing.row_of_key(connection, spec, key)
+        else:
+            found = browsing.rows_after(connection, spec, None if after is None else _key_in(after), limit + 1)
+    shown = found[:limit]
+    return Rows(
+        columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
+        rows=[_as_json(spec, row) for row in shown],
+        next=_token(spec, shown[-1]) if len(found) > limit and spec.keys else None,
+    )
+
+
+@router.get("/{state}.csv")
+def download(pipeline: access.Readable, state: str) -> StreamingResponse:
+    """Return all rows from one snapshot as CSV; NULL is an empty field, an empty text is two quotes."""
+    if not _downloads.acquire(blocking=False):
+        raise StoreUnavailable(f"{MOST_DOWNLOADS} downloads are under way. Try again when one has ended.")
+    opened = ExitStack()
+    opened.callback(_downloads.release)
+    try:
+        doing = f"reading state {state}"
+        connection = opened.enter_context(ledger.reader().snapshot(doing, timeout_seconds=DOWNLOAD_STATEMENT_SECONDS))
+        spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
+        lines = _lines(spec, browsing.all_rows(connection, spec), opened)
+        next(lines)  # what fails at once is an answer of its own
+    except BaseException:
+        opened.close()
+        raise
+    name = f"{pipeline}.{state}.csv"
+    return StreamingResponse(
+        lines, media_type="text/csv; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="{name}"'}
+    )
+
+
+def _lines(spec: StateSpec, rows: Iterator[Sequence[str | None]], opened: ExitStack) -> Iterator[str]:
+    """Yield nothing, then the file in parts; then, or if the reader goes away, close what was opened for it."""
+    with opened:
+        first = next(rows, None)
+        yield ""
+        part = [_line([name for name, _ in browsing.columns_of(spec)])]
+        if first is not None:
+            part.append(_line(first))
+        for row in rows:
+            part.append(_line(row))
+            if len(part) >= browsing.ROWS_AT_ONCE:
+                yield "".join(part)
+                part = []
+        yield "".join(part)
+
+
+def _line(row: Sequence[str | None]) -> str:
+    return ",".join("" if value is None else _field(value) for value in row) + "\r\n"
+
+
+def _field(value: str) -> str:
+    if value and _NEEDS_QUOTES.isdisjoint(value):
+        return value
+    return '"' + value.replace('"', '""') + '"'
+
+
+def _state(spec: StateSpec | None, pipeline: str, name: str) -> StateSpec:
+    if spec is None:
+        raise Refusal(404, "UNKNOWN_STATE", f"{pipeline} has no state {name}.")
+    return spec
+
+
+def _as_json(spec: StateSpec, row: Sequence[Any]) -> list[Any]:
+    kinds = [kind for _, kind in browsing.columns_of(spec)]
+    return [_value(value, kind) for value, kind in zip(row, kinds, strict=True)]
+
+
+def _value(value: Any, kind: str) -> Any:
+    if value is None or kind in ("integer", "boolean"):
+        return value
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes | memoryview):
+        return f"\\x{bytes(value).hex()}"
+    return str(value)
+
+
+def _token(spec: StateSpec, row: Sequence[Any]) -> str:
+    """Return the key of a row as an opaque text, from which the next page begins."""
+    key = [None if value is None else str(value) for value in _as_json(spec, row)[: len(spec.keys)]]
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
+
+
+def _key_in(token: str) -> list[str | None]:
+    try:
+        key = json.loads(base64.urlsafe_b64decode(token))
+    except ValueError as error:
+        raise UsageError("`after` is not what an earlier answer called `next`.") from error
+    if not isinstance(key, list) or not all(value is None or isinstance(value, str) for value in key):
+        raise UsageError("`after` is not what an earlier answer called `next`.")
+    return key
