@@ -39,7 +39,8 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
         done = operating.retry(store, pipeline, txid, operator("retry"), require_reason(reason))
         newest = store.last_opened(pipeline)
     if not done.txids or newest is None:
-        message = f"{done.message} Start one: tidegate trigger {pipeline} --wait" if done.run_needed else done.message
+        next_step = f": tidegate trigger {pipeline} --wait" if done.run_needed else "."
+        message = done.message.removesuffix(".") + next_step
         _report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
     prepared = runs.Prepared(done.message, {"lifted": list(done.txids)})

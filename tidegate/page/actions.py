@@ -136,8 +136,8 @@ class _Prospects:
         return f"{operating.what_skipping_does(status)} {when}; then later batches go on. {RUN_FOLLOWS}", None
 
     def _pause(self) -> tuple[str, str | None]:
-        story = "No new run starts, wherever it would be started, until the pipeline is resumed. What has been planned goes on."
-        return f"{self._name} is paused. {story}", self._paused()
+        story = "no new run starts, wherever it would be started, until it is resumed. What has been planned goes on."
+        return f"{self._name} will be paused: {story}", self._paused()
 
     def _resume(self) -> tuple[str, str | None]:
         will = f"Runs of {self._name} may start again. {RUN_FOLLOWS}"
