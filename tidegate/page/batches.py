@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
-from state_store.search import Wanted
 
 from state_store import batch_pages, browsing, history, overview, search
 from state_store.errors import UsageError
 from state_store.history import BatchHistory
+from state_store.search import Wanted
 from state_store.timeline import MOST_BATCHES, timeline
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
