@@ -21,7 +21,7 @@ from tidegate.stack.component import Component, log_file
 from tidegate.stack.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 300
 USERS = {"admin": "admin", "viewer": "viewer", "clerk": "viewer", "nobody": "viewer"}  # name: role; see `auth_manager`
 ACTION = {"X-Tidegate-Action": "1"}
 
@@ -109,6 +109,9 @@ class Visitor:
         return self.http.post(path, json={"txid": txid, "reason": reason}, headers=ACTION)
 
 
+Visit = Callable[..., Visitor]
+
+
 def _given(parameters: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if value is not None}
 
@@ -142,7 +145,7 @@ def _write_authors(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def visit(server: Server) -> Iterator[Callable[..., Visitor]]:
+def visit(server: Server) -> Iterator[Visit]:
     """A function that returns a user's browser, after logging in; nobody's without a name."""
     with ExitStack() as opened:
 

@@ -1,7 +1,7 @@
 """The link from a batch's task in Airflow to the batch on the page.
 
-Airflow stores an operator's own links while the task runs, and a commit task mostly ends without a worker. The links of a plugin
-are made by the api-server when somebody looks at the task, whatever its state.
+Airflow stores an operator's own links while the task runs, and a commit task mostly ends without a worker. The links of a
+plugin are made by the api-server for each look at the task, whatever its state.
 """
 
 from typing import Any, ClassVar
