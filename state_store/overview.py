@@ -18,8 +18,8 @@ from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
 
 PHASES = ("planned", "processing", "failed", "halted", "processed")
-# Batches after the cursor whose phase is looked up, unless the window is larger: those beyond the window have not begun.
-MOST_PHASES = 200
+# Batches after the cursor whose phase is looked up, or a larger window of them: those beyond the window have not begun.
+MOST_PHASES, MOST_LOOKED_AT = 200, 1000
 ACTIONS_SHOWN = 100
 
 
@@ -169,14 +169,23 @@ def _progress() -> sa.Select[Any]:
 def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the number of batches by pipeline and phase, of those after the cursor that may have begun."""
     c, p, v = tables.cursor.c, tables.pipeline.c, batches_view.c
-    within = sa.func.greatest(p.in_flight, MOST_PHASES)
+    last = c.txid + sa.func.greatest(p.in_flight, MOST_PHASES)
+    # The order and the limit lead Postgres to the index, whatever it guesses of the range.
+    near = (
+        sa.select(v.phase)
+        .where(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= last)
+        .order_by(v.txid)
+        .limit(MOST_LOOKED_AT)
+        .correlate(tables.pipeline, tables.cursor)
+        .subquery("near")
+    )
+    counts = sa.select(near.c.phase, sa.func.count().label("batches")).group_by(near.c.phase).lateral("counts")
     statement = (
-        sa.select(v.pipeline, v.phase, sa.func.count())
+        sa.select(p.pipeline, counts.c.phase, counts.c.batches)
         .select_from(tables.pipeline)
         .join(tables.cursor, c.pipeline == p.pipeline)
-        .join(batches_view, sa.and_(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= c.txid + within))
+        .join(counts, sa.true())
         .where(_requested())
-        .group_by(v.pipeline, v.phase)
     )
     counted: dict[str, dict[str, int]] = {}
     for pipeline, phase, count in connection.execute(statement, {"pipelines": list(pipelines)}):

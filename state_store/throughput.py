@@ -1,11 +1,14 @@
 """Throughput and latency of a pipeline's commits, by buckets of time.
 
 Commits have no index by time; but txids commit in order, so the first one of a period is found by halving the range of txids.
+Only the last bucket still changes: a caller that keeps what it was told has the others added up once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -42,11 +45,45 @@ def bucket_seconds(days: int) -> int:
     return next((length for length in _BUCKETS if days * 86400 / length <= MOST_BUCKETS), _BUCKETS[-1])
 
 
-def throughput(connection: Connection, pipeline: str, days: int) -> list[Bucket]:
-    """Return the buckets of the last days, in order; empty ones are left out, and those before the newest MOST_COMMITS."""
-    k, a, c = tables.commit.c, tables.attempt.c, tables.cursor.c
-    committed = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline)) or 0
+@dataclass(frozen=True)
+class Throughput:
+    """Buckets in order, and what they hold for: a history of commits up to a txid. The last bucket begins with `last_first`."""
+
+    history: UUID | None
+    committed: int
+    buckets: Sequence[Bucket]
+    last_first: int
+
+
+def throughput(connection: Connection, pipeline: str, days: int, known: Throughput | None = None) -> Throughput:
+    """Return the buckets of the last days; empty ones are left out, and those before the newest MOST_COMMITS.
+
+    `known` is what an earlier call returned for the same days: then only commits since its last bucket are read.
+    """
+    c = tables.cursor.c
+    cursor = connection.execute(sa.select(c.txid, c.history).where(c.pipeline == pipeline)).one_or_none()
+    committed, history = (cursor.txid, cursor.history) if cursor else (0, None)
+    if known is not None and known.buckets and known.history == history and known.committed <= committed:
+        found = _read(connection, pipeline, days, known.last_first, committed)
+        # A clock that was set back brings commits into earlier buckets: then all are read.
+        if found.buckets and found.buckets[0].at >= known.buckets[-1].at:
+            begins = connection.execute(sa.select(sa.func.now())).scalar_one() - timedelta(days=days)
+            settled = [bucket for bucket in known.buckets[:-1] if bucket.at >= begins]
+            return Throughput(history, committed, [*settled, *found.buckets], found.last_first)
     first = max(_first_since(connection, pipeline, committed, timedelta(days=days)), committed - MOST_COMMITS + 1)
+    found = _read(connection, pipeline, days, first, committed)
+    return Throughput(history, committed, found.buckets, found.last_first)
+
+
+@dataclass(frozen=True)
+class _Found:
+    buckets: Sequence[Bucket]
+    last_first: int
+
+
+def _read(connection: Connection, pipeline: str, days: int, first: int, committed: int) -> _Found:
+    """Add up the commits from one txid to another, by bucket."""
+    k, a = tables.commit.c, tables.attempt.c
     width = sa.func.make_interval(0, 0, 0, 0, 0, 0, bucket_seconds(days))
     at = sa.func.date_bin(width, k.committed_at, _ORIGIN).label("at")
     counts = k.skipped_reason.is_(None)
@@ -59,6 +96,7 @@ def throughput(connection: Connection, pipeline: str, days: int) -> list[Bucket]
 
     statement = (
         sa.select(
+            sa.func.min(k.txid),
             at,
             sa.func.count().filter(counts),
             sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows).filter(counts), 0), sa.BigInteger),
@@ -67,12 +105,15 @@ def throughput(connection: Connection, pipeline: str, days: int) -> list[Bucket]
             *(percentile(share, seconds) for seconds in (processing, latency) for share in (0.5, 0.95)),
         )
         .join(tables.attempt, sa.and_(a.pipeline == k.pipeline, a.txid == k.txid, a.attempt == k.attempt))
-        .where(k.pipeline == pipeline, k.txid.between(first, committed))
+        .where(
+            k.pipeline == pipeline, k.txid.between(first, committed), a.pipeline == pipeline, a.txid.between(first, committed)
+        )
         .group_by(at)
         .order_by(at)
     )
-    rows = connection.execute(statement)
-    return [Bucket(*row[:5], *(None if value is None else float(value) for value in row[5:])) for row in rows]
+    rows = connection.execute(statement).all()
+    buckets = [Bucket(*row[1:6], *(None if value is None else float(value) for value in row[6:])) for row in rows]
+    return _Found(buckets, rows[-1][0] if rows else first)
 
 
 def _first_since(connection: Connection, pipeline: str, committed: int, period: timedelta) -> int:

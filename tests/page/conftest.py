@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from tidegate.stack.layout import Layout
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300
 USERS = {"admin": "admin", "viewer": "viewer", "clerk": "viewer", "nobody": "viewer"}  # name: role; see `auth_manager`
+NO_IDLE_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # the server ends them after some seconds
+SMALL_BUFFER = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)]  # so that a download waits for its reader
 ACTION = {"X-Tidegate-Action": "1"}
 
 
@@ -95,7 +98,7 @@ class Visitor:
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
         """Request something of the page."""
-        return self.http.get(f"/tidegate{path}", params=_given(parameters))
+        return self.http.get(f"/tidegate{path}", params=_given(parameters) or None)
 
     def json(self, path: str, **parameters: object) -> dict:
         """Request something of the page's API, which has to be there."""
@@ -150,7 +153,8 @@ def visit(server: Server) -> Iterator[Visit]:
     with ExitStack() as opened:
 
         def visitor(name: str | None = None) -> Visitor:
-            http = opened.enter_context(httpx.Client(base_url=server.url, timeout=60))
+            transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS, socket_options=SMALL_BUFFER)
+            http = opened.enter_context(httpx.Client(base_url=server.url, timeout=120, transport=transport))
             if name:
                 login = {"username": name, "password": f"password of {name}"}
                 answer = http.post("/auth/token", json=login)

@@ -49,9 +49,9 @@ class Batches:
         self.store.commit_batch(self.pipeline.spec, txid, "a test")
 
 
-def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None) -> list[tuple]:
-    """Run a statement as the owner of the tables, whom the trigger on state tables lets write as their pipeline."""
-    connection = psycopg2.connect(**settings.conninfo(user=settings.pg_owner))
+def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None, *, user: str = "") -> list[tuple]:
+    """Run a statement as the owner of the tables, whom the trigger on state tables lets write as a pipeline, or as another."""
+    connection = psycopg2.connect(**settings.conninfo(user=user or settings.pg_owner))
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute(statement, parameters)

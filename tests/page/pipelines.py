@@ -23,6 +23,10 @@ BROKEN = Pipeline(
 ORPHAN = Pipeline(
     name="orphan",
     source=Files("orphan", glob="*.csv", format="csv", schema={"page": "string"}),
-    states={"per_orphan": State(key={"page": "text"}, aggregates={"clicks": Count()}, kind="opaque")},
+    states={
+        "per_orphan": State(
+            key={"page": "text", "shop": "integer"}, aggregates={"clicks": Count()}, kind="opaque", null_keys=True
+        )
+    },
 )
 REGISTERED = (CLICKS, BROKEN, ORPHAN)

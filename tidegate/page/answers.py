@@ -1,7 +1,6 @@
 """What the page's answers have in common: JSON with an ETag, errors in one shape, headers that browsers enforce."""
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +23,7 @@ from state_store.errors import (
     UnknownPipeline,
     UsageError,
 )
-
-logger = logging.getLogger(__name__)
+from tidegate import error_pages
 
 # No script, style or connection from anywhere else, and no page of another site may show this one in a frame.
 SECURITY_HEADERS = {
@@ -114,9 +112,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def error_page(request: Request, code: str) -> str | None:
     """Return the address of the page that explains an error code; None if there is none."""
-    from tidegate.page.error_pages import has_page  # noqa: PLC0415 - its routes use this module
-
-    return f"{request.scope['root_path']}/errors/{code}" if has_page(code) else None
+    return f"{request.scope['root_path']}/errors/{code}" if error_pages.has_page(code) else None
 
 
 def _answer(request: Request, status: int, code: str, message: str) -> Response:

@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from datetime import date, datetime
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from state_store import browsing, overview
 from state_store.declaration import StateSpec
@@ -69,31 +72,41 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
         doing = f"reading state {state}"
         connection = opened.enter_context(ledger.reader().snapshot(doing, timeout_seconds=DOWNLOAD_STATEMENT_SECONDS))
         spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
-        lines = _lines(spec, browsing.all_rows(connection, spec), opened)
-        next(lines)  # what fails at once is an answer of its own
+        rows = browsing.all_rows(connection, spec)
+        first = next(rows, None)  # what fails at once is an answer of its own
     except BaseException:
         opened.close()
         raise
-    name = f"{pipeline}.{state}.csv"
-    return StreamingResponse(
-        lines, media_type="text/csv; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="{name}"'}
-    )
+    return Download(f"{pipeline}.{state}.csv", _parts(spec, first, rows), opened)
 
 
-def _lines(spec: StateSpec, rows: Iterator[Sequence[str | None]], opened: ExitStack) -> Iterator[str]:
-    """Yield nothing, then the file in parts; then, or if the reader goes away, close what was opened for it."""
-    with opened:
-        first = next(rows, None)
-        yield ""
-        part = [_line([name for name, _ in browsing.columns_of(spec)])]
-        if first is not None:
-            part.append(_line(first))
-        for row in rows:
-            part.append(_line(row))
-            if len(part) >= browsing.ROWS_AT_ONCE:
-                yield "".join(part)
-                part = []
-        yield "".join(part)
+class Download(StreamingResponse):
+    """A file that is sent in parts. What was opened for it is closed at its end, also if its reader goes away before."""
+
+    def __init__(self, name: str, parts: Iterator[str], opened: ExitStack) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        super().__init__(parts, media_type="text/csv; charset=utf-8", headers=headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_in_threadpool(self._opened.close)
+
+
+def _parts(spec: StateSpec, first: Sequence[str | None] | None, rows: Iterator[Sequence[str | None]]) -> Iterator[str]:
+    part = [_line([name for name, _ in browsing.columns_of(spec)])]
+    if first is not None:
+        part.append(_line(first))
+    for row in rows:
+        part.append(_line(row))
+        if len(part) >= browsing.ROWS_AT_ONCE:
+            yield "".join(part)
+            part = []
+    yield "".join(part)
 
 
 def _line(row: Sequence[str | None]) -> str:

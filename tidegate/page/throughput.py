@@ -1,5 +1,7 @@
 """The route for charts over days: throughput and latency of a pipeline's commits."""
 
+import threading
+from collections import OrderedDict
 from datetime import datetime
 from typing import Annotated
 
@@ -7,9 +9,36 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from state_store import overview, throughput
+from state_store.throughput import Throughput
 from tidegate.page import access, ledger
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
+
+MOST_KEPT = 200  # pipelines and periods
+
+
+class _Kept:
+    """What was read for the last requests, by pipeline and days: the page asks every few seconds, and little is new."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str, int], Throughput] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, pipeline: str, days: int) -> Throughput | None:
+        """Return what was kept, if anything was."""
+        with self._lock:
+            return self._found.get((pipeline, days))
+
+    def keep(self, pipeline: str, days: int, found: Throughput) -> None:
+        """Keep something, and forget the oldest of too much."""
+        with self._lock:
+            self._found[pipeline, days] = found
+            self._found.move_to_end((pipeline, days))
+            if len(self._found) > MOST_KEPT:
+                self._found.popitem(last=False)
+
+
+_kept = _Kept()
 
 
 class Bucket(BaseModel):
@@ -39,7 +68,8 @@ def history(pipeline: access.Readable, days: Annotated[int, Query(ge=1, le=366)]
     """Return the commits of the last days, in buckets."""
     with ledger.reader().snapshot(f"reading the history of {pipeline}") as connection:
         overview.check_registered(connection, pipeline)
-        buckets = throughput.throughput(connection, pipeline, days)
+        found = throughput.throughput(connection, pipeline, days, _kept.get(pipeline, days))
         now = overview.moment(connection)
+    _kept.keep(pipeline, days, found)
     seconds = throughput.bucket_seconds(days)
-    return History(now=now, bucket_seconds=seconds, buckets=[Bucket(**vars(bucket)) for bucket in buckets])
+    return History(now=now, bucket_seconds=seconds, buckets=[Bucket(**vars(bucket)) for bucket in found.buckets])

@@ -1,0 +1,134 @@
+"""With 100 pipelines and 100,000 txids in one of them, every answer is small and every query reads few rows."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from state_store import StateStore, batch_pages, browsing, history, overview, search
+from state_store.reader import LedgerReader, Moment
+from state_store.search import Wanted
+from state_store.throughput import MOST_COMMITS, throughput
+from state_store.timeline import timeline
+from tests.page.conftest import Server, Visit
+from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
+from tests.page.pipelines import CLICKS
+
+LARGE = "large_1"
+PAGE = [f"large_{number}" for number in range(1, 51)]
+MIDDLE = TXIDS // 2
+IN_AIRFLOW = [{"attempt": 1, "airflow_run_id": "a run", "airflow_task_id": "batch.process", "airflow_try": 1}]
+
+
+@pytest.fixture(scope="module")
+def large(server: Server) -> Server:
+    """The server, with a large ledger."""
+    with StateStore.connect(server.settings) as store:
+        batches = Batches(store, CLICKS)
+        batches.plan("a run", 1)
+        batches.seal(1)
+        batches.commit(1)
+    write_large_ledger(server.settings)
+    return server
+
+
+@contextmanager
+def explained(connection: sa.Connection) -> Iterator[list[tuple[int, str]]]:
+    """Collect how many rows each statement of the block reads from tables and indexes, with the statement."""
+    read: list[tuple[int, str]] = []
+
+    def explain(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        raw = connection.connection.driver_connection
+        with raw.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters)
+            read.append((_rows_read(cursor.fetchone()[0][0]["Plan"]), statement))
+
+    sa.event.listen(connection, "before_cursor_execute", explain)
+    try:
+        yield read
+    finally:
+        sa.event.remove(connection, "before_cursor_execute", explain)
+
+
+def _rows_read(plan: dict[str, Any]) -> int:
+    """Return the rows that the scans of a plan look at, also those that they drop."""
+    here = 0
+    if "Scan" in plan["Node Type"]:
+        dropped = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+        here = int((plan["Actual Rows"] + dropped) * plan["Actual Loops"])
+    return here + sum(map(_rows_read, plan.get("Plans", ())))
+
+
+# What the page's routes read, and how many rows that may take: a small multiple of what they show. A bitmap of an index counts
+# each row twice.
+READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
+    "names": (500, lambda m: overview.pipeline_names(m.connection)),
+    "overview of 50 pipelines": (40_000, lambda m: overview.progress(m.connection, PAGE)),
+    "why 50 pipelines wait": (5_000, lambda m: m.waits(dict.fromkeys(PAGE))),
+    "one pipeline": (1_000, lambda m: overview.progress_of(m.connection, LARGE)),
+    "why one batch waits": (500, lambda m: m.waits({LARGE: TXIDS})),
+    "newest batches": (60_000, lambda m: search.search(m.connection, LARGE, Wanted(), None, 50)),
+    "batches in the middle": (60_000, lambda m: search.search(m.connection, LARGE, Wanted(), MIDDLE, 50)),
+    "a rare phase": (80_000, lambda m: search.search(m.connection, LARGE, Wanted(phase="skipped"), None, 50)),
+    "timeline": (5_000, lambda m: timeline(m.connection, LARGE, None, 100)),
+    "timeline in the middle": (5_000, lambda m: timeline(m.connection, LARGE, MIDDLE, 100)),
+    "one batch": (100, lambda m: history.batch_history(m.connection, LARGE, MIDDLE)),
+    "its tasks": (100, lambda m: batch_pages.tasks(m.connection, LARGE, MIDDLE, IN_AIRFLOW)),
+    "throughput": (4 * MOST_COMMITS, lambda m: throughput(m.connection, LARGE, 366)),
+    "quarantine": (100, lambda m: browsing.quarantined_after(m.connection, LARGE, None, (MIDDLE, 1), 50)),
+    "counts of quarantine": (100, lambda m: browsing.newest_quarantined(m.connection, LARGE)),
+    "actions": (500, lambda m: overview.newest_actions(m.connection, LARGE)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_queries_read_few_rows(large: Server, name: str) -> None:
+    """Each statement reads as many rows as it would with a few txids: an index leads to them."""
+    limit, read = READS[name]
+    with LedgerReader(large.settings) as reader, reader.moment("a test", PAGE) as at, explained(at.connection) as statements:
+        read(at)
+
+    assert statements
+    most, statement = max(statements)
+    assert most <= limit, f"{most} rows: {statement}"
+
+
+def test_of_the_throughput_only_what_is_new_is_read_again(large: Server) -> None:
+    """And the buckets are those of a first reading."""
+    with LedgerReader(large.settings) as reader, reader.snapshot("a test") as connection:
+        for days in (1, 7, 366):
+            whole = throughput(connection, LARGE, days)
+            with explained(connection) as statements:
+                again = throughput(connection, LARGE, days, whole)
+            assert again.buckets == whole.buckets
+            assert max(statements)[0] <= 4 * max(bucket.batches for bucket in whole.buckets) + 100
+            assert sum(bucket.batches + bucket.skipped for bucket in whole.buckets) == MOST_COMMITS
+
+
+def test_answers_are_small(large: Server, visit: Visit) -> None:
+    """Of the overview and of the pipeline with most txids, for the first content and for each poll."""
+    admin = visit("admin")
+    first = admin.json("/pipelines")
+    assert (first["total"], len(first["pipelines"]), first["next"]) == (PIPELINES + 3, 50, first["pipelines"][-1]["name"])
+    names, after = [], None
+    while after is not None or not names:
+        page = admin.json("/pipelines", after=after, limit=20)
+        names, after = names + [row["name"] for row in page["pipelines"]], page["next"]
+    assert (len(names), names) == (PIPELINES + 3, sorted(names))
+    assert [row["name"] for row in admin.json("/pipelines", search="ARGE_10")["pipelines"]] == ["large_10", "large_100"]
+    assert admin.json("/pipelines", search="%")["total"] == 0
+
+    for path in ("", "/batches", "/timeline", "/history", "/quarantine", f"/batches/{MIDDLE}", "/why"):
+        assert len(json.dumps(admin.json(f"/pipelines/{LARGE}{path}"))) < 100_000, path
+    detail = admin.json(f"/pipelines/{LARGE}")
+    assert (detail["opened"], detail["pending"], sum(detail["phases"].values())) == (TXIDS, 20, 20)
+    found, before = [], None
+    for _ in range(20):
+        page = admin.json(f"/pipelines/{LARGE}/batches", phase="skipped", before=before)
+        found, before = found + page["batches"], page["next"]
+        if before is None:
+            break
+    assert [batch["txid"] for batch in found] == [5]

@@ -1,0 +1,328 @@
+"""The page tells what the ledger says, acts as the command line does, and comes back when Postgres does."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from state_store import StateStore
+from state_store.attempts import AirflowTry
+from tests.conftest import COMMAND
+from tests.page.conftest import ACTION, Server, Visit, Visitor
+from tests.page.ledgers import Batches, as_owner, write_rows
+from tests.page.pipelines import CLICKS, ORPHAN
+from tidegate.stack import component as components
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "'; DROP TABLE state.per_page; --",
+    'with "quotes", and commas',
+    "two\r\nlines",
+    "=HYPERLINK('http://evil.example')",
+    "%00 %s %(page)s {0}",
+    "",
+    "\u202eright to left \U0001f98a",
+)
+
+
+@pytest.fixture
+def clicks(store: StateStore) -> Batches:
+    """The batches of pipeline clicks, which the tests of this file share."""
+    return Batches(store, CLICKS)
+
+
+@pytest.fixture
+def admin(visit: Visit) -> Visitor:
+    """A user who may do everything."""
+    return visit("admin")
+
+
+def tidegate(server: Server, *arguments: str) -> dict:
+    """Run a verb of the command line with --json on the same ledger."""
+    environ = {**os.environ, "TIDEGATE_HOME": str(server.home)}
+    done = subprocess.run([COMMAND, *arguments, "--json"], env=environ, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout)
+
+
+def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
+    """Return what the ledger says that operators did, oldest first."""
+    actions = admin.json(f"/pipelines/{pipeline}")["actions"]
+    return [(each["action"], each["txid"], each["owner"], each["reason"]) for each in reversed(actions)]
+
+
+def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: Visitor, clicks: Batches) -> None:
+    """On batches in every phase, seen from the overview, the list, the timeline and one batch."""
+    run = "manual__2026-11-25T10:00:00+00:00"
+    first = clicks.plan(run, 20)[0]
+    for txid in (first, first + 1):
+        clicks.seal(txid, rows=10, airflow=AirflowTry(run, "batch.process", 2))
+        clicks.commit(txid)
+    clicks.fail(first + 2)
+    clicks.seal(first + 3, rows=10, airflow=AirflowTry(run, f"batch.process of txid {first}", 1))
+    clicks.begin(first + 4)
+
+    (row,) = (each for each in admin.json("/pipelines")["pipelines"] if each["name"] == "clicks")
+    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "clicks")
+    assert {name: row[name] for name in ("committed", "opened", "pending", "quarantined")} == {
+        name: lag[name] for name in ("committed", "opened", "pending", "quarantined")
+    }
+    assert row["phases"] == {"planned": 15, "processing": 1, "failed": 0, "halted": 1, "processed": 1}
+    assert (row["why"]["code"], row["why"]["txid"], row["why"]["action"]["verb"]) == ("HALTED", first + 2, "retry")
+    assert row["rows_per_second"] > 0
+    assert row["description"] == CLICKS.description
+    in_sql = as_owner(
+        server.settings, "SELECT txid, phase, attempt FROM tidegate.batches WHERE pipeline = 'clicks' ORDER BY 1 DESC"
+    )
+    listed = admin.json("/pipelines/clicks/batches", limit=500)["batches"]
+    assert [(each["txid"], each["phase"], each["attempt"]) for each in listed] == in_sql
+    timeline = admin.json("/pipelines/clicks/timeline", last=500)
+    assert [(each["txid"], each["phase"]) for each in reversed(timeline["batches"])] == [each[:2] for each in in_sql]
+    assert timeline["cursor"] == lag["committed"]
+    batch = admin.json(f"/pipelines/clicks/batches/{first + 3}")
+    assert [cause["code"] for cause in batch["why"]["causes"]] == ["WAITS_FOR_TXID", "HALTED"]
+    assert batch["links"]["logs"][0]["url"].endswith("/tasks/batch.process/mapped/0?try_number=1")
+    assert batch["links"]["dag_run"] == "/dags/clicks/runs/manual__2026-11-25T10%3A00%3A00%2B00%3A00"
+    (bucket,) = admin.json("/pipelines/clicks/history")["buckets"]
+    assert (bucket["batches"], bucket["rows"]) == (2, 20)
+    for name, txids in {"halted": [first + 2], "processed": [first + 3], "skipped": []}.items():
+        found = admin.json("/pipelines/clicks/batches", phase=name)["batches"]
+        assert [each["txid"] for each in found] == txids
+
+
+def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, admin: Visitor, clicks: Batches) -> None:
+    """Each action does what it has announced, once, and is recorded with user and reason."""
+    failed = admin.json("/pipelines/clicks")["committed"] + 1
+    before = actions_of(admin)
+    announced = admin.json("/pipelines/clicks/actions/retry", txid=failed)
+    assert (announced["allowed"], announced["command"]) == (True, f"tidegate retry clicks {failed} --reason ...")
+    assert admin.act("clicks", "retry", txid=failed, reason=" it was <b>mended</b> ").json()["txids"] == [failed]
+    assert admin.act("clicks", "pause", reason="the disk is full").status_code == 200
+    refused = admin.act("clicks", "retry", reason="too early")
+    assert (refused.status_code, refused.json()["code"]) == (409, "PIPELINE_PAUSED")
+    assert admin.json("/pipelines/clicks")["paused"]["by"] == "admin, page pause"
+    assert admin.act("clicks", "resume", reason="there is room").json()["run_needed"] is True
+
+    clicks.fail(failed)
+    waits = admin.json("/pipelines/clicks/actions/skip", txid=failed)
+    assert "leaves all its rows out of the states, permanently. That happens now" in waits["will"]
+    skipped = admin.act("clicks", "skip", txid=failed, reason="it cannot be mended")
+    assert (skipped.status_code, skipped.json()["txids"]) == (200, [failed])
+    assert "That" not in admin.json("/pipelines/clicks/actions/skip", txid=failed)["will"]
+
+    assert actions_of(admin)[len(before) :] == [
+        ("retry", failed, "admin, page retry", "it was <b>mended</b>"),
+        ("pause", None, "admin, page pause", "the disk is full"),
+        ("resume", None, "admin, page resume", "there is room"),
+        ("skip", failed, "admin, page skip", "it cannot be mended"),
+    ]
+    assert tidegate(server, "status")["pipelines"][1]["committed"] == failed
+    redo = admin.json("/pipelines/clicks/actions/redo", txid=failed)
+    assert (redo["allowed"], "not opaque" in redo["refusal"]) == (False, True)
+
+
+def test_what_the_ledger_refuses_is_said(admin: Visitor, clicks: Batches) -> None:
+    """Malformed requests, batches that may not be skipped, code that cannot be imported or does not exist."""
+    committed = admin.json("/pipelines/clicks")["committed"]
+    before = actions_of(admin)
+    refusals = {
+        ("clicks", "skip", committed + 1, "a test"): (409, "RANGE_REFUSED"),
+        ("clicks", "skip", 10**9, "a test"): (404, "UNKNOWN_BATCH"),
+        ("clicks", "skip", None, "a test"): (422, "MALFORMED_REQUEST"),
+        ("clicks", "skip", 2**70, "a test"): (422, "MALFORMED_REQUEST"),
+        ("clicks", "pause", None, "   "): (422, "USAGE_ERROR"),
+        ("clicks", "pause", None, "x" * 2001): (422, "MALFORMED_REQUEST"),
+        ("clicks", "pause", None, "x" * 25_000_000): (413, "TOO_LONG"),
+        ("clicks", "destroy", None, "a test"): (422, "MALFORMED_REQUEST"),
+        ("broken", "skip", 1, "a test"): (409, "NOT_LOADED"),
+        ("orphan", "replay", None, "a test"): (409, "NOT_LOADED"),
+    }
+    for (pipeline, verb, txid, reason), expected in refusals.items():
+        answer = admin.act(pipeline, verb, txid=txid, reason=reason)
+        assert (answer.status_code, answer.json()["code"]) == expected, (verb, txid, reason[:20], answer.text[:300])
+    assert actions_of(admin) == before
+    assert admin.act("broken", "pause").status_code == admin.act("broken", "resume").status_code == 200
+    for path in ("clicks/batches/99999", "clicks/batches/0", "clicks/why?txid=99999", "clicks/states/none/rows", "none"):
+        assert admin.get(f"/api/pipelines/{path}").status_code == 404, path
+    assert admin.act("none", "pause").status_code in (404, 503)
+
+
+def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit) -> None:
+    """Also if many click at once, and the batch is not the next one."""
+    committed = admin.json("/pipelines/clicks")["committed"]
+    later = committed + 3
+    clicks.fail(later)
+    users = [visit("admin") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda user: user.act("clicks", "skip", txid=later, reason="a double click"), users))
+
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [action for action in actions_of(admin) if action[3] == "a double click"] == [
+        ("skip", later, "admin, page skip", "a double click")
+    ]
+
+
+def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: StateStore) -> None:
+    """Batches are opened and committed all the time while somebody turns pages."""
+    batches = Batches(store, ORPHAN)
+    batches.plan("a long run", 60)
+    ended = threading.Event()
+
+    def commit() -> None:
+        for txid in range(1, 41):
+            batches.seal(txid)
+            batches.commit(txid)
+            if txid % 10 == 0:
+                batches.plan(f"a run after {txid}", 5)
+        ended.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(commit)
+        while True:
+            seen, before = [], None
+            while before is not None or not seen:
+                page = admin.json("/pipelines/orphan/batches", limit=7, before=before)
+                seen += [each["txid"] for each in page["batches"]]
+                before = page["next"]
+            assert seen == list(range(seen[0], 0, -1))
+            row = admin.json("/pipelines/orphan")
+            assert row["pending"] == row["opened"] - row["committed"] == sum(row["phases"].values())
+            if ended.is_set() or committing.done():
+                break
+        committing.result()
+    assert admin.json("/pipelines/orphan")["committed"] == 40
+
+
+def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
+    """Browsed page by page, looked up, and downloaded: hostile text, large numbers, dates; nothing is changed."""
+    rows = [(text, f"2026-01-{day:02}", 2**53 + day, f"{day}.1234", 1) for day, text in enumerate(HOSTILE, start=1)]
+    write_rows(server.settings, "clicks", "per_page", rows)
+    as_shown = [[text, day, str(count), spent, str(txid)] for text, day, count, spent, txid in rows]
+    expected = sorted(as_shown, key=lambda row: row[0].encode())
+
+    browsed: list[list] = []
+    after = None
+    while after is not None or not browsed:
+        page = admin.json("/pipelines/clicks/states/per_page/rows", limit=3, after=after)
+        browsed, after = browsed + page["rows"], page["next"]
+    assert browsed == expected
+    for row in expected:
+        found = admin.json("/pipelines/clicks/states/per_page/rows", key=row[:2])["rows"]
+        assert found == [row]
+    answer = admin.get("/api/pipelines/clicks/states/per_page.csv")
+    assert list(csv.reader(io.StringIO(answer.text, newline="")))[1:] == expected
+    assert answer.text.splitlines()[0] == "page,day,clicks,spent,txid"
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="clicks.per_page.csv"'
+    for key in (["a"], ["a", "no date"], ["a", "2026-01-01", "b"], ["a\0", "2026-01-01"]):
+        refused = admin.get("/api/pipelines/clicks/states/per_page/rows", key=key)
+        assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR"), key
+    for token in ("x", "bm8=", "WyJhIl0=", "WyJhIiwgIm5vIGRhdGUiXQ==", "WzEsIDJd"):
+        assert admin.get("/api/pipelines/clicks/states/per_page/rows", after=token).status_code == 422, token
+
+
+def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> None:
+    """NULLs come last in each column of the key, also across pages; in CSV they are empty, and empty text is not."""
+    keys = [(page, shop) for page in ("", "a", "b", None) for shop in (1, 2, None)]
+    rows = [(page, shop, number, None, None, number) for number, (page, shop) in enumerate(keys, start=1)]
+    write_rows(server.settings, "orphan", "per_orphan", rows)
+
+    for limit in (1, 2, 5, 50):
+        browsed: list[tuple] = []
+        after = None
+        while after is not None or not browsed:
+            page = admin.json("/pipelines/orphan/states/per_orphan/rows", limit=limit, after=after)
+            browsed, after = browsed + [tuple(row[:2]) for row in page["rows"]], page["next"]
+        assert browsed == keys
+    lines = admin.get("/api/pipelines/orphan/states/per_orphan.csv").text.split("\r\n")
+    assert (lines[1], lines[3], lines[-2]) == ('"",1,1,1', '"",,3,3', ",,12,12")
+
+
+def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> None:
+    """A download that its reader leaves frees its connection; more than two at once are refused."""
+    write = (
+        "SET LOCAL tidegate.writer = 'clicks'; INSERT INTO state.per_page SELECT repeat('x', 900) || n, '2030-01-01', n, 0, 1"
+    )
+    as_owner(server.settings, f"{write} FROM generate_series(1, 60000) n")
+    path = "/tidegate/api/pipelines/clicks/states/per_page.csv"
+
+    def snapshots() -> int:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND state LIKE '%in transaction%'"
+        return as_owner(server.settings, query, user="postgres")[0][0]
+
+    kept = []  # httpx ends a download whose iterator is forgotten
+
+    def begin(stack: ExitStack) -> int:
+        answer = stack.enter_context(admin.http.stream("GET", path, headers={"Accept-Encoding": "identity"}))
+        kept.append(answer.iter_raw())
+        next(kept[-1])
+        return answer.status_code
+
+    for _ in range(3):
+        with ExitStack() as reading:
+            assert [begin(reading) for _ in range(3)] == [200, 200, 503]
+            assert snapshots() == 2
+        assert components.wait_until(lambda: snapshots() == 0, 60), "a download holds its snapshot"
+    whole = admin.http.get(path)
+    assert (whole.status_code, whole.text.count("\r\n")) == (200, 60_000 + len(HOSTILE) + 1 + 1)
+
+
+@pytest.fixture
+def quarantined(server: Server, admin: Visitor, clicks: Batches) -> int:
+    """A committed txid with bad records, one of them long."""
+    txid = admin.json("/pipelines/clicks")["committed"]
+    statement = (
+        "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, origin, payload, is_raw)"
+        " SELECT 'clicks', %s, n, '<b>bad</b>', 'a.csv:' || n, CASE n WHEN 1 THEN repeat('x', 50000) ELSE 'a;' || n END, true"
+        " FROM generate_series(1, 12) n"
+    )
+    as_owner(server.settings, statement, [txid])
+    return txid
+
+
+def test_bad_records_are_read_mended_and_replayed(admin: Visitor, quarantined: int) -> None:
+    """By page, in order, long ones cut; the replay takes them all up."""
+    txid, seen, after = quarantined, [], None
+    while after is not None or not seen:
+        page = admin.json("/pipelines/clicks/quarantine", limit=5, after=after)
+        assert (page["total"], page["by_txid"]) == (12, [[txid, 12]])
+        seen, after = seen + page["records"], page["next"]
+    assert [record["number"] for record in seen] == list(range(1, 13))
+    assert (len(seen[0]["payload"]), seen[0]["is_cut"], seen[1]["is_cut"]) == (10_000, True, False)
+    assert len(admin.json(f"/pipelines/clicks/quarantine/{txid}/1")["payload"]) == 50_000
+    path = f"/tidegate/api/pipelines/clicks/quarantine/{txid}/2"
+
+    def mend(**body: object) -> int:
+        return admin.http.post(path, json=body, headers=ACTION).status_code
+
+    assert mend(payload="a,2", reason="a typing error") == 200
+    assert (mend(payload="a,3", reason="again"), mend(payload="a,3", reason="again", again=True)) == (409, 200)
+    assert (mend(payload="", reason="empty"), mend(payload="a", reason=" ")) == (422, 422)
+    mended = admin.json(f"/pipelines/clicks/quarantine/{txid}/2")
+    assert (mended["mended_payload"], mended["mended_by"]) == ("a,3", "admin, page mend")
+    opened = admin.json("/pipelines/clicks")["opened"]
+    will = admin.json("/pipelines/clicks/actions/replay", txid=txid)["will"]
+    assert will.startswith(f"12 records leave the quarantine of clicks {txid}, as a batch of their own after txid {opened}.")
+    assert admin.act("clicks", "replay", txid=txid).json()["txids"] == [opened + 1]
+    assert admin.json("/pipelines/clicks")["quarantined"] == 0
+    assert actions_of(admin)[-1] == ("replay", opened + 1, "admin, page replay", "a test")
+
+
+def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: Visitor) -> None:
+    """It says that Postgres is away, without waiting for it, and needs no restart afterwards."""
+    token = admin.http.cookies["_token"]
+    program = visit()
+    program.http.headers["Authorization"] = f"Bearer {token}"
+    assert program.get("/api/pipelines").status_code == 200
+    server.stop("postgres")
+    try:
+        away = [program.get("/api/pipelines").status_code for _ in range(3)]
+        assert all(status >= 500 for status in away)
+    finally:
+        server.start_postgres()
+
+    assert [visitor.get("/api/pipelines").status_code for visitor in (program, admin)] == [200, 200]
