@@ -12,6 +12,7 @@ from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from state_store import Settings, StateStore
 from state_store.mending import Mend
 from tests import steps
+from tests.jobs.test_policies import KEPT_EXACTLY, two_records_of
 from tests.sources.conftest import Inbox
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -213,38 +214,15 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox, kind: str) ->
     assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}
 
 
-EXACT = {
-    "timestamp": ("2024-01-05T10:00:00.123456Z", "2024-01-05 10:00:00.123456"),
-    "timestamp_ntz": ("0001-01-01T00:00:00.000001", "0001-01-01 00:00:00.000001"),
-    "date": ("0001-01-01", "0001-01-01"),
-    "decimal(38,18)": ("12345678901234567890.123456789012345678", "12345678901234567890.123456789012345678"),
-    "bigint": ("-9223372036854775808", "-9223372036854775808"),
-    "smallint": ("-32768", "-32768"),
-    "boolean": ("true", "true"),
-    "double": ("5e-324", "4.9E-324"),
-    "float": ("16777216.0", "1.6777216E7"),
-    "binary": ("\u00e9", "\u00e9"),
-    "string": ("1.10 \u00e9\u2028", "1.10 \u00e9\u2028"),
-}
-
-
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", KEPT_EXACTLY)
 def test_the_columns_that_are_not_mended_lose_nothing(inbox: Inbox, kind: str) -> None:
     """Copied from the original's JSON, each type is read back as what it was."""
-    text, kept = EXACT[kind]
-    source = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "value": kind}, max_files=1)
-    states = {"per_name": State(key={"name": "text", "text": "text"}, aggregates={"lines": Count()})}
-
-    def with_text(rows: Any) -> Any:
-        return rows.selectExpr("name", "CAST(value AS string) AS text")
-
-    inbox.write("1.csv", f"name,amount,value\na,1,{text}\na,-1,{text}\n")
-    pipeline = declare(inbox, source, states=states, transform=with_text)
+    pipeline = declare(inbox, **two_records_of(inbox, kind))
     inbox.run(pipeline)
     (original,) = waiting(inbox)
     mend(inbox, original, original["payload"].replace('"amount":-1', '"amount":1'))
     replay(inbox, pipeline)
-    assert inbox.rows(pipeline) == [{"name": "a", "text": kept, "lines": 2}]
+    assert inbox.rows(pipeline) == [{"name": "a", "text": KEPT_EXACTLY[kind][1], "lines": 2}]
 
 
 def test_a_decimal_is_not_rounded(inbox: Inbox) -> None:

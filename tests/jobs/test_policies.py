@@ -172,28 +172,30 @@ KEPT_EXACTLY: dict[str, tuple[str, str]] = {
 }
 
 
+def two_records_of(inbox: Inbox, kind: str) -> dict[str, Any]:
+    """Write a good and a negative record with the same value of a type; return what a pipeline over them declares."""
+    text, _ = KEPT_EXACTLY[kind]
+    inbox.write("1.csv", f"name,amount,value\na,1,{text}\na,-1,{text}\n")
+    return {
+        "source": Files("inbox", format="csv", schema={"name": "string", "amount": "int", "value": kind}, max_files=1),
+        "states": {"per_name": State(key={"name": "text", "text": "text"}, aggregates={"lines": Count()})},
+        "transform": lambda rows: rows.selectExpr("name", "CAST(value AS string) AS text"),
+    }
+
+
 @pytest.mark.parametrize("kind", KEPT_EXACTLY)
 def test_a_record_that_waited_has_lost_nothing(inbox: Inbox, kind: str) -> None:
     """Six digits of a second, all digits of a number: after the replay the state is that of a clean run."""
-    text, kept = KEPT_EXACTLY[kind]
-    source = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "value": kind}, max_files=1)
-    states = {"per_name": State(key={"name": "text", "text": "text"}, aggregates={"lines": Count()})}
-
-    def with_text(rows: Any) -> Any:
-        return rows.selectExpr("name", "CAST(value AS string) AS text")
-
-    inbox.write("1.csv", f"name,amount,value\na,1,{text}\na,-1,{text}\n")
-    strict = declare(
-        inbox, source, states=states, transform=with_text, on_poison="quarantine", check={"positive": "amount > 0"}
-    )
+    declared = two_records_of(inbox, kind)
+    strict = declare(inbox, **declared, on_poison="quarantine", check={"positive": "amount > 0"})
     inbox.run(strict)
     (record,) = waiting(inbox)
     assert not record["is_raw"]
 
-    milder = declare(inbox, source, states=states, transform=with_text, on_poison="quarantine", version=2)
+    milder = declare(inbox, **declared, on_poison="quarantine", version=2)
     replay(inbox, milder)
     assert inbox.run(milder, "second") == [2]
-    assert inbox.rows(milder) == [{"name": "a", "text": kept, "lines": 2}]
+    assert inbox.rows(milder) == [{"name": "a", "text": KEPT_EXACTLY[kind][1], "lines": 2}]
 
 
 def test_a_bad_record_that_is_too_long_keeps_its_beginning(inbox: Inbox) -> None:
