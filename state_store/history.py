@@ -198,20 +198,21 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         list(_dicts(connection.execute(attempts))),
         list(_dicts(connection.execute(seals))),
         next(_dicts(connection.execute(commit)), None),
-        actions(connection, pipeline, txid),
+        newest_actions(connection, pipeline, txid)[::-1],
     )
 
 
-def actions(connection: Connection, pipeline: str, txid: int) -> list[dict[str, Any]]:
-    """Return the newest operator actions on a batch or its whole pipeline, oldest first."""
+def newest_actions(connection: Connection, pipeline: str, txid: int | None = None) -> list[dict[str, Any]]:
+    """Return the newest operator actions, newest first: on a pipeline and all its batches, or on this batch and the whole."""
     o = tables.operator_action.c
+    concerned = [] if txid is None else [sa.or_(o.txid == txid, o.txid.is_(None))]
     statement = (
         sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
-        .where(o.pipeline == pipeline, sa.or_(o.txid == txid, o.txid.is_(None)))
+        .where(o.pipeline == pipeline, *concerned)
         .order_by(o.number.desc())
         .limit(ACTIONS_SHOWN)
     )
-    return list(reversed(list(_dicts(connection.execute(statement)))))
+    return list(_dicts(connection.execute(statement)))
 
 
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:

@@ -17,10 +17,10 @@ from state_store.commits import CURSOR, Cursor
 from state_store.copy_in import STAGING
 from state_store.errors import HoleDetected
 from state_store.history import batches_view
+from state_store.search import UNCOMMITTED
 from state_store.totals import Position, Settled, Totals
 from state_store.witness import Witness
 
-WAITING_PHASES = ("planned", "processing", "failed", "halted", "processed")
 WITH_ERROR = ("failed", "halted")
 # A statement here reads few rows of large tables by their keys. Where Postgres expects more of them, it would read the tables.
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
@@ -88,7 +88,7 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 staged_bytes=int(row.staged_bytes or 0),
                 acks_due=row.acks_due,
                 is_whole=row.last_commit == cursor.txid and cursor.epoch == epoch and _has_all(connection, cursor, witness),
-                phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in WAITING_PHASES},
+                phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in UNCOMMITTED},
                 errors=errors.get(name, {}),
                 totals=totals.get(name),
             )

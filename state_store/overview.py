@@ -16,11 +16,10 @@ from state_store import tables
 from state_store.declaration import ColumnType, KeyColumn, PipelineSpec, StateSpec, ValueColumn
 from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
+from state_store.search import UNCOMMITTED
 
-PHASES = ("planned", "processing", "failed", "halted", "processed")
 # Batches after the cursor whose phase is looked up, or a larger window of them: those beyond the window have not begun.
 MOST_PHASES, MOST_LOOKED_AT = 200, 1000
-ACTIONS_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -109,18 +108,6 @@ def _unknown(pipeline: str) -> UnknownPipeline:
     return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
 
 
-def newest_actions(connection: Connection, pipeline: str) -> list[dict[str, Any]]:
-    """Return the newest operator actions on a pipeline or its batches, newest first."""
-    o = tables.operator_action.c
-    statement = (
-        sa.select(o.acted_at, o.action, o.txid, o.owner, o.reason)
-        .where(o.pipeline == pipeline)
-        .order_by(o.number.desc())
-        .limit(ACTIONS_SHOWN)
-    )
-    return [dict(row) for row in connection.execute(statement).mappings()]
-
-
 def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
     """Return a pipeline as it was registered."""
     states = tuple(
@@ -194,6 +181,6 @@ def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[
 
 
 def _all_phases(counted: Mapping[str, int], pending: int) -> dict[str, int]:
-    phases = {phase: counted.get(phase, 0) for phase in PHASES}
+    phases = {phase: counted.get(phase, 0) for phase in UNCOMMITTED}
     phases["planned"] += pending - sum(phases.values())
     return phases

@@ -14,6 +14,7 @@ from state_store.history import BatchStatus, batch_error, batches_view, statuses
 Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
 PHASES: tuple[str, ...] = get_args(Phase)
 ENDED = ("committed", "skipped")
+UNCOMMITTED = tuple(phase for phase in PHASES if phase not in ENDED)
 LOOKED_AT = 10_000  # txids in one statement
 
 

@@ -80,7 +80,7 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
     "throughput": (4 * MOST_COMMITS, lambda m: throughput(m.connection, LARGE, 366)),
     "quarantine": (100, lambda m: browsing.quarantined_after(m.connection, LARGE, None, (MIDDLE, 1), 50)),
     "counts of quarantine": (100, lambda m: browsing.newest_quarantined(m.connection, LARGE)),
-    "actions": (500, lambda m: overview.newest_actions(m.connection, LARGE)),
+    "actions": (500, lambda m: history.newest_actions(m.connection, LARGE)),
 }
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from jobs.pipeline import Pipeline
-from state_store import overview
+from state_store import history, overview
 from state_store.declaration import StateSpec, exactly_once
 from state_store.overview import Progress
 from tidegate.page import access, ledger
@@ -124,7 +124,7 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
     with ledger.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
         found = overview.progress_of(moment.connection, pipeline)
         why = root_causes(moment, [pipeline])[pipeline]
-        actions = overview.newest_actions(moment.connection, pipeline)
+        actions = history.newest_actions(moment.connection, pipeline)
         now = overview.moment(moment.connection)
     spec = found.spec
     is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)

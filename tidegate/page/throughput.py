@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from state_store import overview, throughput
-from state_store.throughput import Throughput
+from state_store.throughput import Bucket, Throughput
 from tidegate.page import access, ledger
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
@@ -41,26 +42,12 @@ class _Kept:
 _kept = _Kept()
 
 
-class Bucket(BaseModel):
-    """The commits of a bucket, as `state_store.throughput.Bucket` defines it."""
-
-    at: datetime
-    batches: int
-    rows: int
-    skipped: int
-    quarantined: int
-    processing_p50: float | None
-    processing_p95: float | None
-    commit_latency_p50: float | None
-    commit_latency_p95: float | None
-
-
 class History(BaseModel):
     """Buckets in order; empty ones are left out."""
 
     now: datetime
     bucket_seconds: int
-    buckets: list[Bucket]
+    buckets: Sequence[Bucket]
 
 
 @router.get("/history")
@@ -72,4 +59,4 @@ def history(pipeline: access.Readable, days: Annotated[int, Query(ge=1, le=366)]
         now = overview.moment(connection)
     _kept.keep(pipeline, days, found)
     seconds = throughput.bucket_seconds(days)
-    return History(now=now, bucket_seconds=seconds, buckets=[Bucket(**vars(bucket)) for bucket in found.buckets])
+    return History(now=now, bucket_seconds=seconds, buckets=found.buckets)
