@@ -65,7 +65,7 @@ class Stack:
             now = self.statuses()[name]
             return now.state == "up" and now.restarts > before.restarts and now.pid != before.pid
 
-        assert wait_until(is_back, 90), (self.statuses()[name], log_file(self.folder, name).read_text()[-4000:])
+        assert wait_until(is_back, 300), (self.statuses()[name], log_file(self.folder, name).read_text()[-4000:])
         return self.statuses()[name]
 
     def marked(self) -> list[psutil.Process]:

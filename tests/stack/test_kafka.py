@@ -227,7 +227,7 @@ def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
 
     assert (done.returncode, done.stderr.strip()) == (
         2,
-        "tidegate: There is no kafak to start the stack with. There is: kafka.",
+        "tidegate: There is no kafak to start the stack with. There is: kafka.\nMore: tidegate error USAGE_ERROR",
     )
     assert not stack.folder.exists()
 
