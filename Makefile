@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-smoke check down lock page
+.PHONY: help setup demo test soak bench bench-smoke check down lock page pictures
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ lock: setup ## Update the pinned versions and hashes of all requirements*.in
 
 page: ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
 	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build
+
+pictures: setup ## Renew the pictures in docs/page, from the stack of the browser tests (needs Chromium)
+	@PICTURES=1 $(BIN)/pytest tests/page/test_browser.py
 
 # Programs in .venv name the folder that it was made in: a renamed clone installs again.
 made_in := $(shell cat .venv/folder 2>/dev/null)

@@ -22,6 +22,7 @@ from tidegate.stack.private import private, private_folder
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"
 USER = "admin"
+USERS_VARIABLE = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"  # users besides the administrator, such as admin:admin,anna:viewer
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
 RUNS_TASKS = ("scheduler", "triggerer")
 
@@ -54,13 +55,21 @@ class EmbeddedAirflow:
             write_secret(self.password_file, secrets.token_urlsafe(16))
         if not self.metrics_token_file.exists():
             write_secret(self.metrics_token_file, secrets.token_urlsafe(32))
-        passwords = {USER: self.password_file.read_text()}
-        write_secret(self._secrets / "airflow_passwords.json", json.dumps(passwords))
+        self._write_passwords()
         for key in ("jwt_secret", "api_secret_key"):
             if not (self._secrets / key).exists():
                 write_secret(self._secrets / key, secrets.token_urlsafe(48))
         if not (self._secrets / "fernet_key").exists():
             write_secret(self._secrets / "fernet_key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+
+    def _write_passwords(self) -> None:
+        """Write the administrator's password for Airflow, and one for each other user, which stays as it is."""
+        file = self._secrets / "airflow_passwords.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        others = {user.partition(":")[0] for user in os.environ.get(USERS_VARIABLE, USER).split(",")} - {USER}
+        # Airflow would print a password that it had to make to its log.
+        passwords = {name: known.get(name) or secrets.token_urlsafe(16) for name in sorted(others)}
+        write_secret(file, json.dumps({USER: self.password_file.read_text(), **passwords}))
 
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process; secrets are named by file, not contained."""
@@ -68,9 +77,11 @@ class EmbeddedAirflow:
         # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
         modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        users = {name: os.environ[name] for name in (USERS_VARIABLE,) if name in os.environ}
         return {
             **airflow_settings(),
             **user,
+            **users,
             "AIRFLOW_HOME": str(self.folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(PROJECT / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",

@@ -70,7 +70,7 @@ export function App() {
         <View route={route} />
       </main>
       <footer>
-        Tidegate {me?.version}. The same on the command line: <code>tidegate status</code>, <code>tidegate why</code>.
+        {me && `Tidegate ${me.version}. `}The same on the command line: <code>tidegate status</code>, <code>tidegate why</code>.
       </footer>
       <div class="spoken" role="status" aria-live="polite">
         {spoken}

@@ -128,6 +128,7 @@ export type QuarantinedRecord = {
   quarantined_at: string;
   mended_payload?: string | null;
   mended_by?: string | null;
+  is_cut?: boolean; // in a list: the payloads are longer
 };
 export type Quarantine = { total: number; by_txid: [number, number][]; next: string | null; records: QuarantinedRecord[] };
 

@@ -139,7 +139,7 @@ function bars<Row>(rows: Row[], one: Series<Row>, at: (row: Row) => number, buck
     .join("");
 }
 
-/** A line that is not drawn over buckets without values; a bucket alone is a dot. */
+/** A line that is not drawn over buckets without values; a bucket alone is a dash. */
 function line<Row>(rows: Row[], one: Series<Row>, at: (row: Row) => number, bucketMs: number, x: Scale, y: Scale): string {
   let before: number | null = null;
   return rows
@@ -148,8 +148,8 @@ function line<Row>(rows: Row[], one: Series<Row>, at: (row: Row) => number, buck
       if (value === null) return "";
       const joined = before !== null && at(row) - before <= bucketMs * 1.5;
       before = at(row);
-      const place = `${x(at(row) + bucketMs / 2).toFixed(1)} ${y(value).toFixed(1)}`;
-      return joined ? `L${place}` : `M${place}h.01`;
+      const [left, top] = [x(at(row) + bucketMs / 2), y(value).toFixed(1)];
+      return joined ? `L${left.toFixed(1)} ${top}` : `M${(left - 3).toFixed(1)} ${top}h6M${left.toFixed(1)} ${top}`;
     })
     .join("");
 }

@@ -1,17 +1,35 @@
 /** The dialog in which an operator mends one record of quarantine. */
-import { useRef, useState } from "preact/hooks";
-import { act, path, Refused } from "../api";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { act, get, path, Refused } from "../api";
 import { refreshAll } from "../live";
 import type { QuarantinedRecord } from "../types";
 import { Failure } from "./action_dialog";
 import { Modal } from "./modal";
 
 export function MendDialog({ pipeline, record, close }: { pipeline: string; record: QuarantinedRecord; close: () => void }) {
-  const [payload, setPayload] = useState(record.mended_payload ?? record.payload ?? "");
+  const where = path(["pipelines", pipeline, "quarantine", record.txid, record.number]);
+  const [payload, setPayload] = useState<string | null>(null);
+  const [isMended, setMended] = useState(false);
   const [reason, setReason] = useState("");
   const [error, setError] = useState<Refused | null>(null);
   const [isBusy, setBusy] = useState(false);
-  const busy = useRef(false);
+  const busy = useRef(false); // a second click comes before the next drawing
+
+  useEffect(() => {
+    const ended = new AbortController();
+    get<QuarantinedRecord>(where, null, ended.signal).then(
+      (fresh) => {
+        setPayload(fresh?.data.mended_payload ?? fresh?.data.payload ?? "");
+        setMended(typeof fresh?.data.mended_payload === "string");
+      },
+      (failure: unknown) => {
+        if (failure instanceof Refused) setError(failure);
+        else if (!ended.signal.aborted) throw failure;
+      },
+    );
+    return () => ended.abort();
+  }, []);
+
   const save = async (event: Event) => {
     event.preventDefault();
     if (busy.current) return;
@@ -19,8 +37,7 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
     setBusy(true);
     setError(null);
     try {
-      await act(path(["pipelines", pipeline, "quarantine", record.txid, record.number]), { payload, reason });
-      refreshAll();
+      await act(where, { payload, reason, again: isMended });
       close();
     } catch (failure) {
       if (!(failure instanceof Refused)) throw failure;
@@ -28,48 +45,57 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
     } finally {
       busy.current = false;
       setBusy(false);
+      refreshAll();
     }
   };
   return (
     <Modal title={`Mend record ${record.number} of txid ${record.txid}`} close={close} isBusy={isBusy}>
-      <form onSubmit={(event) => void save(event)}>
-        <p id="mend-why">
-          It was set aside because: <bdi>{record.reason}</bdi>
-        </p>
-        <label>
-          The record
-          <textarea
-            class="code"
-            rows={6}
-            required
-            spellcheck={false}
-            dir="auto"
-            aria-describedby="mend-why"
-            value={payload}
-            onInput={(event) => setPayload(event.currentTarget.value)}
-          />
-        </label>
-        <label>
-          Reason
-          <textarea
-            rows={2}
-            required
-            maxLength={1000}
-            value={reason}
-            onInput={(event) => setReason(event.currentTarget.value)}
-          />
-        </label>
-        <p class="hint">The record as it came is kept. The mended one counts when quarantine is replayed.</p>
-        {error && <Failure error={error} />}
-        <div class="row buttons">
-          <button type="submit" class="primary" aria-disabled={isBusy}>
+      <p id="mend-why">
+        It was set aside because: <bdi>{record.reason}</bdi>
+      </p>
+      {payload === null && !error && <p class="loading">Reading the record &hellip;</p>}
+      {payload !== null && (
+        <form id="mend" onSubmit={(event) => void save(event)}>
+          <label>
+            The record
+            <textarea
+              class="code"
+              rows={6}
+              required
+              spellcheck={false}
+              dir="auto"
+              aria-describedby="mend-why"
+              value={payload}
+              onInput={(event) => setPayload(event.currentTarget.value)}
+            />
+          </label>
+          <label>
+            Reason
+            <textarea
+              rows={2}
+              required
+              maxLength={1000}
+              value={reason}
+              onInput={(event) => setReason(event.currentTarget.value)}
+            />
+          </label>
+          <p class="hint">
+            The record as it came is kept. The mended one is read when quarantine is replayed.
+            {isMended && " It was mended before: yours replaces that."}
+          </p>
+        </form>
+      )}
+      {error && <Failure error={error} />}
+      <div class="row buttons">
+        {payload !== null && (
+          <button type="submit" form="mend" class="primary" aria-disabled={isBusy}>
             {isBusy ? "Working \u2026" : "Mend"}
           </button>
-          <button type="button" onClick={() => busy.current || close()}>
-            Cancel
-          </button>
-        </div>
-      </form>
+        )}
+        <button type="button" aria-disabled={isBusy} onClick={() => busy.current || close()}>
+          Cancel
+        </button>
+      </div>
     </Modal>
   );
 }

@@ -1,6 +1,6 @@
 /** The metadata of a batch: lists of things as tables, single facts beside them. */
 import { useState } from "preact/hooks";
-import { bytes, count, text } from "../format";
+import { bytes, count, local, text } from "../format";
 import { Facts } from "./basics";
 import { Table } from "./table";
 
@@ -37,7 +37,7 @@ function Values({ name, values }: { name: string; values: unknown[] }) {
   if (!values.length) return null;
   const rows = values.map((value): Thing => (isThing(value) ? value : { value }));
   const shown = (all ? rows : rows.slice(0, FIRST)).map((row, position) => ({ row, position }));
-  const columns = [...new Set(shown.flatMap(({ row }) => Object.keys(row)))];
+  const columns = [...new Set(shown.flatMap(({ row }) => Object.keys(row)))].sort((a, b) => rank(a) - rank(b));
   return (
     <>
       <Table<Numbered>
@@ -60,6 +60,10 @@ function Values({ name, values }: { name: string; values: unknown[] }) {
   );
 }
 
+/** What names a thing comes first. */
+const NAMES = ["topic", "partition", "name"];
+const rank = (column: string): number => (NAMES.includes(column) ? NAMES.indexOf(column) : NAMES.length);
+
 function Value({ name, value }: { name: string; value: unknown }) {
   if (/sha256|digest|hash/.test(name) && typeof value === "string")
     return (
@@ -70,7 +74,8 @@ function Value({ name, value }: { name: string; value: unknown }) {
     );
   if ((name === "size" || name === "bytes") && typeof value === "number")
     return <span title={`${count(value)} bytes`}>{bytes(value)}</span>;
+  if (name === "mtime_ns") return <span title={text(value)}>{local(Number(value) / 1e6)}</span>;
   return <bdi class="long">{text(value)}</bdi>;
 }
 
-const words = (name: string): string => name.replaceAll("_", " ");
+const words = (name: string): string => (name === "mtime_ns" ? "modified" : name.replaceAll("_", " "));

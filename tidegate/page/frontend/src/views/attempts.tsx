@@ -52,7 +52,7 @@ export function Attempts({ story }: { story: Batch }) {
           number: true,
           cell: (attempt) => (typeof attempt["staged_bytes"] === "number" ? bytes(attempt["staged_bytes"]) : "\u2013"),
         },
-        { name: "by", cell: (attempt) => <Owner attempt={attempt} /> },
+        { name: "by", cell: (attempt) => <bdi>{attempt.owner}</bdi> },
       ]}
     />
   );
@@ -88,20 +88,6 @@ function Checks({ attempt }: { attempt: Attempt }) {
       {Boolean(attempt["quarantined_rows"]) && line("set aside", attempt["quarantined_rows"], null)}
       {attempt["transformed_rows"] !== null &&
         line("transformed", attempt["transformed_rows"], attempt["transformed_hash_sum"])}
-    </>
-  );
-}
-
-function Owner({ attempt }: { attempt: Attempt }) {
-  const task = attempt["airflow_task_id"];
-  return (
-    <>
-      <bdi>{attempt.owner}</bdi>
-      {typeof task === "string" && (
-        <span class="second">
-          {task}, try {text(attempt["airflow_try"])}
-        </span>
-      )}
     </>
   );
 }

@@ -37,7 +37,7 @@ export function BatchView({ name, txid }: { name: string; txid: string }) {
       {!story && error && <Failure error={error} />}
       {story && (
         <>
-          {story.why.causes.length > 0 && (
+          {story.why.causes.length > 0 && !isOver(story) && (
             <section class="panel" aria-labelledby="why">
               <h2 id="why">Why it {story.batch.phase === "processing" ? "has not committed" : "waits"}</h2>
               <WhyChain pipeline={name} why={story.why} mayAct={mayAct} />
@@ -91,6 +91,8 @@ export function BatchView({ name, txid }: { name: string; txid: string }) {
   );
 }
 
+const isOver = (story: Batch): boolean => story.batch.phase === "committed" || story.batch.phase === "skipped";
+
 function Neighbours({ name, txid, opened }: { name: string; txid: number; opened: number }) {
   return (
     <nav class="pages" aria-label="Neighbouring batches">
@@ -102,7 +104,7 @@ function Neighbours({ name, txid, opened }: { name: string; txid: number; opened
 
 function Buttons({ name, story, cursor }: { name: string; story: Batch; cursor: number }) {
   const { txid, phase } = story.batch;
-  const isOpen = phase !== "committed" && phase !== "skipped";
+  const isOpen = !isOver(story);
   const isFailed = phase === "failed" || phase === "halted";
   const isOffered = story.why.causes.some((cause) => cause.action?.verb === "retry" && cause.action.txid === txid); // above
   if (!isOpen && txid !== cursor && !story.quarantined) return null;

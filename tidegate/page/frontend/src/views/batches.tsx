@@ -76,7 +76,7 @@ export function BatchesTab({ name, query }: { name: string; query: URLSearchPara
       {!data && !error && <Loading what="the batches" />}
       {error && !data && <Failure error={error} />}
       {error && data && error.status === 422 && <Failure error={error} />}
-      {data && !data.batches.length && <NoBatches name={name} isFiltered={isFiltered} />}
+      {data && !data.batches.length && <NoBatches name={name} isFiltered={isFiltered} hasMore={data.next !== null} />}
       {data && data.batches.length > 0 && (
         <Table
           caption={`Batches of ${name}, newest first`}
@@ -133,7 +133,8 @@ const columns = (name: string, now: string): TableColumn<BatchRow>[] => [
   { name: "committed", cell: (row) => <Ago at={row.merged_at ?? row.committed_at} /> },
 ];
 
-function NoBatches({ name, isFiltered }: { name: string; isFiltered: boolean }) {
+function NoBatches({ name, isFiltered, hasMore }: { name: string; isFiltered: boolean; hasMore: boolean }) {
+  if (hasMore) return <Empty title="None of the batches that were looked at matches. Go on with older ones." />;
   if (isFiltered) return <Empty title="No batch matches these filters." />;
   return (
     <Empty title="No batch has been planned yet.">

@@ -117,7 +117,7 @@ const COLUMNS: TableColumn<PipelineRow>[] = [
         <p class="sentence">
           <CauseSentence cause={row.why} />
         </p>
-        <CauseHelp pipeline={row.name} cause={row.why} mayAct={row.may_act} />
+        {row.why.severity !== "ok" && <CauseHelp pipeline={row.name} cause={row.why} mayAct={row.may_act} />}
       </div>
     ),
   },

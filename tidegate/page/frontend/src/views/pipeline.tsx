@@ -117,7 +117,7 @@ function Buttons({ pipeline }: { pipeline: Pipeline }) {
     <div class="row actions" role="group" aria-label="Actions">
       <ActionButton pipeline={name} verb="trigger" />
       {paused ? <ActionButton pipeline={name} verb="resume" /> : <ActionButton pipeline={name} verb="pause" />}
-      {(phases.halted || phases.failed) && <ActionButton pipeline={name} verb="retry" />}
+      {Boolean(phases.halted || phases.failed) && <ActionButton pipeline={name} verb="retry" />}
       {pipeline.quarantined > 0 && <ActionButton pipeline={name} verb="replay" />}
     </div>
   );

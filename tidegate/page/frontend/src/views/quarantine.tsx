@@ -134,6 +134,7 @@ function Payload({ record }: { record: QuarantinedRecord }) {
           dir="auto"
         >
           {record.payload}
+          {record.is_cut && "\u2026"}
         </pre>
       )}
       {mended !== null && (
@@ -143,6 +144,7 @@ function Payload({ record }: { record: QuarantinedRecord }) {
           </span>
           <pre class="payload" tabIndex={0} aria-label="The record as it was mended" dir="auto">
             {mended}
+            {record.is_cut && "\u2026"}
           </pre>
         </>
       )}

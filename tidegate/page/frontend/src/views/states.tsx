@@ -69,7 +69,7 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
       </p>
       <div class="row spread">
         {state.keys.length > 0 && <KeyForm state={state} given={isLookup ? key : []} here={here} />}
-        <a class="button" href={address(`${base}.csv`)} download={`${pipeline}-${state.name}.csv`}>
+        <a class="button" href={address(`${base}.csv`)} download>
           Download CSV
         </a>
       </div>
@@ -94,7 +94,7 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
             columns={data.columns.map((column, position) => ({
               name: column.name,
               number: NUMBERS.test(column.type),
-              cell: (row: unknown[]) => <bdi class={row[position] === null ? "none" : ""}>{text(row[position])}</bdi>,
+              cell: (row: unknown[]) => <Value value={row[position]} />,
             }))}
           />
         </div>
@@ -105,6 +105,13 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
       </nav>
     </>
   );
+}
+
+const SHORT = 40; // characters that are not broken into lines
+
+function Value({ value }: { value: unknown }) {
+  const shown = text(value);
+  return <bdi class={value === null ? "none" : shown.length <= SHORT ? "unbroken" : ""}>{shown}</bdi>;
 }
 
 function describe(state: State): string {
