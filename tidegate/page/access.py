@@ -14,7 +14,8 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from state_store.errors import storable
+from state_store.declaration import NAME
+from state_store.errors import UnknownPipeline, storable
 from tidegate.page.answers import Refusal
 
 ACTION_HEADER = "X-Tidegate-Action"
@@ -62,7 +63,7 @@ def readable(pipeline: Annotated[str, Path(max_length=200)], user: User) -> str:
     """
     if not is_allowed(user, READ, pipeline):
         raise Refusal(403, "FORBIDDEN", f"Airflow does not let you read Dag {pipeline}. Ask its administrator.")
-    return pipeline
+    return _a_name(pipeline)
 
 
 def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)], user: User) -> str:
@@ -78,7 +79,7 @@ def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)],
         raise Refusal(403, "FOREIGN_REQUEST", f"An action needs header {ACTION_HEADER}: 1, and cannot come from another site.")
     if not is_allowed(user, ACT, pipeline):
         raise Refusal(403, "FORBIDDEN", may_not_change(pipeline))
-    return pipeline
+    return _a_name(pipeline)
 
 
 def may_not_change(pipeline: str) -> str:
@@ -93,6 +94,16 @@ def owner(user: Any, verb: str) -> str:
 
 Readable = Annotated[str, Depends(readable)]
 Changeable = Annotated[str, Depends(changeable)]
+
+
+def _a_name(pipeline: str) -> str:
+    """Return what can be a pipeline's name; anything else, such as a NUL, gets no further.
+
+    Raises: UnknownPipeline.
+    """
+    if not NAME.fullmatch(pipeline):
+        raise UnknownPipeline(f"No pipeline can have the name {pipeline!r}.")
+    return pipeline
 
 
 def _teams(pipelines: list[str]) -> dict[str, str | None]:

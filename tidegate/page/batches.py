@@ -1,6 +1,6 @@
 """Routes for batches: a page of them, the timeline, and one batch's whole story."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -14,11 +14,13 @@ from state_store.search import Wanted
 from state_store.timeline import MOST_BATCHES, timeline
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
-from tidegate.page.models import LARGEST, Action, Why
+from tidegate.page.models import LARGEST, WITHOUT_NUL, Action, Why
 from tidegate.page.waiting import causes
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 
+# By any zone within the range of a datetime.
+Moment = Annotated[datetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
 
 
@@ -126,9 +128,9 @@ def batches(
     before: Txid = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     phase: Annotated[str | None, Query(pattern=f"^({'|'.join(search.PHASES)})$")] = None,
-    error: Annotated[str | None, Query(max_length=100)] = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    error: Annotated[str | None, Query(max_length=100, pattern=WITHOUT_NUL)] = None,
+    since: Moment = None,
+    until: Moment = None,
 ) -> Batches:
     """Return some batches, newest first, that fulfil all conditions."""
     wanted = Wanted(phase=phase, error=error or None, since=since, until=until)

@@ -10,8 +10,10 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from state_store import batches
+from state_store.declaration import NAME
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
+from tidegate.page.models import LARGEST, WITHOUT_NUL
 
 STATIC = Path(__file__).resolve().parent / "static"
 LOGIN = "/api/v2/auth/login"
@@ -44,7 +46,7 @@ async def index(request: Request) -> Response:
 async def go(
     request: Request,
     pipeline: Annotated[str, Query(max_length=250)],
-    run: Annotated[str | None, Query(max_length=250)] = None,
+    run: Annotated[str | None, Query(max_length=250, pattern=WITHOUT_NUL)] = None,
     position: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """Lead to a pipeline, or to the batch at a position of an Airflow run, its map index; anything else leads to the page."""
@@ -59,7 +61,7 @@ async def go(
 
 def _txid_at(user: Any, pipeline: str, run: str, position: int) -> int | None:
     """Return the txid at a position of a run; None if there is none, or the user may not know."""
-    if not access.is_allowed(user, access.READ, pipeline):
+    if not NAME.fullmatch(pipeline) or position > LARGEST or not access.is_allowed(user, access.READ, pipeline):
         return None
     with ledger.reader().snapshot(f"reading run {run}") as connection:
         return batches.txid_at(connection, pipeline, run, position)

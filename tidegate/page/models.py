@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 LARGEST = 10**15  # beyond any txid, and exact as a number of JavaScript
 REASON_CHARACTERS = 2000
+WITHOUT_NUL = r"^[^\x00]*$"  # which Postgres cannot compare with
 
 
 class Column(BaseModel):
