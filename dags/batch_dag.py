@@ -1,6 +1,6 @@
 """One Dag per pipeline, from one factory.
 
-    plan -> batch, once per txid: process -> commit
+    plan -> batch, once per txid: process -> commit; and, if other Dags are to follow, -> announce
 
 `dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.txid_names`).
 
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, ExceptionRetryPolicy, RetryRule, task, task_group
+from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryRule, task, task_group
 from airflow.sdk.definitions.retry_policy import RetryAction
 
-from dags.batch_tasks import PARAMS, CommitSensor, ProcessBatch, plan, report_failure
+from dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
 from dags.turn_trigger import BATCH
 from jobs.registry import has_pipeline, pipeline_names
 from state_store.errors import UnknownPipeline
@@ -80,6 +80,15 @@ COMMIT_DOC = (
     "Deferred: it waits, without a worker, until every earlier txid has committed. Then the staged result is merged into the "
     "state tables, in one transaction, mostly by a process task; green once that has happened. Repeating it changes nothing."
 )
+ANNOUNCE_DOC = (
+    "Green: the run has committed batches, and Dags that are scheduled on {asset} start. Skipped: it has committed none. It "
+    "runs last, also if tasks failed, and its own state does not count for the run's."
+)
+
+
+def asset_of(pipeline_name: str) -> Asset:
+    """Return the asset that stands for all states of a pipeline: they advance together, in one transaction."""
+    return Asset(f"tidegate://pipelines/{pipeline_name}")
 
 
 def batch_dag(
@@ -88,6 +97,7 @@ def batch_dag(
     schedule: Any = None,
     concurrency: int = 4,
     turn_timeout: timedelta = timedelta(hours=6),
+    announce: bool = False,
     default_args: Mapping[str, Any] | None = None,
     tags: tuple[str, ...] = (),
     **dag_arguments: Any,
@@ -95,9 +105,12 @@ def batch_dag(
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
     `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another number.
-    `turn_timeout` ends a wait that nothing else ended. All other arguments are the Dag's own; with an `execution_timeout` among
-    `default_args`, a task keeps to its own batch instead of going on with others. More than one active run is safe, but each
-    would process the same left-over batches, all but one in vain, so runs queue by default.
+    `turn_timeout` ends a wait that nothing else ended. With `announce`, each run that has committed something ends with an
+    event of the asset ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
+
+    All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch
+    instead of going on with others. More than one active run is safe, but each would process the same left-over batches, all
+    but one in vain, so runs queue by default.
 
     Raises: UnknownPipeline with the existing names.
     """
@@ -142,7 +155,12 @@ def batch_dag(
             )
             process >> commit
 
-        batch.expand(txid=planned)
+        batches = batch.expand(txid=planned)
+        if announce:
+            asset = asset_of(pipeline_name)
+            doc = ANNOUNCE_DOC.format(asset=asset.uri)
+            # A teardown waits for all, runs after failures too, and leaves the run's state to the tasks before it.
+            batches >> Announce(task_id="announce", pipeline_name=pipeline_name, outlets=[asset], doc_md=doc).as_teardown()
     return dag
 
 

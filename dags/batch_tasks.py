@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
@@ -31,6 +31,9 @@ from state_store.attempts import AirflowTry
 from state_store.beginning import Mode
 from state_store.commits import Commit
 from state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +144,20 @@ class WaitedInVain(AirflowFailException):  # type: ignore[misc]
     """The batch's turn does not come in this run. Another try would wait for the same thing, so there is none."""
 
 
-class ProcessBatch(BaseOperator):  # type: ignore[misc]
+class TellsLineage:
+    """A task of one batch that tells Airflow's OpenLineage provider, when that asks, what the batch reads and writes."""
+
+    pipeline_name: str
+    txid: int
+
+    def get_openlineage_facets_on_start(self) -> "OperatorLineage":
+        """Return the batch's inputs and outputs; the provider also asks for them at the end, as nothing else is defined."""
+        from dags.lineage import lineage_of  # noqa: PLC0415 - needs the provider, which need not be installed
+
+        return lineage_of(self.pipeline_name, self.txid)
+
+
+class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
     """Processes a batch up to the seal, and what else of its run is left to do.
 
     It succeeds when its batch is sealed or was given up. A try after a failure resumes: sealed or committed work stays. After
@@ -208,7 +224,7 @@ class ProcessBatch(BaseOperator):  # type: ignore[misc]
             raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
 
 
-class CommitSensor(BaseSensorOperator):  # type: ignore[misc]
+class CommitSensor(TellsLineage, BaseSensorOperator):  # type: ignore[misc]
     """Waits until every earlier txid has committed; then commits the batch, if no other task has.
 
     It starts in the triggerer, without a worker (`dags.turn_trigger`), and mostly ends there. The scheduler keeps the timeout
@@ -271,6 +287,32 @@ class CommitSensor(BaseSensorOperator):  # type: ignore[misc]
             return super().resume_execution(next_method, next_kwargs, context)
         except AirflowSensorTimeout as timeout:
             raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
+
+
+class Announce(BaseOperator):  # type: ignore[misc]
+    """Announces as an asset event that the run has committed batches, with their first and last txid; else it is skipped.
+
+    It looks at the ledger when all tasks of the run have ended, so it does not matter which of them committed, or whether
+    others failed. Cleared, it announces the run again.
+    """
+
+    def __init__(self, *, pipeline_name: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.pipeline_name = pipeline_name
+
+    def execute(self, context: Any) -> None:
+        """Add what was committed to the event that Airflow records when this task succeeds."""
+        with StateStore.connect(Settings.load()) as store:
+            txids = store.run_txids(self.pipeline_name, context["run_id"])
+            committed = [
+                attempt.txid
+                for attempt in store.attempt_times(self.pipeline_name, txids)
+                if attempt.committed_at is not None and attempt.skipped_reason is None
+            ]
+        if not committed:
+            raise AirflowSkipException("This run has committed nothing.")
+        for asset in self.outlets:
+            context["outlet_events"][asset].extra.update(first_txid=committed[0], last_txid=committed[-1])
 
 
 def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:

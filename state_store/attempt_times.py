@@ -33,6 +33,12 @@ class AttemptTimes(NamedTuple):
     quarantined_rows: int | None
     skipped_reason: str | None
 
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it sealed or failed, None while it works; not before its start, even if the clock was set back."""
+        end = self.sealed_at or self.failed_at
+        return max(self.started_at, end) if end else None
+
 
 def attempt_times(connection: Connection, pipeline: str, txids: Sequence[int]) -> list[AttemptTimes]:
     """Return all attempts at some batches, in the order of txid and attempt."""

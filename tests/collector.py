@@ -2,7 +2,10 @@
 
 import base64
 import json
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -132,3 +135,35 @@ def collector(file: Path) -> Iterator[Collector]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def real_collector(program: str, port: int, file: Path) -> Iterator[Collector]:
+    """Run a collector of the OpenTelemetry project that has the receiver otlp and the exporter file."""
+    settings = {
+        "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
+        "exporters": {"file": {"path": str(file), "flush_interval": "100ms"}},
+        "service": {
+            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["file"]}},
+            "telemetry": {"metrics": {"level": "none"}},
+        },
+    }
+    config = file.with_suffix(".yaml")
+    config.write_text(json.dumps(settings))  # which is YAML too
+    process = subprocess.Popen([program, f"--config=file:{config}"])
+    try:
+        deadline = time.monotonic() + 30
+        while not is_open(port):
+            assert process.poll() is None, f"{program} has ended"
+            assert time.monotonic() < deadline, f"{program} does not listen"
+            time.sleep(0.1)
+        yield Collector(port, file)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_open(port: int) -> bool:
+    """Return whether a port of loopback answers."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

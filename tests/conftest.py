@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg2
 import pytest
@@ -26,6 +27,9 @@ from tidegate import stack as embedded
 from tidegate.stack import kafka, maven
 from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach the developer's own database
@@ -187,6 +191,27 @@ def store(settings: Settings) -> Iterator[StateStore]:
     """A store on the test's database, as the worker role."""
     with StateStore.connect(settings) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def spans_in_memory() -> "InMemorySpanExporter":
+    """The memory in which this process' spans end: OpenTelemetry takes one provider per process."""
+    from opentelemetry import trace  # noqa: PLC0415 - few tests need it
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: PLC0415
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def exporter(spans_in_memory: "InMemorySpanExporter") -> "InMemorySpanExporter":
+    """An empty memory for this process' spans."""
+    spans_in_memory.clear()
+    return spans_in_memory
 
 
 @pytest.fixture

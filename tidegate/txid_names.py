@@ -5,12 +5,17 @@ a process task may wait long for one; until then Airflow would show their positi
 scheduler names them: Airflow finds it by the entry point ``airflow.policy`` of this project. Without it, only those names are
 missing.
 
+Where any policy looks at new task instances, Airflow creates them in another way, which leaves them out of the trace of their
+run. So this one also puts them into it, those of all Dags.
+
 This module is imported by every process of Airflow, so it imports nothing of ours.
 """
 
 from typing import TYPE_CHECKING
 
 from airflow.policies import hookimpl
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from sqlalchemy.orm import object_session
 
 if TYPE_CHECKING:
@@ -24,7 +29,9 @@ _txids_of: dict[tuple[str, str], list[int]] = {}
 
 @hookimpl  # type: ignore[untyped-decorator]
 def task_instance_mutation_hook(task_instance: "TaskInstance", dag_run: "DagRun | None") -> None:
-    """Name a task instance of a batch, when the scheduler creates it or refreshes it without a name."""
+    """Name a task instance of a batch, when the scheduler creates it or refreshes it without a name; put any into its trace."""
+    if dag_run is not None and dag_run.context_carrier and task_instance.context_carrier is None:
+        task_instance.context_carrier = _place_in_trace(dag_run.context_carrier)
     if (
         dag_run is None
         or task_instance.operator not in OPERATORS
@@ -35,6 +42,14 @@ def task_instance_mutation_hook(task_instance: "TaskInstance", dag_run: "DagRun 
     txids = _txids(dag_run)
     if task_instance.map_index < len(txids):
         task_instance._rendered_map_index = f"txid {txids[task_instance.map_index]}"
+
+
+def _place_in_trace(run_carrier: "dict[str, str]") -> "dict[str, str]":
+    """Return the place of a new task instance in the trace of its run: a span of its own, which Airflow records at its end."""
+    task_run = trace.get_tracer(__name__).start_span("task_run", TraceContextTextMapPropagator().extract(run_carrier))
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(task_run))
+    return carrier
 
 
 def _txids(dag_run: "DagRun") -> list[int]:

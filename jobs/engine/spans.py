@@ -71,24 +71,25 @@ class Spans:
                 self._tell_commit(times)
 
     def _tell_attempt(self, times: AttemptTimes) -> None:
-        end = times.sealed_at or times.failed_at
+        end = times.ended_at
         if end is None:
             return
         code = times.error.partition(":")[0] if times.error else None  # what follows it may quote data
         about = {**_key(times), "owner": times.owner, "source_rows": times.source_rows}
         process = self._tell("process", times.started_at, end, about, error=code)
         if times.staged_at is not None and times.sealed_at is not None:
-            staged_at = min(max(times.started_at, times.staged_at), times.sealed_at)  # noted by another clock
+            staged_at = min(max(times.started_at, times.staged_at), end)  # noted by another clock
             process._tell("stage", times.started_at, staged_at, _key(times))
-            process._tell("seal", staged_at, times.sealed_at, _key(times))
+            process._tell("seal", staged_at, end, _key(times))
 
     def _tell_commit(self, times: AttemptTimes) -> None:
         if times.committed_at is None or times.merged_at is None:
             return
         # The transaction may have begun before the seal, and waited for the cursor's lock.
-        begun = max(times.committed_at, times.sealed_at or times.committed_at)
-        if times.sealed_at is not None:
-            self._tell("wait", times.sealed_at, begun, _key(times))
+        sealed_at = times.ended_at if times.sealed_at is not None else None
+        begun = max(times.committed_at, sealed_at or times.committed_at)
+        if sealed_at is not None:
+            self._tell("wait", sealed_at, begun, _key(times))
         about = {
             **_key(times),
             "owner": times.committed_by,

@@ -113,6 +113,15 @@ class InputFacts:
     is_verified: bool = False
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset as OpenLineage names it; `locations` are the parts of it that a batch reads, empty if they have no places."""
+
+    namespace: str
+    name: str
+    locations: Sequence[str] = ()
+
+
 class Emitter(Protocol):
     """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt."""
 
@@ -215,6 +224,11 @@ class Source(Protocol):
         """
         del settings
         return None
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return what a batch reads, as OpenLineage names it; nothing if that has no name. Asks no server."""
+        del metadata, settings
+        return ()
 
     @property
     def keeps_files(self) -> bool:

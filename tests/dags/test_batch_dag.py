@@ -18,12 +18,16 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
+from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import jobs.pipelines
 from dags import batch_dag, batch_tasks
-from dags.batch_tasks import CommitSensor, ProcessBatch
+from dags.batch_tasks import Announce, CommitSensor, ProcessBatch
 from dags.turn_trigger import BATCH, COMMIT, PROCESS
 from jobs.engine.processing import Processor
 from jobs.engine.worker import SECONDS_BETWEEN_LOOKS
@@ -95,6 +99,18 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
     assert commit.start_from_trigger
     assert commit.priority_weight > serialized.get_task(PROCESS).priority_weight
     assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
+
+
+def test_a_run_is_announced_by_a_task_that_does_not_decide_about_it() -> None:
+    """As a teardown it runs after failures too, and the run's state is that of the tasks before it."""
+    dag = batch_dag.batch_dag("flights", announce=True)
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+    announce = serialized.get_task("announce")
+    assert announce.upstream_task_ids == {COMMIT}
+    assert announce.is_teardown
+    assert not announce.on_failure_fail_dagrun
+    assert [(outlet.name, outlet.uri) for outlet in announce.outlets] == [("tidegate://pipelines/flights",) * 2]
 
 
 @pytest.mark.parametrize("kind", ["process", "commit"])
@@ -304,6 +320,28 @@ def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pyte
     assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
 
 
+def test_an_announcement_says_what_the_run_has_committed(clicks: Batches) -> None:
+    """Whichever task did it; a batch that was skipped has changed no state, and another run's are not this run's."""
+    clicks.plan("other", 1)
+    clicks.plan("run", 4)
+    asset = batch_dag.asset_of("clicks")
+    task = Announce(task_id="announce", pipeline_name="clicks", outlets=[asset])
+    for txid in (1, 3, 4):
+        clicks.seal(txid)
+    clicks.give_up(2)
+    for txid in (1, 2):
+        clicks.commit(txid)
+    with pytest.raises(AirflowSkipException, match="has committed nothing"):
+        task.execute({"run_id": "run", "outlet_events": OutletEventAccessors()})
+
+    for txid in (3, 4):
+        clicks.commit(txid)
+    events = OutletEventAccessors()
+    task.execute({"run_id": "run", "outlet_events": events})
+
+    assert events[asset].extra == {"first_txid": 3, "last_txid": 4}
+
+
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have no rows: then they are sealed as soon as they are processed."""
@@ -321,6 +359,35 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
     (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
     assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", PROCESS, 6]
     assert _phases(clicks) == [(1, "committed"), (2, "committed")]
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_task_tells_its_trace_what_it_did(clicks: Batches, exporter: InMemorySpanExporter) -> None:
+    """Of its own batch, of one that it took over, and of one that it found in its run; its commits are told by their tasks."""
+    clicks.plan("run", 3)
+    clicks.seal(1)
+    clicks.begin(2)
+    with trace.get_tracer("test").start_as_current_span("worker.batch.process[1]"):
+        _process(2).execute({"ti": _task()})
+    with trace.get_tracer("test").start_as_current_span("worker.batch.commit[2]"):
+        _commit(3).execute_complete({"ti": _task(2, task_id=COMMIT)})
+
+    told = [(s.name, s.attributes["tidegate.txid"], s.attributes["tidegate.attempt"]) for s in _ours(exporter)]
+    assert told == [
+        ("process", 2, 1),
+        ("process", 2, 2),
+        ("process", 3, 1),
+        ("wait", 3, 1),
+        ("commit", 3, 1),
+    ]
+    parents = {s.context.span_id: s.name for s in exporter.get_finished_spans()}
+    assert [parents[s.parent.span_id] for s in _ours(exporter)] == ["worker.batch.process[1]"] * 3 + [
+        "worker.batch.commit[2]"
+    ] * 2
+
+
+def _ours(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.instrumentation_scope.name == "tidegate"]
 
 
 @pytest.mark.parametrize("fenced", [False, True])

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from psycopg2 import sql
 
 from dags import turn_trigger
@@ -408,3 +410,34 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
         return is_over
 
     assert not _run(body)
+
+
+def test_triggers_tell_the_waits_and_commits_of_a_thousand_batches(
+    batches: Batches, settings: Settings, poller: TurnPoller, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each within its own trigger's span, though all end at once and none of their tasks has committed anything."""
+    count = 1000
+    batches.plan("run", count)
+    for txid in range(1, count + 1):
+        batches.seal(txid)
+        if txid % WINDOW == 0 or txid == count:
+            batches.store.commit_ready(CLICKS.spec, "test", wait=True)
+    monkeypatch.setattr(Settings, "load", lambda: settings)
+    monkeypatch.setattr(turn_trigger, "_poller", poller)
+
+    async def wait(map_index: int) -> None:
+        trigger = TurnTrigger(CLICKS.name, "commit")
+        trigger.task_instance = SimpleNamespace(run_id="run", map_index=map_index)
+        with trace.get_tracer("test").start_as_current_span(f"trigger_{map_index}"):
+            assert [type(event) async for event in trigger.run()] == [TaskSuccessEvent]
+
+    async def body() -> None:
+        await asyncio.gather(*(wait(map_index) for map_index in range(count)))
+
+    asyncio.run(asyncio.wait_for(body(), 10 * PATIENCE_SECONDS))
+
+    spans = exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans}
+    told = {(s.name, s.attributes["tidegate.txid"], names[s.parent.span_id]) for s in spans if s.name in ("wait", "commit")}
+    assert told == {(name, txid, f"trigger_{txid - 1}") for name in ("wait", "commit") for txid in range(1, count + 1)}
+    assert len(spans) == 3 * count

@@ -163,19 +163,19 @@ class Held:
         return pid
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """A project whose stack is up, with 60 daily files of flights and two texts."""
-    home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
+@contextmanager
+def running_project(home: Path, reservoir: Path, dags: Path = DAGS, **more: str) -> Iterator[Project]:
+    """Run a project's stack with the Dags of a folder and more environment variables: 60 daily files of flights, two texts."""
     sample_data.prepare(reservoir)
     for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough; the next one is a copy
         (file.parent / file.name.replace("2013", "2014")).write_bytes(file.read_bytes())
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
+    bundles = [
+        {"name": "tests", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(dags)}}
+    ]
     with pytest.MonkeyPatch.context() as environment:
-        bundles = [
-            {"name": "tests", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(DAGS)}}
-        ]
-        environment.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps(bundles))
+        for name, value in {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles), **more}.items():
+            environment.setenv(name, value)
         embedded.up(Settings.load(environ))
     try:
         made = Project(home, reservoir, Settings.load(environ))
@@ -184,3 +184,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         yield made
     finally:
         embedded.down(Settings.load(environ), delete_data=True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project whose stack is up."""
+    with running_project(tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")) as made:
+        yield made

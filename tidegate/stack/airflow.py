@@ -72,14 +72,18 @@ class EmbeddedAirflow:
         write_secret(file, json.dumps({USER: self.password_file.read_text(), **passwords}))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of every Airflow process; secrets are named by file, not contained."""
+        """Return the environment of every Airflow process, on top of the caller's; secrets are named by file, not contained.
+
+        What is set here wins over the caller's environment, except OpenTelemetry's variables.
+        """
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
         # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
         modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         users = {name: os.environ[name] for name in (USERS_VARIABLE,) if name in os.environ}
+        chosen = {name for name in os.environ if name.startswith("OTEL_")}
         return {
-            **airflow_settings(),
+            **{name: value for name, value in airflow_settings().items() if name not in chosen},
             **user,
             **users,
             "AIRFLOW_HOME": str(self.folder),

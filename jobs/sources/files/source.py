@@ -10,12 +10,12 @@ The ledger keeps each file that has counted, by name and digest (`state_store.so
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jobs.sources import LeftAlone, Source
+from jobs.sources import Dataset, LeftAlone, Source
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.formats import READERS
@@ -24,6 +24,7 @@ from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, list_files, young_among
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
+from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ class Files(Source):
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
         return DoneFolder(home / self.folder, home / self.done_folder) if self.done_folder else None
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return the folder, and the batch's files as the locations within it."""
+        folder = settings.home / self.folder
+        return [Dataset("file", str(folder), [str(folder / file["name"]) for file in metadata["files"]])]
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""

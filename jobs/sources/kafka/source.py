@@ -17,13 +17,13 @@ it beforehand, the next range starts after them and records it: ``"lost": [5, 7]
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.sources import Source
+from jobs.sources import Dataset, Source
 from jobs.sources.partitioned import PartitionedCoordinator, Partitions
 from state_store.declaration import SourceMetadata
 from state_store.errors import PartitionUnavailable, SourceChanged, SourceUnavailable, SourceUnreadable
@@ -138,6 +138,12 @@ class Kafka(Source):
         from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
 
         return KafkaReader(spark, self, self._located(settings))
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return the topic, at the first of the brokers that are configured."""
+        del metadata
+        first = (self._located(settings).kafka_bootstrap or "").split(",")[0].strip()
+        return [Dataset(f"kafka://{first}", self.topic)] if first else []
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Commit the batch's end offsets for the consumer group, for lag tools; later offsets stay.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg2 import sql
 
-from jobs.sources import Coordinator, Source
+from jobs.sources import Coordinator, Dataset, Source
 from jobs.sources.postgres.in_flight import highest_key, long_open, settled_by_clock, settled_by_sequence
 from jobs.sources.postgres.late import (
     GAPS,
@@ -202,6 +202,15 @@ class PostgresTable(Source):
         if self.connection is None and not LOCAL.fullmatch(settings.spark_remote):
             executors_conninfo.pop("passfile", None)  # executors use their own PGPASSFILE
         return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
+        """Return the table; nothing for a query, which may read several, or a server that only a service's file names."""
+        del metadata
+        place = self._conninfo(settings, "read")
+        if self.table is None or "host" not in place or "dbname" not in place:
+            return []
+        table = self.selection.table if len(self.selection.table) > 1 else ("public", *self.selection.table)
+        return [Dataset(f"postgres://{place['host']}:{place.get('port', 5432)}", ".".join([place["dbname"], *table]))]
 
     def _conninfo(self, settings: Settings, doing: str) -> dict[str, Any]:
         own = self.connection is None
