@@ -52,7 +52,8 @@ class Committer:
                 except StagingLost as lost:
                     if not tries_left:
                         raise
-                    logger.warning("%s", lost)
+                    with about(pipeline.name, txid, lost.attempt):
+                        logger.warning("%s", lost)
                     restage(txid)
             has_ack = done.already_committed and store.turn(pipeline.name, txid).done
             if txid not in together and not has_ack:
@@ -94,7 +95,8 @@ class Committer:
                 together = bool(done)  # a joint commit that failed would fail again before each of its batches
                 done = done or [self._commit_alone(txid)]
             except TidegateError as stop:
-                logger.info("%s %s is left to its own task: %s", self._pipeline.name, txid, stop)
+                with about(self._pipeline.name, txid):
+                    logger.info("%s %s is left to its own task: %s", self._pipeline.name, txid, stop)
                 return
             if done[-1].already_committed:
                 return

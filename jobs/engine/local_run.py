@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from jobs.compute.session import check_reachable
+from jobs.engine.log_fields import about
 from jobs.engine.recovery import with_retries, with_servers
 from jobs.engine.worker import Worker
 from jobs.pipeline import Pipeline
@@ -77,7 +78,8 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
                     if stopped.wait(SECONDS_BETWEEN_LOOKS_AT_WINDOW):
                         return
         except AttemptFenced as fenced:
-            logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
+            with about(pipeline.name, txid, fenced.attempt):
+                logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
         progress(txid, "processed")
 
     commits: list[Commit] = []
@@ -122,5 +124,6 @@ def _commit(worker: Worker, txid: int) -> Commit:
         try:
             return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))
         except AttemptNotSealed as elsewhere:
-            logger.info("%s", elsewhere)
+            with about(worker.name, txid, elsewhere.attempt):
+                logger.info("%s", elsewhere)
             time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -125,7 +125,8 @@ class Worker:
             try:
                 return self.process_and_commit(txid, mode=mode)
             except AttemptFenced as fenced:
-                logger.warning("%s", fenced)
+                with about(self.name, txid, fenced.attempt):
+                    logger.warning("%s", fenced)
                 self._wait_while(lambda: self.store.is_in_work(self.name, txid))
                 mode = "resume"
 
