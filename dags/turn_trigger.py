@@ -20,6 +20,7 @@ A wait ends in one of three ways:
 import asyncio
 import contextvars
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from jobs.engine.log_fields import about
 from jobs.engine.spans import Spans
 from state_store import Settings, StateStore
+from state_store.attempt_times import AttemptTimes
 from state_store.errors import TidegateError
 from state_store.turns import UNREGISTERED, Turn
 
@@ -49,19 +51,21 @@ Awaited = Literal["begin", "commit"]
 
 
 class Place(NamedTuple):
-    """A waiting task: its pipeline, its run, the index of its batch in the run, and the turn that it awaits."""
+    """A waiting task: its pipeline, its run, the index of its batch in the run, what it awaits, and whether it is traced."""
 
     pipeline: str
     run_id: str
     map_index: int
     awaited: Awaited = "commit"
+    is_traced: bool = False
 
 
 class Answer(NamedTuple):
-    """The end of a wait: the batch's txid (0 if the ledger knows none) and its turn."""
+    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to tell if it is traced."""
 
     txid: int
     turn: Turn
+    attempts: tuple[AttemptTimes, ...] = ()
 
 
 UNKNOWN = Answer(0, Turn(opens=False, halted="the ledger knows no such batch of this run"))
@@ -153,7 +157,7 @@ class TurnPoller:
         if look_at_tasks:
             still = {place: txid for place, txid in waiting.items() if place not in over}
             over |= self._after_failed_tasks(store, still, txids_of)
-        return over
+        return over | _with_attempts(store, over)
 
     def _after_failed_tasks(
         self, store: StateStore, waiting: Mapping[Place, int], txids_of: Mapping[tuple[str, str], list[int]]
@@ -188,6 +192,17 @@ class TurnPoller:
                         future.set_exception(error)
 
 
+def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Place, Answer]:
+    """Return the answers about batches that have committed and are traced, with what to tell, by one query per pipeline."""
+    traced = {place: answer for place, answer in over.items() if place.is_traced and answer.turn.done}
+    attempts: dict[tuple[str, int], list[AttemptTimes]] = defaultdict(list)
+    for pipeline in {place.pipeline for place in traced}:
+        txids = [answer.txid for place, answer in traced.items() if place.pipeline == pipeline]
+        for times in store.attempt_times(pipeline, txids):
+            attempts[pipeline, times.txid].append(times)
+    return {place: answer._replace(attempts=tuple(attempts[place.pipeline, answer.txid])) for place, answer in traced.items()}
+
+
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
     """Return the map indexes of a run's batches of which a task has failed permanently, according to Airflow."""
     states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS, COMMIT], run_ids=[run_id])
@@ -218,7 +233,9 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
         A failure here would be retried, and wait for the same thing.
         """
         ti, pipeline = self.task_instance, self.pipeline_name
-        txid, turn = await _poller.wait(Place(pipeline, ti.run_id, ti.map_index, self.awaited))
+        spans = Spans.here() if self.awaited == "commit" else None
+        place = Place(pipeline, ti.run_id, ti.map_index, self.awaited, is_traced=spans is not None)
+        txid, turn, attempts = await _poller.wait(place)
         if turn.halted:
             yield TriggerEvent(
                 f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
@@ -228,18 +245,10 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
         elif turn.done:
             with about(pipeline, txid):
                 self.log.info("%s %d has committed", pipeline, txid)
-            if self.awaited == "commit" and (spans := Spans.here()):
-                await asyncio.to_thread(_tell_commit, spans, pipeline, txid)
+            if spans:
+                spans.tell_commits(attempts)
             yield TaskSuccessEvent()
         else:
             with about(pipeline, txid):
                 self.log.info("%s %d: its turn to %s has come, a worker goes on with it now", pipeline, txid, self.awaited)
             yield TriggerEvent(None)
-
-
-def _tell_commit(spans: Spans, pipeline: str, txid: int) -> None:
-    try:
-        with StateStore.connect(Settings.load()) as store:
-            spans.tell_commit(store, pipeline, txid)
-    except TidegateError as error:
-        logger.warning("%s %d: its commit is missing in the trace: %s", pipeline, txid, error)

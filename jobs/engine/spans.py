@@ -15,7 +15,7 @@ Where no current span is recorded, nothing is told; this module then imports not
 import logging
 import sys
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -67,8 +67,12 @@ class Spans:
     def tell_commit(self, store: StateStore, pipeline: str, txid: int) -> None:
         """Tell how a batch has waited for its turn, and its commit."""
         with _harmless(pipeline):
-            for times in store.attempt_times(pipeline, [txid]):
-                self._tell_commit(times)
+            self.tell_commits(store.attempt_times(pipeline, [txid]))
+
+    def tell_commits(self, attempts: Iterable[AttemptTimes]) -> None:
+        """Tell the same of those of these attempts that have been committed."""
+        for times in attempts:
+            self._tell_commit(times)
 
     def _tell_attempt(self, times: AttemptTimes) -> None:
         end = times.ended_at

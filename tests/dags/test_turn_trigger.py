@@ -427,7 +427,7 @@ def test_triggers_tell_the_waits_and_commits_of_a_thousand_batches(
 
     async def wait(map_index: int) -> None:
         trigger = TurnTrigger(CLICKS.name, "commit")
-        trigger.task_instance = SimpleNamespace(run_id="run", map_index=map_index)
+        trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=map_index)
         with trace.get_tracer("test").start_as_current_span(f"trigger_{map_index}"):
             assert [type(event) async for event in trigger.run()] == [TaskSuccessEvent]
 

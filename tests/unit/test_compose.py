@@ -131,6 +131,14 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
     assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
 
 
+def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded stack has defaults for it, but a process of Airflow gets them only where the caller has set nothing."""
+    default = embedded.airflow.environment()["OTEL_EXPORTER_OTLP_TIMEOUT"]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", f"{default}0")
+
+    assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in embedded.airflow.environment()  # so the caller's is passed on
+
+
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
 def test_every_service_has_the_addresses_of_the_others(service: str, embedded: Layout) -> None:
     """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""

@@ -1,0 +1,67 @@
+"""Sources name what a batch reads as OpenLineage's own client does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from openlineage.client.naming import dataset as naming
+
+from jobs import Files, FixedBatches, Kafka, PostgresTable
+from state_store import Settings
+
+SETTINGS = Settings(home=Path("/srv/shop"), kafka_bootstrap="one:9092, two:9092", pg_host="db", pg_port=5433)
+COLUMNS = {"id": "bigint"}
+
+
+def named(dataset: naming.DatasetNaming) -> tuple[str, str]:
+    """Return namespace and name by OpenLineage's client."""
+    return dataset.get_namespace(), dataset.get_name()
+
+
+def test_files_are_locations_in_their_folder() -> None:
+    """However strange their names: they are values of JSON, not parts of an address."""
+    names = ["a.csv", "dt=2024-01-05/b c.csv", 'quote".csv', "line\nend.csv", "../x%2f.csv"]
+    metadata = {"files": [{"name": name} for name in names]}
+
+    (found,) = Files("data/orders", format="csv", schema=COLUMNS).datasets(metadata, SETTINGS)
+
+    assert (found.namespace, found.name) == named(naming.LocalFileSystem("/srv/shop/data/orders"))
+    assert list(found.locations) == [f"/srv/shop/data/orders/{name}" for name in names]
+
+
+def test_a_topic_is_named_by_its_first_broker() -> None:
+    """Of the setting, or of the source's own."""
+    (found,) = Kafka("orders").datasets({}, SETTINGS)
+    (own,) = Kafka("orders", bootstrap="three:9093").datasets({}, SETTINGS)
+
+    assert (found.namespace, found.name) == named(naming.Kafka("one", "9092", "orders"))
+    assert (own.namespace, own.name) == named(naming.Kafka("three", "9093", "orders"))
+    assert Kafka("orders").datasets({}, replace(SETTINGS, kafka_bootstrap=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "connection", "expected"),
+    [
+        ("orders", None, naming.Postgres("db", "5433", "tidegate", "public", "orders")),
+        ('Shop."Orders"', "host=other dbname=shop user=me", naming.Postgres("other", "5432", "shop", "shop", "Orders")),
+        (
+            "shop.orders",
+            {"host": "h", "port": 6000, "dbname": "d", "user": "u"},
+            naming.Postgres("h", "6000", "d", "shop", "orders"),
+        ),
+    ],
+)
+def test_a_table_is_named_by_its_server(table: str, connection: object, expected: naming.Postgres) -> None:
+    """With its schema, as Postgres reads the name."""
+    (found,) = PostgresTable(table=table, key="id", schema=COLUMNS, connection=connection).datasets({}, SETTINGS)
+
+    assert (found.namespace, found.name) == named(expected)
+
+
+def test_what_has_no_name_is_left_out() -> None:
+    """A query may read several tables, a service's file says where its server is, and lists are in memory."""
+    query = PostgresTable(query="SELECT id FROM orders", key="id", schema=COLUMNS)
+    service = PostgresTable(table="orders", key="id", schema=COLUMNS, connection="service=shop")
+
+    assert list(query.datasets({}, SETTINGS)) == list(service.datasets({}, SETTINGS)) == []
+    assert list(FixedBatches([], {"word": "string"}).datasets({}, SETTINGS)) == []
