@@ -26,8 +26,8 @@ class TidegateBatchRunFacet(RunFacet):
 
     pipeline: str
     txid: int
-    attempt: int | None
     phase: str
+    attempt: int | None = None
 
     @staticmethod
     def _get_schema() -> str:
@@ -47,7 +47,7 @@ def lineage_of(pipeline_name: str, txid: int) -> OperatorLineage:
         read = [Dataset(server, f"{database}.tidegate.quarantine")]
     else:
         read = list(pipeline.source.datasets(batch.source_metadata, settings))
-    facet = TidegateBatchRunFacet(pipeline_name, txid, batch.status.attempt or None, batch.status.phase)
+    facet = TidegateBatchRunFacet(pipeline_name, txid, batch.status.phase, batch.status.attempt or None)
     return OperatorLineage(
         inputs=[_input(dataset) for dataset in read],
         outputs=[

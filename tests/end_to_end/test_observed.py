@@ -244,6 +244,21 @@ def test_every_event_of_lineage_keeps_to_the_spec(observed: Observed) -> None:
     assert facet_v2.RunFacet in TidegateBatchRunFacet.__mro__
 
 
+def test_a_collector_that_hangs_fails_no_task(observed: Observed) -> None:
+    """It takes what it is sent and never answers; the run is green in the first try of each task, and its spans are lost."""
+    if os.environ.get("OTELCOL"):
+        pytest.skip("only the tests' own collector can be made to hang: unset OTELCOL")
+    (txid,) = observed.project.next_flights(1)
+    observed.collector.hangs.set()
+
+    run = observed.project.json("trigger", "flights", "--wait")
+
+    assert (run["state"], run["committed"]) == ("success", [txid])
+    tasks = observed.project.airflow().task_instances("flights", run["run_id"])
+    assert {task["try_number"] for task in tasks if task["task_id"] != COMMIT} == {1}
+    assert [span for span in observed.collector.spans() if span.attempt[0] == txid] == []
+
+
 def _all_subclasses(cls: type) -> Iterator[type]:
     for sub in cls.__subclasses__():
         yield sub
