@@ -110,7 +110,8 @@ def batch_dag(
 
     All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch
     instead of going on with others. More than one active run is safe, but each would process the same left-over batches, all
-    but one in vain, so runs queue by default.
+    but one in vain, so runs queue by default. Callbacks for failures, of the Dag or among `default_args`, are called besides
+    the factory's own, which tells the ledger (docs/alerts.md).
 
     Raises: UnknownPipeline with the existing names.
     """
@@ -125,10 +126,11 @@ def batch_dag(
         **dag_arguments,
     }
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
+    defaults = TASK_DEFAULTS | dict(default_args or {})
     with DAG(
         pipeline_name,
         schedule=schedule,
-        default_args=TASK_DEFAULTS | dict(default_args or {}),
+        default_args=defaults,
         tags=["tidegate", *tags],
         **arguments,
     ) as dag:
@@ -138,7 +140,7 @@ def batch_dag(
             "pipeline_name": pipeline_name,
             "turn_timeout": turn_timeout,
             "map_index_template": "txid {{ task.txid }}",
-            "on_failure_callback": report_failure,
+            "on_failure_callback": [report_failure, *_callbacks(defaults.get("on_failure_callback"))],
         }
 
         @task_group(group_id=BATCH)  # type: ignore[untyped-decorator]
@@ -162,6 +164,13 @@ def batch_dag(
             # A teardown waits for all, runs after failures too, and leaves the run's state to the tasks before it.
             batches >> Announce(task_id="announce", pipeline_name=pipeline_name, outlets=[asset], doc_md=doc).as_teardown()
     return dag
+
+
+def _callbacks(given: Any) -> list[Any]:
+    """Return an author's callbacks, as Airflow takes them: none, one, or several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _check_exists(pipeline_name: str) -> None:

@@ -24,6 +24,7 @@ from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
 from airflow.triggers.base import StartTriggerArgs
 
+from dags.task_metrics import tellers
 from dags.turn_trigger import PROCESS, TurnTrigger
 from jobs.engine.log_fields import about
 from state_store import Settings, StateStore
@@ -129,7 +130,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{type(error).__name__}: {error}"
     else:
         reason = f"its task was killed in try {ti.try_number}."
-    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti))) as worker:
+    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti)), tellers=tellers()) as worker:
         txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
         worker.report_exhausted(txid, reason)
         if worker.store.turn(ti.dag_id, txid).given_up:
@@ -206,7 +207,7 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
         from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
-        with Worker.open(settings, name, owner=str(here), airflow=here) as worker:
+        with Worker.open(settings, name, owner=str(here), airflow=here, tellers=tellers()) as worker:
             if worker.has_committed(txid):
                 logger.info("%s %d has committed; to find its task: tidegate inspect %s --txid %d", name, txid, name, txid)
                 return False
@@ -273,7 +274,7 @@ class CommitSensor(TellsLineage, BaseSensorOperator):  # type: ignore[misc]
         here, settings = _try(context["ti"]), Settings.load()
 
         def commit() -> Commit:
-            with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here) as worker:
+            with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here, tellers=tellers()) as worker:
                 return worker.commit(self.txid)
 
         with about(self.pipeline_name, self.txid):

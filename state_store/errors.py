@@ -42,7 +42,10 @@ permanent: the work goes on elsewhere.
 """
 
 from enum import Enum
+from functools import cache
 from typing import Any
+
+OTHER = "OTHER"
 
 
 class Fault(Enum):
@@ -56,6 +59,22 @@ class Fault(Enum):
     COMPUTATION = "the computation failed, by Spark, a worker process or a time limit"
     ORDER = "no failure: the work goes on later, or elsewhere"
     UNKNOWN = "unknown"
+
+
+@cache
+def _faults() -> dict[str, Fault]:
+    """Return the fault of each code."""
+    classes = [TidegateError]
+    for each in classes:
+        classes += each.__subclasses__()
+    return {each("").code: each.fault for each in classes}
+
+
+def code_and_fault(error: str) -> tuple[str, Fault]:
+    """Return the code at the beginning of an error in the ledger, and its fault; OTHER for an exception that is not ours."""
+    code = error.partition(":")[0]
+    fault = _faults().get(code)
+    return (OTHER, Fault.UNKNOWN) if fault is None else (code, fault)
 
 
 def storable(text: str) -> str:

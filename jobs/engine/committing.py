@@ -11,11 +11,12 @@ Order and exactly-once do not depend on any of this: `state_store.commits` decid
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jobs.engine.acks import ack
 from jobs.engine.log_fields import about
 from jobs.engine.processing import halting
+from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.commits import Commit
@@ -29,10 +30,11 @@ RESTAGE_TRIES = 3
 class Committer:
     """Commits batches of one pipeline on behalf of one owner."""
 
-    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str) -> None:
+    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str, tellers: Sequence[Teller]) -> None:
         self._store = store
         self._pipeline = pipeline
         self._owner = owner
+        self._tellers = tellers
 
     def commit(self, txid: int, restage: Callable[[int], object]) -> Commit:
         """Commit a batch, together with the sealed batches next to it; return the commit, also if it had committed before.
@@ -108,7 +110,10 @@ class Committer:
 
     def _commit_alone(self, txid: int) -> Commit:
         timeout = self._pipeline.message_timeout_seconds
-        return self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
+        done = self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
+        if not done.already_committed:
+            self._tell([done])
+        return done
 
     def _try_together(self, *, wait: bool = True) -> list[Commit]:
         """Commit the sealed batches after the cursor in one transaction; [] if another task commits, or on any error.
@@ -127,7 +132,13 @@ class Committer:
             with about(commit.pipeline, commit.txid, commit.attempt):
                 logger.info("%s", commit)
                 ack(self._store, self._pipeline, commit)
+        if done:
+            self._tell(done)
         return done
+
+    def _tell(self, done: Sequence[Commit]) -> None:
+        for teller in self._tellers:
+            teller.tell_committed(self._store, self._pipeline.name, [commit.txid for commit in done])
 
     def _log_why_not_together(self, error: Exception) -> None:
         unexpected = None if isinstance(error, TidegateError) else error

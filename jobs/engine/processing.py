@@ -1,7 +1,7 @@
 """Processing a batch: begin an attempt, let Spark stage it, seal it, and decide what an error means for the batch."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from jobs.engine.acks import call_source
 from jobs.engine.log_fields import about
 from jobs.engine.planning import replan
 from jobs.engine.poison import Outcome, fault_of, outcome_of
-from jobs.engine.spans import Spans
+from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Attempt
@@ -52,14 +52,14 @@ class Processor:
         owner: str,
         airflow: AirflowTry | None,
         routing: Routing,
-        spans: Spans | None,
+        tellers: Sequence[Teller],
     ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._owner = owner
         self._airflow = airflow
         self._routing = routing
-        self._spans = spans
+        self._tellers = tellers
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
@@ -103,10 +103,9 @@ class Processor:
 
     @contextmanager
     def _observed(self, attempt: Attempt) -> Iterator[None]:
-        """Name the attempt in the log lines of the block, and tell of it in the trace, and of those that it has fenced."""
-        store, spans, ended = self._store, self._spans, {attempt.number}
-        if spans and attempt.fenced:
-            spans.tell_attempts(store, attempt.pipeline, attempt.txid, attempt.fenced)
+        """Name the attempt in the log lines of the block, and tell of it, and of those that it has fenced."""
+        ended = {attempt.number}
+        self._tell(attempt, attempt.fenced)
         try:
             with about(attempt.pipeline, attempt.txid, attempt.number):
                 yield
@@ -114,8 +113,11 @@ class Processor:
             ended.clear()  # told by the task of the newer attempt
             raise
         finally:
-            if spans and ended:
-                spans.tell_attempts(store, attempt.pipeline, attempt.txid, ended)
+            self._tell(attempt, ended)
+
+    def _tell(self, attempt: Attempt, ended: Collection[int]) -> None:
+        for teller in self._tellers if ended else ():
+            teller.tell_attempts(self._store, attempt.pipeline, attempt.txid, ended)
 
     def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
         """Begin an attempt, after the source has planned the batch again if that is due."""

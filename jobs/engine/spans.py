@@ -12,30 +12,28 @@ a hook, and a trace shows what the ledger shows. Telling never fails the work, a
 Where no current span is recorded, nothing is told; this module then imports nothing, and costs nothing.
 """
 
-import logging
 import sys
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
+from jobs.engine.telling import Teller, harmless
 from state_store import StateStore
 from state_store.attempt_times import AttemptTimes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-logger = logging.getLogger(__name__)
-
 NAME = "tidegate"  # of the tracer, and before the name of each attribute
+MISSING = "a span is missing in the trace."
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Attributes = dict[str, str | int | bool | None]
 
 
 @dataclass(frozen=True)
-class Spans:
+class Spans(Teller):
     """Tells spans as children of one span. Threads may share it."""
 
     context: "Context"
@@ -53,12 +51,12 @@ class Spans:
     def tell_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
         """Tell of a plan that ends now."""
         ends = {"first_txid": txids[0], "last_txid": txids[-1]} if txids else {}
-        with _harmless(pipeline):
+        with harmless(pipeline, MISSING):
             self._tell("plan", begun, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
 
     def tell_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
         """Tell of these attempts at a batch, as far as they have ended: process, stage and seal."""
-        with _harmless(pipeline):
+        with harmless(pipeline, MISSING):
             for times in store.attempt_times(pipeline, [txid]):
                 if times.attempt in numbers:
                     self._tell_attempt(times)
@@ -66,13 +64,14 @@ class Spans:
 
     def tell_commit(self, store: StateStore, pipeline: str, txid: int) -> None:
         """Tell how a batch has waited for its turn, and its commit."""
-        with _harmless(pipeline):
+        with harmless(pipeline, MISSING):
             self.tell_commits(store.attempt_times(pipeline, [txid]))
 
     def tell_commits(self, attempts: Iterable[AttemptTimes]) -> None:
         """Tell the same of those of these attempts that have been committed."""
         for times in attempts:
-            self._tell_commit(times)
+            with harmless(times.pipeline, MISSING):
+                self._tell_commit(times)
 
     def _tell_attempt(self, times: AttemptTimes) -> None:
         end = times.ended_at
@@ -123,15 +122,6 @@ def _key(times: AttemptTimes) -> Attributes:
 
 def _nanoseconds(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1) * 1000
-
-
-@contextmanager
-def _harmless(pipeline: str) -> Iterator[None]:
-    """Log an error of telling, and nothing else: the work counts whether it is told or not."""
-    try:
-        yield
-    except Exception:
-        logger.warning("%s: a span is missing in the trace.", pipeline, exc_info=True)
 
 
 def _send() -> None:

@@ -23,6 +23,7 @@ from jobs.engine.log_fields import about
 from jobs.engine.planning import plan_batches
 from jobs.engine.processing import POLICY, Processed, Processor, describe
 from jobs.engine.spans import Spans
+from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store import StateStore
@@ -44,7 +45,7 @@ class Worker:
 
     `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker. A pipeline that is given
     by its name is loaded by the first step that needs it: a broken module keeps no one from asking, or reporting, by name.
-    Where a trace is recorded, `spans` tells it what the steps did.
+    `tellers` are told what the steps did; one of them tells the trace, where one is recorded.
     """
 
     store: StateStore
@@ -52,7 +53,7 @@ class Worker:
     owner: str
     airflow: AirflowTry | None = None
     routing: Routing = choose
-    spans: Spans | None = None
+    tellers: tuple[Teller, ...] = ()
 
     @classmethod
     @contextmanager
@@ -64,13 +65,15 @@ class Worker:
         owner: str,
         airflow: AirflowTry | None = None,
         routing: Routing = choose,
+        tellers: tuple[Teller, ...] = (),
     ) -> Iterator[Self]:
         """Connect to the store; close the connections at the end.
 
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate. Steps that need the pipeline raise UnknownPipeline.
         """
+        spans = Spans.here()
         with StateStore.connect(settings) as store:
-            yield cls(store, pipeline, owner, airflow, routing, Spans.here())
+            yield cls(store, pipeline, owner, airflow, routing, (*tellers, spans) if spans else tellers)
 
     @property
     def name(self) -> str:
@@ -84,11 +87,11 @@ class Worker:
 
     @cached_property
     def _processor(self) -> Processor:
-        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing, self.spans)
+        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing, self.tellers)
 
     @cached_property
     def _committer(self) -> Committer:
-        return Committer(self.store, self.pipeline, self.owner)
+        return Committer(self.store, self.pipeline, self.owner, self.tellers)
 
     def plan(
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
@@ -98,8 +101,8 @@ class Worker:
         txids = plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
-        if self.spans:
-            self.spans.tell_plan(self.name, begun, txids)
+        for teller in self.tellers:
+            teller.tell_plan(self.name, begun, txids)
         return txids
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
@@ -166,8 +169,8 @@ class Worker:
     def commit(self, txid: int) -> Commit:
         """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""
         done = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
-        if self.spans:
-            self.spans.tell_commit(self.store, self.name, txid)
+        for teller in self.tellers:
+            teller.tell_commit(self.store, self.name, txid)
         return done
 
     def redo(self, txid: int, reason: str) -> Commit:
@@ -183,8 +186,8 @@ class Worker:
         self._processor.stage_for_redo(txid)
         with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
             done = replace(self, store=owners_store)._committer.redo(txid, reason)
-        if self.spans:
-            self.spans.tell_commit(self.store, self.name, txid)
+        for teller in self.tellers:
+            teller.tell_commit(self.store, self.name, txid)
         return done
 
     def report_exhausted(self, txid: int, reason: str) -> None:

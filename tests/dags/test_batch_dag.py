@@ -150,6 +150,28 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
     assert dag.catchup is False
 
 
+@pytest.mark.parametrize("given", ["one", ["one", "another"], ("one", "another")], ids=["one", "list", "tuple"])
+def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
+    """The ledger is told of a failure whatever else an author wants to hear."""
+
+    def one(context: Any) -> None:
+        """Tell somebody."""
+
+    def another(context: Any) -> None:
+        """Tell somebody else."""
+
+    functions = {"one": one, "another": another}
+    chosen = functions[given] if isinstance(given, str) else type(given)(functions[name] for name in given)
+    dag = batch_dag.batch_dag("flights", default_args={"on_failure_callback": chosen}, on_failure_callback=another)
+
+    theirs = [chosen] if isinstance(given, str) else list(chosen)
+    for task_id in (PROCESS, COMMIT):
+        found = dag.get_task(task_id).on_failure_callback
+        assert found == [batch_tasks.report_failure, *theirs]
+    assert dag.get_task("plan").on_failure_callback == theirs
+    assert dag.on_failure_callback in (another, [another])
+
+
 @pytest.mark.parametrize("name", ["from_txid", "to_txid", "max_batches"])
 def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, name: str) -> None:
     """Airflow refuses other values before a run exists; the form explains each parameter."""

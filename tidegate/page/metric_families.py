@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -17,12 +16,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
 from state_store.attempts import FENCED
-from state_store.errors import Fault, TidegateError
+from state_store.errors import code_and_fault
 from state_store.measures import Measures, PipelineMeasures
 from state_store.totals import BOUNDS_SECONDS, MICROSECONDS, PHASES, SEALED, Histogram
 
 LATENCY = "latency"
-OTHER = "OTHER"  # of a label: an exception that is not one of ours, whose name anybody may have chosen
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,6 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-def code_and_fault(error: str) -> tuple[str, str]:
-    """Return the labels of an error's first word: its code if it is one of ours, and the fault's name in small letters."""
-    fault = _faults().get(error)
-    return (OTHER, Fault.UNKNOWN.name.lower()) if fault is None else (error, fault.name.lower())
-
-
 def families(measures: Measures | None, seconds: float) -> Iterator[Metric]:
     """Yield the metrics of one scrape, in the order of METRICS; only the first three without measures."""
     made = {name: FAMILIES[d.kind](name, d.help, labels=d.labels) for name, d in METRICS.items()}
@@ -154,7 +146,7 @@ def _add_present(made: dict[str, Any], p: PipelineMeasures) -> None:
         made["tidegate_batches"].add_metric([p.pipeline, phase], count)
     counted: Counter[tuple[str, ...]] = Counter()
     for (phase, word), count in p.errors.items():
-        counted[phase, *code_and_fault(word)] += count
+        counted[phase, *_code_labels(word)] += count
     for labels, count in counted.items():
         made["tidegate_batch_errors"].add_metric([p.pipeline, *labels], count)
 
@@ -171,7 +163,7 @@ def _add_totals(made: dict[str, Any], p: PipelineMeasures) -> None:
         outcome = {SEALED: "processed", FENCED: "fenced"}.get(word, "failed")
         outcomes[outcome] += count
         if outcome == "failed":
-            codes[code_and_fault(word)] += count
+            codes[_code_labels(word)] += count
     for outcome, count in outcomes.items():
         made["tidegate_attempts"].add_metric([p.pipeline, outcome], count)
     for labels, count in codes.items():
@@ -193,10 +185,7 @@ def _timestamp(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()
 
 
-@cache
-def _faults() -> dict[str, Fault]:
-    """Return the fault of each code."""
-    classes = [TidegateError]
-    for each in classes:
-        classes += each.__subclasses__()
-    return {each("").code: each.fault for each in classes}
+def _code_labels(error: str) -> tuple[str, str]:
+    """Return the labels of an error: few, because the name of another exception is anybody's choice."""
+    code, fault = code_and_fault(error)
+    return code, fault.name.lower()
