@@ -63,7 +63,7 @@ class Measures:
 
 
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
-    """Return the measures of this connection's snapshot, in a transaction of its own."""
+    """Return the measures of a snapshot, in which nothing else is read afterwards; `settled` is kept between calls."""
     connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in BY_KEYS.items())))
     cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
     totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in cursors])

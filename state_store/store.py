@@ -21,7 +21,6 @@ from state_store import (
     beginning,
     commits,
     history,
-    measures,
     mending,
     operations,
     schema,
@@ -43,13 +42,11 @@ from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
-from state_store.measures import Measures
 from state_store.mending import Mend
 from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
-from state_store.totals import Settled
 from state_store.turns import UNREGISTERED, Turn
 from state_store.waits import Wait
 from state_store.witness import Witness
@@ -59,7 +56,6 @@ logger = logging.getLogger(__name__)
 STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
-MEASURE_SECONDS = 10  # the longest statement of a measurement: nobody waits for it longer
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
 # The most that one transaction merges of several batches: enough for most of the gain, little enough to lose.
 MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 10_000_000
@@ -563,12 +559,6 @@ class StateStore:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
             yield from history.state_rows(connection, state, limit)
-
-    def measures(self, settled: Settled) -> Measures:
-        """Return what is measured of all pipelines at one moment. `settled` is what the caller keeps between its calls."""
-        with self._snapshot("measuring") as connection:
-            commits.set_limits(connection, 1, MEASURE_SECONDS, self.settings.idle_timeout_seconds)
-            return measures.measures(connection, settled, self.witness)
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:

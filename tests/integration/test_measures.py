@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import Settings, StateStore, tables, totals
+from state_store import Settings, StateStore, totals
 from state_store.attempts import Tracked
-from state_store.errors import PermanentError
-from state_store.measures import PipelineMeasures
+from state_store.measures import PipelineMeasures, measures
+from state_store.reader import LedgerReader
 from state_store.totals import BOUNDS_SECONDS, PHASES, Settled
+from state_store.witness import Witness
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally
 
@@ -42,8 +43,8 @@ def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
     known = Settled()
 
     def compare() -> PipelineMeasures:
-        (measured,) = tally.store.measures(known).pipelines
-        (fresh,) = tally.store.measures(Settled()).pipelines
+        (measured,) = measured_of(tally.store.settings, known)
+        (fresh,) = measured_of(tally.store.settings)
         assert replace(measured, lag_seconds=0) == replace(fresh, lag_seconds=0)
         assert measured.totals is not None
         ((committed, opened, waiting, skipped, rows, staged, acks),) = as_role("tidegate_reader", COUNTED)
@@ -62,6 +63,12 @@ def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
         return measured
 
     return compare
+
+
+def measured_of(settings: Settings, known: Settled | None = None) -> list[PipelineMeasures]:
+    """Measure as the page does, in a process that remembers something, or in a new one."""
+    with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
+        return measures(connection, known or Settled(), Witness(settings)).pipelines
 
 
 def seal(tally: Tally, txid: int, rows: int) -> None:
@@ -129,19 +136,19 @@ def test_a_ledger_that_was_put_back_begins_its_sums_anew(
         seal(tally, txid, 10)
         tally.commit(txid)
     known = Settled()
-    store.measures(known)
+    measured_of(settings, known)
     store.engine.dispose()  # a database is copied only while no session uses it
     older = server.create_database(settings.pg_database)
     try:
         for txid in (3, 4, 5):
             seal(tally, txid, 10)
             tally.commit(txid)
-        assert store.measures(known).pipelines[0].totals.source_rows == 50
-        with StateStore.connect(replace(settings, pg_database=older)) as restored:
-            (measured,) = restored.measures(known).pipelines
-            assert (measured.committed, measured.totals.source_rows) == (2, 20)
-            assert not measured.is_whole
-            assert measured.totals == restored.measures(Settled()).pipelines[0].totals
+        assert measured_of(settings, known)[0].totals.source_rows == 50
+        restored = replace(settings, pg_database=older)
+        (measured,) = measured_of(restored, known)
+        assert (measured.committed, measured.totals.source_rows) == (2, 20)
+        assert not measured.is_whole
+        assert measured.totals == measured_of(restored)[0].totals
     finally:
         server.drop_database(older)
 
@@ -151,25 +158,17 @@ def test_a_cursor_behind_its_commits_is_not_whole(tally: Tally, as_role: Execute
     tally.plan(2)
     seal(tally, 1, 1)
     tally.commit(1)
-    assert store.measures(Settled()).pipelines[0].is_whole
+    assert measured_of(tally.store.settings)[0].is_whole
     as_role("tidegate_owner", "UPDATE tidegate.cursor SET txid = 0, attempt = NULL, source_digest = NULL")
-    assert not store.measures(Settled()).pipelines[0].is_whole
+    assert not measured_of(tally.store.settings)[0].is_whole
 
 
 def test_a_pause_shows_since_when(tally: Tally, store: StateStore) -> None:
     """An alert about a pause that was forgotten needs its time."""
     store.pause(TALLY.name, "me", "a test")
-    assert store.measures(Settled()).pipelines[0].paused_at is not None
+    assert measured_of(store.settings)[0].paused_at is not None
     store.resume(TALLY.name, "me", "over")
-    assert store.measures(Settled()).pipelines[0].paused_at is None
-
-
-def test_the_reader_may_measure_and_cannot_write(tally: Tally, settings: Settings) -> None:
-    """A scrape has no more rights than people who look."""
-    with StateStore.connect(settings, user="tidegate_reader") as store:
-        assert [each.pipeline for each in store.measures(Settled()).pipelines] == [TALLY.name]
-        with pytest.raises(PermanentError, match="read-only"), store._snapshot("trying") as connection:
-            connection.execute(sa.update(tables.cursor).values(txid=1))
+    assert measured_of(store.settings)[0].paused_at is None
 
 
 PIPELINES, BATCHES = 20, 5_000
@@ -205,7 +204,7 @@ def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_rol
         as_role("tidegate_owner", "ANALYZE tidegate.batch, tidegate.attempt, tidegate.commit, tidegate.cursor")
     known = Settled()
     for _ in range(20):
-        found = store.measures(known).pipelines
+        found = measured_of(store.settings, known)
         if all(each.totals for each in found):
             break
     assert {(each.totals.source_rows, each.phases["planned"]) for each in found} == {(10 * BATCHES, 50)}
@@ -218,11 +217,11 @@ def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_rol
             cursor.execute(f"EXPLAIN (ANALYZE, FORMAT json) {statement}", parameters)
             plans.append(rows_read(cursor.fetchone()[0][0]["Plan"]))
 
-    sa.event.listen(store.engine, "before_cursor_execute", explain)
+    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
     try:
-        again = store.measures(known).pipelines
+        again = measured_of(store.settings, known)
     finally:
-        sa.event.remove(store.engine, "before_cursor_execute", explain)
+        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
     assert [each.totals for each in again] == [each.totals for each in found]
     assert len(plans) > 4
     assert sum(plans) < PIPELINES * 1000, plans

@@ -12,23 +12,23 @@ import logging
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.core_api.security import get_user
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from state_store import Settings, StateStore
 from state_store.errors import SettingsInvalid, TidegateError
-from state_store.measures import Measures
+from state_store.measures import Measures, measures
 from state_store.totals import Settled
+from state_store.witness import Witness
+from tidegate.page import access, ledger
 from tidegate.page.metric_families import families
 
 logger = logging.getLogger(__name__)
@@ -44,20 +44,17 @@ class Scraper:
         self._settled = Settled()
         self._lock = threading.Lock()
 
-    def scrape(self, settings: Settings, readable: Collection[str] | None) -> list[Metric]:
-        """Return the metrics of these pipelines, or of all; only `tidegate_up 0` if the ledger cannot be read."""
+    def measure(self) -> tuple[Measures | None, float]:
+        """Return the measures, None if the ledger cannot be read, and the seconds that this took."""
         with self._lock:
             began = time.monotonic()
             found: Measures | None = None
             try:
-                with StateStore.connect(settings, user=settings.pg_reader) as store:
-                    found = store.measures(self._settled)
+                with ledger.reader().snapshot("measuring") as connection:
+                    found = measures(connection, self._settled, Witness(ledger.settings()))
             except TidegateError as error:
                 logger.warning("The ledger cannot be measured: %s: %s", error.code, error)
-            took = time.monotonic() - began
-        if found is not None and readable is not None:
-            found = Measures([each for each in found.pipelines if each.pipeline in readable], found.staging_tables)
-        return list(families(found, took))
+            return found, time.monotonic() - began
 
 
 class _Families(Collector):
@@ -73,34 +70,38 @@ class _Families(Collector):
 _scraper = Scraper()
 
 
-async def readable_pipelines(request: Request) -> Collection[str] | None:
-    """Return the names of the Dags that the user may read; None, which is all, with the scrape token.
+async def user_unless_scraper(
+    request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+) -> Any:
+    """Return Airflow's user; None for who sends the scrape token.
 
-    Raises: 401 without a login, 403 with another token.
+    Raises: Refusal (401).
     """
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    is_bearer = scheme.lower() == "bearer" and bool(given)
-    if is_bearer and await run_in_threadpool(is_scrape_token, given, Settings.load()):
-        return None
-    bearer = HTTPAuthorizationCredentials(scheme=scheme, credentials=given) if is_bearer else None
-    user = await get_user(request, None, bearer)
-    return await run_in_threadpool(lambda: get_auth_manager().get_authorized_dag_ids(user=user))
+    if bearer is not None:
+        is_scraper: bool = await run_in_threadpool(is_scrape_token, bearer.credentials)
+        if is_scraper:
+            return None
+    return await access.current_user(request, bearer)
 
 
-@router.get("/metrics", include_in_schema=False)
-def metrics(request: Request, readable: Annotated[Collection[str] | None, Depends(readable_pipelines)]) -> Response:
+@router.get("/metrics")
+def scrape(request: Request, user: Annotated[Any, Depends(user_unless_scraper)]) -> Response:
     """Return the metrics in Prometheus' text format, or in that of OpenMetrics if it is asked for."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    found = _scraper.scrape(Settings.load(), readable)
-    return Response(encode(_Families(found)), media_type=content_type, headers={"Cache-Control": "no-store"})
+    found, seconds = _scraper.measure()
+    if found is not None and user is not None:
+        may_read = access.allowed(user, access.READ, [each.pipeline for each in found.pipelines])
+        found = replace(found, pipelines=[each for each in found.pipelines if each.pipeline in may_read])
+    return Response(encode(_Families(list(families(found, seconds)))), media_type=content_type)
 
 
-def is_scrape_token(given: str, settings: Settings) -> bool:
+def is_scrape_token(given: str) -> bool:
     """Return whether this is the scrape token; never, if none is set, or if its file is not fit to hold a secret."""
-    if settings.metrics_token_file is None:
+    file = ledger.settings().metrics_token_file
+    if file is None:
         return False
     try:
-        token = read_token(settings.metrics_token_file)
+        token = read_token(file)
     except SettingsInvalid as error:
         logger.warning("No scrape token is accepted: %s", error)
         return False

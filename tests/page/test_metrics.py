@@ -1,0 +1,194 @@
+"""GET /tidegate/metrics of a real api-server: who may read, what is exposed, and what it says when something is away."""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+import migrations
+from state_store import StateStore, tables
+from state_store.attempts import Attempt, Tracked
+from state_store.batches import encode_metadata
+from tests.page.conftest import Server, Visitor
+from tests.page.pipelines import CLICKS
+from tidegate.page.metric_families import METRICS
+
+ODD = 'a "quoted" \\ name\nof two lines'
+Scrape = Callable[..., httpx.Response]
+
+
+def samples(answer: httpx.Response) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return the samples of a scrape by name and labels."""
+    assert answer.status_code == 200, answer.text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(answer: httpx.Response, name: str, **labels: str) -> float:
+    """Return one sample."""
+    return samples(answer)[name, frozenset(labels.items())]
+
+
+def pipelines(answer: httpx.Response) -> set[str]:
+    """Return the pipelines that a scrape tells of."""
+    return {dict(labels)["pipeline"] for _, labels in samples(answer) if "pipeline" in dict(labels)}
+
+
+@pytest.fixture(scope="module")
+def scrape(server: Server) -> Iterator[Scrape]:
+    """A function that scrapes as Prometheus does: with the token of the stack, or with another, or with none."""
+    right = server.settings.metrics_token_file.read_text()
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+
+        def request(token: str | None = right, **headers: str) -> httpx.Response:
+            authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+            return http.get("/tidegate/metrics", headers=authorization | headers)
+
+        yield request
+
+
+@pytest.fixture(scope="module")
+def busy(server: Server) -> None:
+    """Pipeline clicks with committed batches, a failed and a halted one; and a pipeline of an odd name."""
+    with StateStore.connect(server.settings) as store:
+        store.open_batches(CLICKS.spec, "run", [], None, [encode_metadata({"number": number}) for number in range(6)])
+        for txid in (1, 2):
+            store.seal(_begin(store, txid), [], Tracked(10 * txid, staged_bytes=7))
+            store.commit_batch(CLICKS.spec, txid, "test")
+        _begin(store, 3)
+        store.fail_attempt(_begin(store, 3), "SPARK_FAILED: it broke")
+        store.fail_attempt(_begin(store, 4), "MALFORMED_RECORD: a.csv, line 3: x", is_poison=True)
+        store.halt_batch(CLICKS.name, 4, "MALFORMED_RECORD: a.csv, line 3: x")
+        store.fail_attempt(_begin(store, 5), "SomeLibrarysError: boo")
+    with migrations.connected(server.settings) as connection:
+        odd = {"pipeline": ODD, "source_kind": "opaque", "fingerprint": "x", "declaration": {}}
+        connection.execute(sa.insert(tables.pipeline).values(odd))
+        connection.execute(sa.insert(tables.cursor).values(pipeline=ODD, txid=0, epoch="elsewhere"))
+
+
+def _begin(store: StateStore, txid: int) -> Attempt:
+    attempt = store.start_attempt(CLICKS.spec, txid, "test")
+    assert isinstance(attempt, Attempt)
+    return attempt
+
+
+def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
+    busy: None, server: Server, scrape: Scrape, visit: Callable[..., Visitor]
+) -> None:
+    """Without a login or with another token, nothing is told."""
+    assert pipelines(scrape()) == {"broken", "clicks", "orphan", ODD}
+    assert pipelines(visit("clerk").get("/metrics")) == {"clicks", "orphan"}
+    assert pipelines(visit("nobody").get("/metrics")) == set()
+    for refused in (scrape(None), scrape("x"), scrape("x" * 43), visit().get("/metrics")):
+        assert refused.status_code == 401
+        assert "tidegate_" not in refused.text
+
+
+def test_a_token_that_others_could_read_opens_nothing(server: Server, scrape: Scrape) -> None:
+    """Neither does an empty file, nor a missing one; the page and its login are not affected."""
+    file = server.settings.metrics_token_file
+    token = file.read_text()
+    try:
+        file.chmod(0o644)
+        assert scrape(token).status_code == 401
+        assert "chmod 600" in server.log()
+        file.chmod(0o600)
+        assert scrape(token).status_code == 200
+        for content in ("", "\n", "short"):
+            file.write_text(content)
+            assert {scrape(given).status_code for given in ("short", "x", token)} == {401}
+        file.rename(file.with_suffix(".away"))
+        assert scrape(token).status_code == 401
+        file.with_suffix(".away").rename(file)
+    finally:
+        file.write_text(token)
+        file.chmod(0o600)
+    assert token not in server.log()
+
+
+def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None:
+    """Numbers, codes with their faults, and text that no name of a pipeline can break."""
+    found = scrape()
+    told = {
+        "tidegate_up": value(found, "tidegate_up"),
+        "committed": value(found, "tidegate_committed_txid", pipeline="clicks"),
+        "lag": value(found, "tidegate_lag_txids", pipeline="clicks"),
+        "rows": value(found, "tidegate_source_rows_total", pipeline="clicks"),
+        "processed": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="processed"),
+        "failed": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="failed"),
+        "fenced": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="fenced"),
+        "planned": value(found, "tidegate_batches", pipeline="clicks", phase="planned"),
+        "staged": value(found, "tidegate_staged_bytes", pipeline="clicks"),
+        "commits": value(found, "tidegate_commit_latency_seconds_count", pipeline="clicks"),
+        "hole": value(found, "tidegate_hole", pipeline="clicks"),
+        "hole elsewhere": value(found, "tidegate_hole", pipeline=ODD),
+    }
+    assert told == {
+        "tidegate_up": 1,
+        "committed": 2,
+        "lag": 4,
+        "rows": 30,
+        "processed": 2,
+        "failed": 3,
+        "fenced": 1,
+        "planned": 1,
+        "staged": 14,
+        "commits": 2,
+        "hole": 0,
+        "hole elsewhere": 1,
+    }
+    errors = {
+        tuple(dict(labels)[label] for label in ("phase", "code", "fault")): count
+        for (name, labels), count in samples(found).items()
+        if name == "tidegate_batch_errors"
+    }
+    assert errors == {
+        ("failed", "SPARK_FAILED", "computation"): 1,
+        ("halted", "MALFORMED_RECORD", "content"): 1,
+        ("failed", "OTHER", "unknown"): 1,
+    }
+    assert "boo" not in found.text
+    assert "SomeLibrarysError" not in found.text
+
+
+def test_every_metric_is_described_and_every_described_one_exists(busy: None, server: Server, scrape: Scrape) -> None:
+    """In the format of Prometheus, and in that of OpenMetrics if it is asked for."""
+    with StateStore.connect(server.settings) as store:
+        store.pause("orphan", "me", "a test")
+    found = scrape()
+    newer = scrape(Accept="application/openmetrics-text; version=1.0.0")
+    assert found.headers["Content-Type"].startswith("text/plain; version=")
+    assert newer.headers["Content-Type"].startswith("application/openmetrics-text")
+    for families in (list(parse(found.text)), list(openmetrics(newer.text))):
+        assert {(f.name, f.type, f.documentation) for f in families} == {(m.name, m.kind, m.help) for m in METRICS.values()}
+        for family in families:
+            labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+            assert labels == {frozenset(METRICS[family.name].labels)}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing; install Debian's package prometheus")
+def test_prometheus_own_checker_finds_nothing(busy: None, scrape: Scrape) -> None:
+    """Names, units and help texts follow its conventions."""
+    done = subprocess.run(["promtool", "check", "metrics"], input=scrape().text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_if_postgres_is_away_the_scrape_says_so(busy: None, server: Server, scrape: Scrape) -> None:
+    """The alert is then about the ledger, not about the api-server; afterwards the numbers are what they were."""
+    before = value(scrape(), "tidegate_source_rows_total", pipeline="clicks")
+    server.stop("postgres")
+    try:
+        away = samples(scrape())
+    finally:
+        server.start_postgres()
+    assert {name for name, _ in away} == {"tidegate_up", "tidegate_scrape_duration_seconds", "tidegate_build"}
+    assert away["tidegate_up", frozenset()] == 0
+    assert value(scrape(), "tidegate_source_rows_total", pipeline="clicks") == before
