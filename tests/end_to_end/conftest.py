@@ -164,8 +164,8 @@ class Held:
 
 
 @contextmanager
-def running_project(home: Path, reservoir: Path, dags: Path = DAGS, **more: str) -> Iterator[Project]:
-    """Run a project's stack with the Dags of a folder and more environment variables: 60 daily files of flights, two texts."""
+def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -> Iterator[Project]:
+    """Run a whole stack in an empty folder, with these Dags and variables, and prepare the sample data in another."""
     sample_data.prepare(reservoir)
     for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough; the next one is a copy
         (file.parent / file.name.replace("2013", "2014")).write_bytes(file.read_bytes())
@@ -174,20 +174,19 @@ def running_project(home: Path, reservoir: Path, dags: Path = DAGS, **more: str)
         {"name": "tests", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle", "kwargs": {"path": str(dags)}}
     ]
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles), **more}.items():
+        for name, value in {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles), **variables}.items():
             environment.setenv(name, value)
         embedded.up(Settings.load(environ))
     try:
-        made = Project(home, reservoir, Settings.load(environ))
-        made.add_files("flights", 60)
-        made.add_files("word_count", 2)
-        yield made
+        yield Project(home, reservoir, Settings.load(environ))
     finally:
         embedded.down(Settings.load(environ), delete_data=True)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """A project whose stack is up."""
-    with running_project(tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")) as made:
+    """A project whose stack is up, with 60 daily files of flights and two texts."""
+    with running_project(tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir"), DAGS) as made:
+        made.add_files("flights", 60)
+        made.add_files("word_count", 2)
         yield made

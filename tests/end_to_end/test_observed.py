@@ -76,6 +76,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], i
         }
         home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
         project = stack.enter_context(running_project(home, reservoir, DAGS, **environment))
+        project.add_files("flights", 60)
         first = project.json("trigger", "flights", "--wait")
         assert first["committed"] == [1, 2, 3, 4]
         project.next_flights(2)

@@ -1,0 +1,166 @@
+"""Alert rules, dashboard and documentation speak of metrics that exist, and each rule is tested by Prometheus' own tool."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tidegate.page.metric_families import METRICS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHIPPED = REPOSITORY / "tidegate" / "observability"
+RULES_TEST = Path(__file__).with_name("alerts_test.yml")
+RULES = yaml.safe_load((SHIPPED / "alerts.yml").read_text())["groups"][0]["rules"]
+PANELS = json.loads((SHIPPED / "dashboard.json").read_text())["panels"]
+ALERTS = (REPOSITORY / "docs" / "alerts.md").read_text()
+METRICS_PAGE = (REPOSITORY / "docs" / "observability.md").read_text()
+SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+EXPOSED = {name + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
+NEEDS_PROMTOOL = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is missing; install Debian's package prometheus"
+)
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Prometheus' own tool."""
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Yield each expression of a rule and of a panel, with its place; the panels' variables are filled in."""
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"].replace("$__rate_interval", "5m").replace("$pipeline", ".*")
+
+
+@pytest.mark.parametrize(("place", "expression"), expressions())
+def test_expressions_name_only_metrics_and_labels_that_exist(place: str, expression: str) -> None:
+    """A misspelt name would never match, and nobody would notice."""
+    named = set(re.findall(r"\btidegate_\w+", expression))
+
+    assert named <= EXPOSED
+    known = {label for metric in METRICS.values() for label in metric.labels} | {"le", "job", "instance"}
+    for labels in re.findall(r"(?:by|without|on) \(([\w, ]+)\)", expression):
+        assert set(labels.split(", ")) <= known
+    for name, matchers in re.findall(r"(tidegate_\w+)\{([^}]*)\}", expression):
+        base = next(metric for metric in METRICS.values() if name in {metric.name + s for s in SUFFIXES[metric.kind]})
+        assert set(re.findall(r"(\w+)(?:=~|=|!=|!~)", matchers)) <= set(base.labels)
+
+
+@NEEDS_PROMTOOL
+def test_every_expression_is_one_of_prometheus(tmp_path: Path) -> None:
+    """Those of the panels too, as if they were rules."""
+    rules = [{"record": f"r{number}", "expr": expression} for number, (_, expression) in enumerate(expressions())]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+
+    for file in (tmp_path / "rules.yml", SHIPPED / "alerts.yml"):
+        done = promtool("check", "rules", file)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NEEDS_PROMTOOL
+def test_the_shipped_configuration_is_valid(tmp_path: Path) -> None:
+    """Beside the rules and a token, as the documentation says."""
+    for name in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(SHIPPED / name, tmp_path)
+    (tmp_path / "metrics_token").write_text("x" * 43)
+
+    done = promtool("check", "config", tmp_path / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    settings = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
+    assert [job["job_name"] for job in settings["scrape_configs"]] == ["tidegate"]  # TidegateScrapeDown looks for it
+
+
+@NEEDS_PROMTOOL
+def test_every_alert_fires_in_its_case_and_none_in_a_quiet_hour() -> None:
+    """The cases are in alerts_test.yml."""
+    done = promtool("test", "rules", RULES_TEST)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def broken(folder: Path, expressions: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the cases with other expressions for some alerts."""
+    content = yaml.safe_load((SHIPPED / "alerts.yml").read_text())
+    for rule in content["groups"][0]["rules"]:
+        rule["expr"] = expressions.get(rule["alert"], rule["expr"])
+    (folder / "alerts.yml").write_text(yaml.safe_dump(content))
+    cases = yaml.safe_load(RULES_TEST.read_text()) | {"rule_files": [str(folder / "alerts.yml")]}
+    (folder / "cases.yml").write_text(yaml.safe_dump(cases))
+    return promtool("test", "rules", folder / "cases.yml")
+
+
+@NEEDS_PROMTOOL
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in RULES])
+def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path, alert: str) -> None:
+    """A case in which every rule passes would test nothing."""
+    assert broken(tmp_path, {alert: "vector(1) < 0"}).returncode == 1
+
+
+@NEEDS_PROMTOOL
+def test_the_quiet_hour_notices_every_alert_that_always_fires(tmp_path: Path) -> None:
+    """All at once: the output names each."""
+    done = broken(tmp_path, {rule["alert"]: "vector(1)" for rule in RULES})
+
+    assert {rule["alert"] for rule in RULES} <= set(
+        re.findall(r"Tidegate\w+", (done.stdout + done.stderr).split("poisoned")[0])
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_an_alert_says_what_it_is_what_to_run_and_where_to_read_on(rule: dict[str, Any]) -> None:
+    """Its section in docs/alerts.md exists, and each section is of an alert."""
+    annotations = rule["annotations"]
+
+    assert set(annotations) == {"summary", "description", "runbook"}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert re.search(r"\btidegate (why|inspect|status|resume|quarantine)\b", annotations["description"])
+    file, _, anchor = annotations["runbook"].partition("#")
+    assert file == "docs/alerts.md"
+    assert anchor == rule["alert"].lower()
+    assert re.findall(r"^### (\w+)", ALERTS, re.MULTILINE) == [each["alert"] for each in RULES]
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
+def test_a_panel_has_a_unit_and_a_description(panel: dict[str, Any]) -> None:
+    """And a place that no other panel covers."""
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["description"].endswith(".")
+    assert panel["targets"]
+    place = panel["gridPos"]
+    covering = [
+        other["title"]
+        for other in PANELS
+        if place["x"] < other["gridPos"]["x"] + other["gridPos"]["w"]
+        and other["gridPos"]["x"] < place["x"] + place["w"]
+        and place["y"] < other["gridPos"]["y"] + other["gridPos"]["h"]
+        and other["gridPos"]["y"] < place["y"] + place["h"]
+    ]
+    assert covering == [panel["title"]]
+
+
+def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
+    """What nobody looks at need not be exposed."""
+    used = {name for _, expression in expressions() for name in re.findall(r"\btidegate_\w+", expression)}
+
+    unused = {name for name, metric in METRICS.items() if not used & {name + suffix for suffix in SUFFIXES[metric.kind]}}
+    assert unused == {"tidegate_opened_txid", "tidegate_build"}  # a position, and the version, for those who look for them
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    """With its labels and its help text, as they are exposed."""
+    rows = re.findall(r"^\| `(tidegate_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", METRICS_PAGE, re.MULTILINE)
+
+    described = [
+        (name + ("_total" if metric.kind == "counter" else ""), metric.kind, ", ".join(metric.labels), metric.help)
+        for name, metric in METRICS.items()
+    ]
+    assert [tuple(cell.strip() for cell in row) for row in rows] == described
