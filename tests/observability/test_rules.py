@@ -41,7 +41,7 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"].replace("$__rate_interval", "5m").replace("$pipeline", ".*")
 
 
-@pytest.mark.parametrize(("place", "expression"), expressions())
+@pytest.mark.parametrize(("place", "expression"), list(expressions()))
 def test_expressions_name_only_metrics_and_labels_that_exist(place: str, expression: str) -> None:
     """A misspelt name would never match, and nobody would notice."""
     named = set(re.findall(r"\btidegate_\w+", expression))
@@ -110,9 +110,8 @@ def test_the_quiet_hour_notices_every_alert_that_always_fires(tmp_path: Path) ->
     """All at once: the output names each."""
     done = broken(tmp_path, {rule["alert"]: "vector(1)" for rule in RULES})
 
-    assert {rule["alert"] for rule in RULES} <= set(
-        re.findall(r"Tidegate\w+", (done.stdout + done.stderr).split("poisoned")[0])
-    )
+    of_the_quiet_hour = (done.stdout + done.stderr).split("poisoned")[0]
+    assert {rule["alert"] for rule in RULES} <= set(re.findall(r"Tidegate\w+", of_the_quiet_hour))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
