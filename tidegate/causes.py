@@ -161,15 +161,11 @@ class BatchCauses:
         if newest.airflow_run_id is not None:
             by = f"Airflow's run {newest.airflow_run_id}, task {newest.airflow_task_id}, its try {newest.airflow_try}"
         story = f"Txid {batch.txid} is in work: attempt {newest.attempt}{self._number(batch, newest)}, by {by}"
-        now, seen_at = self._wait.row.now, newest.seen_at
-        if seen_at is None:
-            return self._of(batch, "IN_WORK", f"{story}.", since=newest.started_at)
         # A clock that was set back makes the silence negative: then nothing is known of it.
-        silence = (now - seen_at).total_seconds()
-        if silence <= LONGEST_SILENCE_SECONDS:
-            heard = f"last heard of {max(silence, 0):.0f} s ago"
-            return self._of(batch, "IN_WORK", f"{story}, {heard}.", since=newest.started_at)
-        story = f"{story}, which has not been heard of for {silence:.0f} s: its process died or is suspended."
+        seen_at = newest.seen_at
+        if seen_at is None or (self._wait.row.now - seen_at).total_seconds() <= LONGEST_SILENCE_SECONDS:
+            return self._of(batch, "IN_WORK", f"{story}.", since=newest.started_at)
+        story += f". It has not been heard of for more than {LONGEST_SILENCE_SECONDS} s: its process died or is suspended."
         advice = "Nothing while its run lasts: another attempt takes over. If the run has ended, start another."
         return self._of(batch, "SILENT", story, since=seen_at, severity="warning", advice=advice, run=True)
 

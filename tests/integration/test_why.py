@@ -1,28 +1,446 @@
 """The causes of a wait, each reached by bringing a real ledger into that state."""
 
-from tests.integration.conftest import TALLY, Tally
-from tidegate.why import explain
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from jobs import Pipeline
+from jobs.engine.poison import OUTCOMES
+from state_store import StateStore, tables
+from state_store.attempts import Attempt, Tracked
+from state_store.errors import UnknownBatch, UnknownPipeline
+from state_store.history import BatchStatus
+from state_store.witness import Mark
+from tests import command_lines
+from tests.integration.conftest import TALLY, Tally, until
+from tidegate import error_pages, remedies
+from tidegate.causes import LONGEST_QUOTE, Cause
+from tidegate.why import explain, root_causes
+
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+OFTEN = replace(TALLY, on_poison="skip", tries=3)
+SHOP = ("a", 1, 10, 10, 10)
+MANY = 1_000
 
 
-def codes(tally: Tally, txid: int | None = None) -> list[str]:
+def causes(tally: Tally, txid: int | None = None, pipeline: Pipeline = TALLY) -> tuple[Cause, ...]:
+    """Return the causes, nearest first, after checking what holds for all."""
+    found = explain(tally.store, pipeline, txid).causes
+    for cause in found:
+        assert cause.sentence.endswith(".")
+        assert "\n" not in cause.sentence
+        assert cause.since is None or datetime.fromisoformat(cause.since).utcoffset() is not None
+        assert cause.error is None or error_pages.has_page(cause.error)
+        if cause.command is not None:
+            command_lines.check(cause.command)
+        if cause.severity in ("warning", "error"):
+            assert cause.advice
+    if txid is None:
+        roots = root_causes(tally.store, [pipeline, "no such pipeline"])
+        assert {name: settled(root) for name, root in roots.items()} == {pipeline.name: settled(found[-1])}
+    return found
+
+
+def settled(cause: Cause) -> Cause | str:
+    """Return a cause; one name for two that follow each other as time passes."""
+    return "commits soon" if cause.code in ("WAITS_TO_MERGE", "WAITS_FOR_COMMIT") else cause
+
+
+def codes(tally: Tally, txid: int | None = None, pipeline: Pipeline = TALLY) -> list[str]:
     """Return the codes of the causes, nearest first."""
-    return [cause.code for cause in explain(tally.store, TALLY, txid).causes]
+    return [cause.code for cause in causes(tally, txid, pipeline)]
+
+
+def fail(tally: Tally, txid: int, error: str, *, is_poison: bool = False) -> None:
+    """Let an attempt at a batch fail."""
+    tally.store.fail_attempt(tally.start(txid), error, is_poison=is_poison)
 
 
 def test_each_step_of_a_batch(tally: Tally) -> None:
     """A batch's own state is its cause, and the pipeline's if it comes next."""
     assert codes(tally) == ["IDLE"]
     tally.plan(3)
-    assert codes(tally) == ["PLANNED"]
+    (planned,) = causes(tally)
+    assert (planned.code, planned.action.verb, planned.command) == ("PLANNED", "trigger", "tidegate trigger tally --wait")
     assert codes(tally, 3) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED"]
     attempt = tally.start(1)
-    assert codes(tally) == ["IN_WORK"]
-    tally.store.fail_attempt(attempt, "SPARK_UNAVAILABLE: away")
-    assert codes(tally) == ["FAILED"]
+    (at_work,) = causes(tally)
+    assert (at_work.code, at_work.advice) == ("IN_WORK", None)
+    assert "attempt 1, in try 1 of 6, by test." in at_work.sentence
+    assert "one is at work on txid 1" in causes(tally, 3)[0].sentence
+    tally.store.fail_attempt(attempt, "SPARK_UNAVAILABLE: Spark's server is away.")
+    (failed,) = causes(tally)
+    assert (failed.code, failed.error) == ("FAILED", "SPARK_UNAVAILABLE")
+    assert "Start Spark (tidegate up)" in failed.advice
     tally.process(2)
-    tally.store.halt_batch("tally", 1, "MALFORMED_RECORD: line 2")
-    assert codes(tally, 2) == ["WAITS_FOR_TXID", "HALTED"]
+    assert codes(tally, 2) == ["WAITS_FOR_TXID", "FAILED"]
+    tally.process(1)
+    assert codes(tally) == ["WAITS_FOR_COMMIT"]
+    tally.commit(1)
+    (committed,) = causes(tally, 1)
+    assert (committed.code, committed.severity, committed.txid) == ("COMMITTED", "ok", 1)
+    tally.commit(2)
+    tally.process(3)
+    tally.commit(3)
+    assert codes(tally) == ["IDLE", "ACK_OUTSTANDING"]
+    for txid in (1, 2, 3):
+        tally.store.note_ack("tally", txid)
+    assert codes(tally) == ["IDLE"]
+
+
+def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tally: Tally) -> None:
+    """Try 4 of 6 because Spark is away since the first of these failures; an attempt that was fenced is no try."""
+    tally.plan(1)
+    fail(tally, 1, "SPARK_FAILED: out of memory")
+    tally.start(1)
+    fail(tally, 1, "SPARK_UNAVAILABLE: away")  # this attempt fences the one before
+    since = causes(tally)[0].since
+    fail(tally, 1, "SPARK_UNAVAILABLE: still away")
+    (failed,) = causes(tally)
+    assert "in attempt 4, in try 3 of 6: SPARK_UNAVAILABLE: still away." in failed.sentence
+    assert failed.since == since
+
+    tally.start(1)
+    at_work, before = causes(tally)
+    assert "attempt 5, in try 4 of 6" in at_work.sentence
+    assert (before.code, before.error, before.since) == ("FAILED_BEFORE", "SPARK_UNAVAILABLE", since)
+
+
+def test_a_silent_attempt_and_a_clock_that_was_set_back(tally: Tally, as_owner: AsOwner) -> None:
+    """A process that died is named; a heartbeat from the future is no silence."""
+    tally.plan(1)
+    tally.start(1)
+    seen = sa.update(tables.attempt)
+    as_owner(seen.values(seen_at=sa.func.now() - sa.text("interval '5 minutes'")))
+    (silent,) = causes(tally)
+    assert (silent.code, silent.action.verb) == ("SILENT", "trigger")
+    assert "It has not been heard of for more than 60 s" in silent.sentence
+    as_owner(seen.values(seen_at=sa.func.now() + sa.text("interval '5 minutes'")))
+    assert codes(tally) == ["IN_WORK"]
+
+
+def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
+    """For every error of the ledger. Later batches wait for it; the button retries, unless only a skip helps."""
+    tally.plan(2)
+    tally.process(2)
+    errors = [code for code in error_pages.codes() if remedies.code_of(code)]
+    assert {"SOURCE_CHANGED", "RANGE_EXPIRED", "PERMANENT_ERROR"} <= set(errors)
+    for error in errors:
+        fail(tally, 1, f"{error}: something is wrong.")
+        tally.store.halt_batch("tally", 1, f"{error}: something is wrong.")
+
+        waits, halted = causes(tally, 2)
+        assert (waits.code, halted.code, halted.error, halted.severity) == ("WAITS_FOR_TXID", "HALTED", error, "error")
+        assert halted.sentence == f"Txid 1 waits for a person: {error}: something is wrong."
+        verb = "skip" if error == "RANGE_EXPIRED" else "retry"
+        assert (halted.action.verb, halted.action.txid) == (verb, 1)
+        assert halted.command.startswith(f"tidegate {verb} tally 1")
+
+
+def test_content_that_fails_is_given_up_after_its_tries(tally: Tally) -> None:
+    """Under the policy skip; a retry begins counting again."""
+    tally.plan(2)
+    for _ in range(2):
+        fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    failed = causes(tally, 2, OFTEN)[0]
+    assert "in try 2 of 3" in failed.sentence
+    fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    assert tally.store.give_up(
+        "tally", 2, "the pipeline's policy", "it failed in try 3 of 3, with MALFORMED_RECORD: a", tries=3
+    )
+
+    given_up, waits, _ = causes(tally, 2, OFTEN)
+    assert (given_up.code, given_up.error, given_up.action.verb) == ("GIVEN_UP", "MALFORMED_RECORD", "retry")
+    assert "waits for its turn to be skipped" in given_up.sentence
+    assert waits.code == "WAITS_FOR_TXID"
     tally.process(1)
     tally.commit(1)
-    assert codes(tally, 1) == ["COMMITTED"]
+    assert "its turn has come" in causes(tally, pipeline=OFTEN)[0].sentence
+    tally.store.retry("tally", 2, "ann", "it is mended")
+    fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    assert "in try 1 of 3" in causes(tally, 2, OFTEN)[0].sentence
+    tally.store.skip_batch(tally.spec, 2, "ann", "it is of no use")
+    (skipped,) = causes(tally, 2)
+    assert (skipped.code, skipped.sentence) == ("SKIPPED", "Txid 2 was skipped, without its rows: it is of no use.")
+
+
+def test_every_policy_and_fault_has_an_outcome_that_is_explained(tally: Tally) -> None:
+    """What the table of poison.md leads to is one of the causes of this file."""
+    assert {outcome.name for policies in OUTCOMES.values() for outcome in policies.values()} == {
+        *("SKIP", "HALT", "AWAIT", "RETRY", "GO_ON")
+    }
+    tally.plan(1)
+    fail(tally, 1, "ValueError: not ours")
+    (failed,) = causes(tally)
+    assert (failed.error, "tidegate inspect" in failed.advice) == (None, True)
+
+
+def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register: Callable[..., None]) -> None:
+    """The chain stays short, however many wait."""
+    register(TALLY)
+    tally = Tally(store, replace(TALLY, window=2).spec)
+    tally.plan(MANY)
+    full, planned = causes(tally, MANY)
+    assert (full.code, planned.code, planned.txid) == ("WINDOW_FULL", "PLANNED", 1)
+    assert f"may begin when txid {MANY - 2} has committed" in full.sentence
+    tally.process(2)
+    assert codes(tally, 2) == ["WAITS_FOR_TXID", "PLANNED"]
+    assert codes(tally, 3) == ["WINDOW_FULL", "PLANNED"]
+
+
+def test_a_ready_batch_waits_to_be_merged_with_others(tally: Tally, as_owner: AsOwner) -> None:
+    """As long as the ledger's turns say so."""
+    tally.plan(3)
+    tally.process(1)
+    tally.commit(1)
+    long = sa.text("interval '2 minutes'")
+    as_owner(sa.update(tables.commit).values(merged_at=tables.commit.c.committed_at + long))
+    tally.process(2, [SHOP])
+    assert not tally.store.turn("tally", 2).opens
+    assert codes(tally) == ["WAITS_TO_MERGE"]
+    tally.process(3, [SHOP])
     assert codes(tally) == ["WAITS_FOR_COMMIT"]
+
+
+def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
+    """By whom, since when and why."""
+    tally.store.pause("tally", "ann", "the warehouse is moved.")
+    idle, paused = causes(tally)
+    assert (idle.code, paused.code, paused.command) == ("IDLE", "PAUSED", "tidegate resume tally --reason ...")
+    assert paused.sentence == "tally was paused by ann: the warehouse is moved. No new run starts."
+    tally.store.resume("tally", "ann", "it is there")
+    tally.plan(2)
+    tally.store.pause("tally", "ann", "again")
+    assert codes(tally, 2) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED", "PAUSED"]
+    tally.start(1)
+    assert codes(tally) == ["IN_WORK"]
+    tally.process(1)
+    assert codes(tally) == ["WAITS_FOR_COMMIT"]
+
+
+def test_waiting_quarantine_is_mentioned_when_nothing_else_waits(tally: Tally, as_owner: AsOwner) -> None:
+    """With the button that takes it up again."""
+    tally.plan(1)
+    tally.process(1)
+    tally.commit(1)
+    tally.store.note_ack("tally", 1)
+    row = {"pipeline": "tally", "txid": 1, "reason": "<b>bad</b>", "payload": "x", "is_raw": True}
+    as_owner(sa.insert(tables.quarantine).values([{**row, "number": number} for number in (1, 2)]))
+
+    idle, waiting = causes(tally)
+    assert (idle.code, waiting.code, waiting.severity) == ("IDLE", "QUARANTINED", "info")
+    assert (waiting.sentence, waiting.action.verb) == ("2 bad records wait in quarantine.", "replay")
+
+
+def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
+    """Nothing is processed or commits until it is registered; what was processed before is processed again."""
+    tally.plan(1)
+    tally.process(1)
+    as_owner(sa.update(tables.pipeline).values(fingerprint="another"))
+    stale, changed = causes(tally)
+    assert (stale.code, changed.code, changed.command) == ("STALE", "DECLARATION_CHANGED", "tidegate migrate")
+
+
+def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
+    """By its epoch, by a witness that knows a later commit, by a damaged witness, and by a ledger that contradicts itself."""
+    tally.plan(2)
+    tally.process(1)
+    tally.commit(1)
+    store, cursor = tally.store, tables.cursor.c
+    with store.engine.connect() as connection:
+        row = connection.execute(sa.select(cursor.history, cursor.epoch)).one()
+    file = store.witness.file_of("tally", str(row.history))
+    kept = file.read_text()
+
+    as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
+    planned, restored = causes(tally)
+    assert (planned.code, restored.code, restored.command) == ("PLANNED", "HOLE_DETECTED", "tidegate error HOLE_DETECTED")
+    assert "restored, promoted or copied" in restored.sentence
+    as_owner(sa.update(tables.cursor).values(epoch=row.epoch))
+
+    store.witness.advance(Mark("tally", str(row.history), row.epoch, 9, 1, "2026-11-25T10:00:00+00:00"))
+    assert "txids 2 to 9 are lost" in causes(tally)[-1].sentence
+    file.write_text("{")
+    assert "is damaged" in causes(tally)[-1].sentence
+    file.write_text(kept)
+    assert codes(tally) == ["PLANNED"]
+
+    as_owner(sa.update(tables.cursor).values(txid=0))
+    assert "cursor of tally is at txid 0, but the ledger committed 1" in causes(tally)[-1].sentence
+    as_owner(sa.update(tables.cursor).values(txid=2))
+    (hole,) = causes(tally, 2)
+    assert "has passed txid 2, which has no commit" in hole.sentence
+
+
+def test_what_is_not_there(tally: Tally) -> None:
+    """A txid, a pipeline, a registration, a declaration."""
+    with pytest.raises(UnknownBatch, match="tally has no txid 7"):
+        explain(tally.store, TALLY, 7)
+    with pytest.raises(UnknownPipeline, match="There is no pipeline nothing"):
+        explain(tally.store, "nothing")
+    (unregistered,) = explain(tally.store, "flights").causes
+    assert (unregistered.code, unregistered.error, unregistered.command) == (
+        *("NOT_REGISTERED", "SCHEMA_OUT_OF_DATE"),
+        "tidegate migrate",
+    )
+    assert [cause.code for cause in explain(tally.store, "tally").causes] == ["IDLE"]
+    tally.plan(1)
+    assert [cause.code for cause in explain(tally.store, "tally").causes] == ["PLANNED", "NOT_DECLARED"]
+
+
+def test_code_that_cannot_be_loaded_is_the_root(tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an author's module raises when it is imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_tally.py").write_text("raise ZeroDivisionError('by [bold]zero')\n")
+    metadata = tmp_path / "broken-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[tidegate.pipelines]\ntally = broken_tally:PIPELINE\n")
+
+    idle, broken = explain(tally.store, "tally").causes
+    assert (idle.code, broken.code, broken.severity) == ("IDLE", "NOT_LOADED", "error")
+    assert broken.sentence == "The code of tally cannot be loaded: ZeroDivisionError: by [bold]zero."
+    assert root_causes(tally.store, ["tally"]) == {"tally": broken}
+
+
+def test_long_errors_are_cut_to_one_line(tally: Tally) -> None:
+    """The batch's history has all of it."""
+    tally.plan(1)
+    fail(tally, 1, "MALFORMED_RECORD: \x1b[31m<script>\n" + "x" * 100_000)
+    (failed,) = causes(tally)
+    assert len(failed.sentence) < LONGEST_QUOTE + 100
+    assert failed.error == "MALFORMED_RECORD"
+
+
+def test_the_number_of_statements_does_not_grow(store: StateStore, register: Callable[..., None]) -> None:
+    """With the number of pipelines, or of their batches."""
+    states = TALLY.states
+    pipelines = [
+        replace(TALLY, name=f"tally_{number}", states={f"{name}_{number}": state for name, state in states.items()})
+        for number in range(12)
+    ]
+    register(*pipelines)
+    statements: list[str] = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
+    numbers = []
+    for shown in (1, 12):
+        for pipeline in pipelines[:shown]:
+            Tally(store, pipeline.spec).plan(5, run_id=f"run {shown}")
+        statements.clear()
+        assert {cause.code for cause in root_causes(store, pipelines[:shown]).values()} == {"PLANNED"}
+        numbers.append(len(statements))
+    assert numbers[0] == numbers[1]
+
+
+def test_commits_at_the_same_moment_are_never_taken_for_a_hole(tally: Tally) -> None:
+    """The witness is written after each COMMIT, so it may be ahead of what a snapshot shows."""
+    tally.plan(25)
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            seen.update(root_causes(tally.store, [TALLY])["tally"].code for _ in range(3))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for txid in range(1, 26):
+            tally.process(txid)
+            tally.commit(txid)
+        until(lambda: "ACK_OUTSTANDING" in seen)
+    finally:
+        ended.set()
+        thread.join()
+    assert "HOLE_DETECTED" not in seen
+
+
+# -- random ledgers ----------------------------------------------------------------------------------------------------
+
+PHASES = {
+    "planned": {"PLANNED"},
+    "processing": {"IN_WORK", "FAILED_BEFORE"},
+    "failed": {"FAILED"},
+    "halted": {"HALTED"},
+    "processed": {"WAITS_FOR_COMMIT", "WAITS_TO_MERGE"},
+}
+ERRORS = ("SPARK_UNAVAILABLE: away", "SOURCE_CHANGED: a.csv", "MALFORMED_RECORD: a.csv, line 1", "RuntimeError: odd")
+
+
+def step(tally: Tally, dice: random.Random) -> None:
+    """Do one thing that a run or an operator could do."""
+    store = tally.store
+    committed, newest = store.committed("tally"), store.last_opened("tally")
+    open_txids = range(committed + 1, (newest.txid if newest else 0) + 1)
+    if not open_txids or dice.random() < 0.15:
+        tally.plan(dice.randint(1, 3), run_id=f"run {dice.random()}")
+        return
+    txid = dice.choice(open_txids)
+    choice = dice.choice(["start", "fail", "seal", "halt", "give up", "retry", "commit", "commit", "pause", "resume"])
+    started = store.start_attempt(tally.spec, txid, "test") if choice in ("start", "fail", "seal") else None
+    if choice == "fail" and isinstance(started, Attempt):
+        error = dice.choice(ERRORS)
+        store.fail_attempt(started, error, is_poison=error.startswith("MALFORMED"))
+    elif choice == "seal" and isinstance(started, Attempt):
+        staged = [tally.stage(started, name, []) for name in ("per_shop", "per_day")]
+        store.seal(started, staged, Tracked(0))
+    elif choice == "halt":
+        store.halt_batch("tally", txid, dice.choice(ERRORS))
+    elif choice == "give up":
+        store.give_up("tally", txid, "the pipeline's policy", f"it failed, with {ERRORS[2]}", tries=1)
+    elif choice == "retry":
+        store.retry("tally", txid, "ann", "fixed")
+    elif choice == "commit":
+        store.commit_ready(tally.spec, "test")
+    elif choice == "pause":
+        store.pause("tally", "ann", "for a while")
+        store.resume("tally", "ann", "over")
+
+
+def own_codes(status: BatchStatus, following: int) -> set[str]:
+    """Return which codes the nearest cause of a batch may have, from what the view says of it."""
+    waits_for = status.waits_for or ""
+    if waits_for.startswith("its turn to be skipped"):
+        return {"GIVEN_UP"}
+    if waits_for.endswith("the window is full"):
+        assert waits_for.startswith(f"txid {following} to commit")
+        return {"WINDOW_FULL"} if status.txid > following else {"PLANNED"}
+    if waits_for == f"txid {following} to commit":
+        return {"WAITS_FOR_TXID"}
+    return PHASES[status.phase]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_causes_agree_with_the_view_whatever_was_done(store: StateStore, register: Callable[..., None], seed: int) -> None:
+    """For random sequences of steps: each batch's nearest cause is its row's, and all lead to the same root."""
+    register(TALLY)
+    dice = random.Random(seed)
+    tally = Tally(store, replace(TALLY, window=4).spec)
+    for _ in range(20):
+        step(tally, dice)
+        (lag,) = store.lag(["tally"])
+        chain = causes(tally)
+        if lag.waits_for is None:
+            assert chain[0].code == "IDLE"
+            continue
+        statuses = [status for status in store.batch_statuses("tally", limit=50) if status.txid > lag.committed]
+        following = lag.committed + 1
+        for status in statuses:
+            found = causes(tally, status.txid)
+            nearest = own_codes(status, following)
+            assert found[0].code in nearest, (status, found)
+            assert found[0].txid == status.txid
+            assert settled(found[-1]) == settled(chain[-1]), (status, found)
+            if status.txid > following:
+                assert {"WAITS_FOR_TXID", "WINDOW_FULL"} & {cause.code for cause in found}
+        assert chain[0].txid == following
+        assert chain[-1].txid == following
+        quoted = (lag.waits_for or "").removeprefix(f"txid {following}: ")
+        if chain[0].code in ("FAILED", "HALTED"):
+            assert quoted in chain[0].sentence

@@ -337,6 +337,21 @@ def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, capl
     assert shop.ids(shop.planned(ORDERS)) == ([1, 2] if end == "COMMIT" else [2])
 
 
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_an_operator_sees_which_transactions_hold_rows_back(shop: Shop, source: PostgresTable) -> None:
+    """Those of writers of the table; by the clock, any of the database. A short one holds back nothing yet."""
+    writer = shop.session()
+    assert source.held_back(shop.settings) is None
+    writer.execute("BEGIN")
+    writer.execute("INSERT INTO orders (name) VALUES ('early')" if source is ORDERS else "SELECT 1")
+
+    named = f"session {writer.connection.get_backend_pid()} of tidegate_owner (shop), in a transaction since "
+    assert named in (source.held_back(shop.settings) or "")
+    assert replace(source, wait_seconds=60, margin_seconds=60).held_back(shop.settings) is None
+    writer.execute("COMMIT")
+    assert source.held_back(shop.settings) is None
+
+
 def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
     """Writers that begin after the look have higher keys, and may take any time."""
     found, later = shop.session(), shop.session()

@@ -1,0 +1,109 @@
+"""`tidegate why` and `tidegate error`: readable, safe in a terminal, and useful when the ledger cannot be read."""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from state_store import schema
+from state_store.schema import VERSION_TABLE
+from state_store.tables import LEDGER
+from tests import command_lines
+from tests.cli.conftest import CommandLine, write_file, write_flights
+from tidegate import error_pages
+
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+USAGE = 2
+GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
+BAD = "2013,1,1,\x1b[31mnoon<b>,2,UA,1545,EWR,IAH,1400"
+
+
+def codes(tidegate: CommandLine, *arguments: str) -> list[str]:
+    """Return the codes of the causes, nearest first."""
+    return [cause["code"] for cause in tidegate.json("why", *arguments)["causes"]]
+
+
+def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandLine) -> None:
+    """Nearest cause first; what the data says is shown with every character visible."""
+    home = tidegate.settings.home
+    write_flights(home, 1, BAD)
+    write_flights(home, 2, GOOD)
+    assert tidegate("run", "flights").returncode == 1
+
+    done = tidegate("why", "flights", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "flights 2:"
+    causes = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    assert causes[-1].startswith("  Because: Txid 1 waits for a person: MALFORMED_RECORD: ")
+    assert causes[-1].endswith(" UTC.")
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[31mnoon<b>" in done.stdout
+    assert "    $ tidegate retry flights 1" in lines
+    assert "    More: tidegate error MALFORMED_RECORD" in lines
+    for line in lines:
+        if line.startswith("    $ "):
+            command_lines.check(line.removeprefix("    $ "))
+
+    halted = tidegate.json("why", "flights")["causes"][-1]
+    assert (halted["code"], halted["error"], halted["action"]) == ("HALTED", "MALFORMED_RECORD", {"verb": "retry", "txid": 1})
+    assert sorted(halted) == sorted(["code", "sentence", "txid", "since", "advice", "command", "action", "severity", "error"])
+
+
+def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
+    """A missing folder, a file that may still be written, nothing at all."""
+    home = tidegate.settings.home
+    (away,) = tidegate.json("why", "flights")["causes"][1:]
+    assert (away["code"], away["error"]) == ("SOURCE_UNREADABLE", "SOURCE_UNREADABLE")
+    assert "does not exist" in away["sentence"]
+    write_flights(home, 1, GOOD)
+    tidegate.json("run", "flights")
+    assert codes(tidegate, "flights") == ["IDLE"]
+    assert codes(tidegate, "flights", "1") == ["COMMITTED"]
+
+    write_file(home, "flights/2013-01-02.csv", "still being written")
+    done = tidegate("why", "flights", TIDEGATE_MIN_FILE_AGE_SECONDS="3600")
+    assert "  Besides: In " in done.stdout
+    assert "2 file(s) changed less than 3600 s ago and may still be written, such as 2013-01-01.csv." in done.stdout
+
+
+def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_owner: AsOwner) -> None:
+    """Postgres is away, refuses the password, or has another revision: the answer says so, and what to do."""
+    assert codes(tidegate, "flights") != ["STORE_UNAVAILABLE"]
+    away = tidegate("why", "flights", PGPORT="1")
+    assert away.returncode == 0
+    assert "Postgres did not answer" in away.stdout
+    assert "    $ tidegate up\n" in away.stdout
+    refused = tidegate("why", "flights", PGUSER="nobody")
+    assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
+
+    version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
+    behind = f"{int(schema.head_revision()) - 1:04}"
+    as_owner(sa.update(version).values(version_num=behind))
+    (cause,) = tidegate.json("why", "flights")["causes"]
+    assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")
+    assert f"at revision {behind}" in cause["sentence"]
+
+
+def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:
+    """A pipeline, a txid, an error."""
+    for arguments, message in {
+        ("why", "flight"): "Did you mean flights?",
+        ("why", "flights", "7"): "flights has no txid 7.",
+        ("why", "flights", "0"): "0 is not in the range",
+        ("why", "<b>\x1b[31m"): "There is no pipeline <b>\\x1b[31m.",
+        ("error", "SOURCE_CHANGE"): "Did you mean SOURCE_CHANGED?",
+        ("error", "../poison"): "There is no error ../poison.",
+        ("error", "README"): "There is no error README.",
+    }.items():
+        done = tidegate(*arguments)
+        assert (done.returncode, done.stdout) == (USAGE, ""), done.stderr
+        assert message in done.stderr
+
+
+def test_errors_are_listed_and_explained(tidegate: CommandLine) -> None:
+    """As text for people, as JSON for programs."""
+    listed = tidegate("error").stdout
+    assert all(code in listed for code in error_pages.codes())
+    assert tidegate.json("error") == {code: error_pages.summary(code) for code in error_pages.codes()}
+    assert tidegate("error", "source_changed").stdout == error_pages.plain("SOURCE_CHANGED")
+    assert tidegate.json("error", "SOURCE_CHANGED") == {"page": error_pages.markdown("SOURCE_CHANGED")}
