@@ -26,6 +26,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
     """Nearest cause first; what the data says is shown with every character visible."""
     home = tidegate.settings.home
     write_flights(home, 1, BAD)
+    assert tidegate("run", "flights").returncode == 1
     write_flights(home, 2, GOOD)
     assert tidegate("run", "flights").returncode == 1
 
@@ -50,7 +51,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
 
 
 def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
-    """A missing folder, a file that may still be written, nothing at all."""
+    """A missing folder is the cause; so is nothing at all."""
     home = tidegate.settings.home
     (away,) = tidegate.json("why", "flights")["causes"][1:]
     assert (away["code"], away["error"]) == ("SOURCE_UNREADABLE", "SOURCE_UNREADABLE")
@@ -60,10 +61,14 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     assert codes(tidegate, "flights") == ["IDLE"]
     assert codes(tidegate, "flights", "1") == ["COMMITTED"]
 
-    write_file(home, "flights/2013-01-02.csv", "still being written")
-    done = tidegate("why", "flights", TIDEGATE_MIN_FILE_AGE_SECONDS="3600")
+
+def test_a_file_that_may_still_be_written_is_mentioned(shops: CommandLine) -> None:
+    """Beside the pipeline's having nothing to do, and until the file is old enough."""
+    write_file(shops.settings.home, "orders/\x1b[31m.csv", "shop,cents")
+    done = shops("why", "orders", TIDEGATE_MIN_FILE_AGE_SECONDS="3600")
     assert "  Besides: In " in done.stdout
-    assert "2 file(s) changed less than 3600 s ago and may still be written, such as 2013-01-01.csv." in done.stdout
+    assert "1 file(s) changed less than 3600 s ago and may still be written, such as \\x1b[31m.csv." in done.stdout
+    assert codes(shops, "orders") == ["IDLE"]
 
 
 def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_owner: AsOwner) -> None:
