@@ -10,6 +10,7 @@ from importlib import import_module
 from io import StringIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
@@ -43,6 +44,8 @@ VERBS = {
     "demo": "demo",
     "quarantine": "quarantine",
     "error": "explaining",
+    "schema": "programs",
+    "completion": "programs",
 }
 
 
@@ -57,6 +60,11 @@ class Verbs(click.Group):
         """Load a verb; None if there is no such verb."""
         module = VERBS.get(cmd_name)
         return getattr(import_module(f"tidegate.commands.{module}"), cmd_name) if module else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the verbs and options that start like this; no verb is loaded."""
+        names = [CompletionItem(name) for name in VERBS if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(cls=Verbs, context_settings={"show_default": True, "max_content_width": 110})

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from jobs.pipelines import flights
 from state_store import Settings
 from tests.cli import shop
 from tests.conftest import COMMAND
+from tidegate import json_schemas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,10 +42,32 @@ class CommandLine:
         return {"args": [COMMAND, *arguments], "env": environ, "cwd": self.settings.home, **pipes}
 
     def json(self, *arguments: str) -> Any:
-        """Run a verb with --json and return its output."""
+        """Run a verb with --json and return its output, which has to be as its schema says."""
         done = self(*arguments, "--json")
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        found = json.loads(done.stdout)
+        check_schema(verb_of(arguments), found)
+        return found
+
+
+def verb_of(arguments: Sequence[str]) -> str:
+    """Return the verb in some arguments: its schema is called like it."""
+    return next(" ".join(arguments[:n]) for n in (2, 1) if " ".join(arguments[:n]) in json_schemas.verbs())
+
+
+def check_schema(verb: str, found: Any) -> None:
+    """Compare a verb's output with its schema; a field that the schema does not describe is an error here."""
+    jsonschema.Draft202012Validator(strict(json_schemas.schema(verb))).validate(found)
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that allows the described fields only; users' schemas allow those that later versions add."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: strict(part) for name, part in schema.items()}
+    return {"additionalProperties": False, **parts} if "properties" in schema and schema.get("type") == "object" else parts
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from tidegate import completion
+
 INTERRUPTED = 130  # the exit code after Ctrl-C
 LARGEST = 10**15  # beyond any txid or number of rows, and well within the range of Postgres' and Airflow's integers
 
@@ -24,7 +26,9 @@ class AtLeastOne(click.IntRange):
 
 AT_LEAST_ONE = AtLeastOne()
 
-pipeline_name = click.argument("pipeline", help="The pipeline's name; see: tidegate pipelines")
+pipeline_name = click.argument(
+    "pipeline", shell_complete=completion.pipelines, help="The pipeline's name; see: tidegate pipelines"
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of tables.")
 log_json = click.option("--log-json", is_flag=True, help="Show the engine's log as JSON lines, for programs.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Show the engine's log.")

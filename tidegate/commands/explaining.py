@@ -9,7 +9,7 @@ import click
 
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
 from state_store.settings import Settings
-from tidegate import error_pages, output
+from tidegate import completion, error_pages, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 
 if TYPE_CHECKING:
@@ -66,7 +66,12 @@ def _since(cause: "Cause") -> str:
 
 
 @click.command()
-@click.argument("code", required=False, help="The error's code, as messages and the ledger show it [default: list all].")
+@click.argument(
+    "code",
+    required=False,
+    shell_complete=completion.error_codes,
+    help="The error's code, as messages and the ledger show it [default: list all].",
+)
 @as_json
 def error(code: str | None, as_json: bool) -> None:
     """Explain an error: how it comes about, what the ledger did, and what to do, step by step."""

@@ -19,7 +19,7 @@ from state_store import lookup
 from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
-from tidegate import batch_report, output, source_report
+from tidegate import batch_report, completion, output, source_report
 from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ NOT_FOUND = 1
 @click.command()
 @pipeline_name
 @click.option("--txid", metavar="TXID", type=AT_LEAST_ONE, help="Show all of one batch.")
-@click.option("--state", metavar="NAME", help="Show the rows of this state, in the order of their keys.")
+@click.option(
+    "--state", metavar="NAME", shell_complete=completion.states, help="Show the rows of this state, in the order of their keys."
+)
 @click.option("--source", is_flag=True, help="Show what the source leaves unread, with the reasons.")
 @filters.phase
 @filters.error
@@ -97,7 +99,7 @@ def inspect(
 
 @click.command()
 @pipeline_name
-@click.argument("state", help="The state's name.")
+@click.argument("state", shell_complete=completion.states, help="The state's name.")
 @click.argument("key", nargs=-1, help="The key's values in their order; several keys one after another.")
 @click.option(
     "--keys-from",

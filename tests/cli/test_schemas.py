@@ -1,0 +1,89 @@
+"""The JSON Schemas of the verbs: complete, valid, printed by `tidegate schema`. `CommandLine.json` compares each output."""
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import jsonschema
+import pytest
+
+from state_store import StateStore
+from tests.cli.conftest import CommandLine, check_schema, strict
+from tests.cli.test_verbs import COMMANDS
+from tests.conftest import COMMAND
+from tidegate import json_schemas
+
+VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter.opts for parameter in command.params)]
+
+
+def test_every_verb_with_json_output_has_a_schema() -> None:
+    """And no other."""
+    assert json_schemas.verbs() == sorted(VERBS)
+
+
+@pytest.mark.parametrize("verb", json_schemas.verbs())
+def test_a_schema_is_valid_and_says_its_version(verb: str) -> None:
+    """Every described field is required, unless it is named in the prose of its verb."""
+    schema = json_schemas.schema(verb)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
+    assert schema["title"] == f"tidegate {verb} --json"
+    for part in _objects(schema):
+        assert set(part.get("required", ())) <= set(part["properties"])
+        optional = set(part["properties"]) - set(part.get("required", ()))
+        assert optional <= ({"left_alone", "trouble"} if verb == "status" else set())
+        assert [name for name in part["properties"] if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
+
+
+def _objects(schema: Any) -> list[dict[str, Any]]:
+    """Return all parts that describe an object with fields."""
+    parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else []
+    found = [part for each in parts for part in _objects(each)]
+    return [schema, *found] if isinstance(schema, dict) and "properties" in schema and schema.get("type") == "object" else found
+
+
+def test_an_undescribed_field_is_noticed_here_and_allowed_to_users() -> None:
+    """Otherwise the comparison of every output could not fail."""
+    schema = json_schemas.schema("down")
+    jsonschema.validate({"ended_processes": 1, "new": 2}, schema)
+    for wrong in ({"ended_processes": 1, "new": 2}, {}, {"ended_processes": "1"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, strict(schema))
+
+
+def test_a_time_is_utc_and_a_txid_a_number() -> None:
+    """By the schemas of the ledger."""
+    batch = {
+        **dict.fromkeys(["source_rows", "key_count", "started_at", "sealed_at", "committed_at", "owner", "waits_for", "error"]),
+        **{"pipeline": "flights", "txid": 1, "phase": "planned", "attempt": 0, "opened_at": "2026-11-25T10:30:00.5+00:00"},
+    }
+    check_schema("inspect", [batch])
+    for wrong in ({"opened_at": "2026-11-25T10:30:00"}, {"opened_at": "2026-11-25T10:30:00+01:00"}, {"txid": "1"}, {"more": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            check_schema("inspect", [{**batch, **wrong}])
+
+
+def test_times_are_utc_whatever_the_zone_of_the_session(tidegate: CommandLine, store: StateStore) -> None:
+    """Postgres answers in the zone of its client."""
+    store.pause("flights", "test", "lunch")
+    done = tidegate("status", "--json", PGTZ="Asia/Kolkata", TZ="America/St_Johns")
+    (lag,) = (row for row in json.loads(done.stdout)["pipelines"] if row["pipeline"] == "flights")
+    assert lag["paused_at"].endswith("+00:00")
+    check_schema("status", json.loads(done.stdout))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_prints_the_schemas() -> None:
+    """One, or the addresses of all; a verb that does not exist is named with the nearest one."""
+    assert json.loads(run("schema", "quarantine", "list").stdout) == json_schemas.schema("quarantine list")
+    addresses = json.loads(run("schema", "--json").stdout)
+    assert list(addresses) == json_schemas.verbs()
+    check_schema("schema", addresses)
+    check_schema("schema", json.loads(run("schema", "inspect", "--json").stdout))
+    refused = run("schema", "inspekt")
+    assert (refused.returncode, "Did you mean inspect?" in refused.stderr) == (2, True)
