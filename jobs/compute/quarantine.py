@@ -5,7 +5,6 @@ as JSON if a check did. It is staged beside the partials and moves into ``tidega
 that each record of a batch either counts or waits there.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from jobs.marked_reports import report_behind
 from jobs.pipeline import State
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.files.column_types import kind_of
@@ -91,10 +91,8 @@ def good_or_refuse(records: DataFrame) -> DataFrame:
 
 def explain(error: Exception) -> MalformedRecord | None:
     """Return an error that names the record and the check; None if the error is about something else."""
-    text = str(error)
-    if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
+    if (found := report_behind(MARK, error)) is None:
         return None
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     place = f"{found['origin']}: " if found.get("origin") else ""
     return MalformedRecord(
         f"{place}a record is bad ({found['reason']}): {found.get('payload')}. Fix the schema or the check and raise the "

@@ -4,12 +4,11 @@ A double becomes the shortest decimal that stands for it, such as 0.1; if that d
 text in Spark, in any case of letters.
 """
 
-import json
-
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
+from jobs.marked_reports import report_behind
 from jobs.sources.files.read import quoted
 from state_store.declaration import ColumnType, StateSpec
 from state_store.errors import DeclarationInvalid, MalformedRecord
@@ -80,10 +79,8 @@ def spark_type(declared: ColumnType) -> T.DataType:
 
 def explain(error: Exception) -> MalformedRecord | None:
     """Return an error that names the refused value; None if the error is about something else."""
-    text = str(error)
-    if (start := text.find(f"{MARK} {{")) < 0:  # the name alone stands in the plan of any other error
+    if (found := report_behind(MARK, error)) is None:
         return None
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     return MalformedRecord(
         f"{found['place']} has the value {found['value']}, and nothing is rounded or repaired. Round or repair it in the "
         "transform, where what is lost is your decision, or declare another type."

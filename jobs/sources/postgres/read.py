@@ -6,7 +6,6 @@ again (a retry, speculation, a second state): that queries the database again an
 """
 
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
@@ -16,6 +15,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 
+from jobs.marked_reports import marked, report_behind
 from jobs.sources import Emitter
 from jobs.sources.postgres.origin import check_same_origin, look_at_origin
 from jobs.sources.postgres.query import (
@@ -122,11 +122,8 @@ class PostgresReader(Emitter):
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error that an executor raised, None if it is another error."""
-        text = str(error)
-        if (start := text.find(MARK)) < 0:
-            return None
-        report, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
-        return cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
+        report = report_behind(MARK, error)
+        return None if report is None else cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
 
 
 def parts_of(metadata: SourceMetadata) -> list[Part]:
@@ -155,8 +152,7 @@ class PartsReader:
                 for number in batch.column(0).to_pylist():
                     yield from read_part(self.conninfo, self.query, self.parts[number])
         except TidegateError as error:
-            report = json.dumps({"error": type(error).__name__, "reason": str(error)})
-            raise RuntimeError(f"{MARK} {report}") from error  # Spark passes on the text alone
+            raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
 
 
 def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:

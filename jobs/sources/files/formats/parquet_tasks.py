@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from state_store.errors import SourceUnreadable
 
@@ -58,7 +59,7 @@ class RowsReader(TaskReader):
                 return
             except (OSError, pa.ArrowException) as error:
                 report = {"path": str(piece.path), "why": str(error).partition("\n")[0]}
-                raise ValueError(f"{UNREADABLE_MARK} {json.dumps(report)}") from error
+                raise ValueError(marked(UNREADABLE_MARK, report)) from error
             yield self._converted(piece, batch, exact, row)
             row += batch.num_rows
 
@@ -90,10 +91,8 @@ class RowsReader(TaskReader):
 
 def unreadable(text: str) -> SourceUnreadable | None:
     """Return a task's error about a file that cannot be read, None if it is another error."""
-    start = text.find(f"{UNREADABLE_MARK} {{")
-    if start < 0:
+    if (found := report_behind(UNREADABLE_MARK, text)) is None:
         return None
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     return SourceUnreadable(f"{found['path']} cannot be read: {found['why']}. Write the file again, in a usual encoding.")
 
 
@@ -124,15 +123,17 @@ def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
         found = found.cast(kind)
     elif pa.types.is_string(kind):
         found.validate(full=True)  # finds text that is not UTF-8, with its row
-    is_date = pa.types.is_date(kind)
-    if is_date or pa.types.is_timestamp(kind):
-        bounds = pc.min_max(found.view(pa.int32() if is_date else pa.int64())).as_py()
-        first, last = _DAYS if is_date else _TICKS
-        if is_legacy:
-            first = _YEAR_1900[0 if is_date else 1]
-        if bounds["min"] is not None and not (first <= bounds["min"] and bounds["max"] <= last):
-            raise pa.ArrowInvalid("a year that not all can read")
+    if pa.types.is_date(kind):
+        _check_bounds(found.view(pa.int32()), _YEAR_1900[0] if is_legacy else _DAYS[0], _DAYS[1])
+    elif pa.types.is_timestamp(kind):
+        _check_bounds(found.view(pa.int64()), _YEAR_1900[1] if is_legacy else _TICKS[0], _TICKS[1])
     return found
+
+
+def _check_bounds(found: pa.Array, first: int, last: int) -> None:
+    bounds = pc.min_max(found).as_py()
+    if bounds["min"] is not None and not (first <= bounds["min"] and bounds["max"] <= last):
+        raise pa.ArrowInvalid("a year that not all can read")
 
 
 def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:

@@ -1,10 +1,8 @@
 """The part of reading that Spark's tasks do for every format: pieces of files become Arrow batches, bad records are named.
 
-Rows are flagged with the columns HIDDEN (`Emitter.emit_records`), or the first bad record ends the query. An error comes back
-from a task as text only, so its report is written as JSON behind a mark.
+Rows are flagged with the columns HIDDEN (`Emitter.emit_records`), or the first bad record ends the query.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jobs.marked_reports import marked, report_behind
 from jobs.sources import HIDDEN
 from state_store.errors import MalformedRecord, storable
 
@@ -76,15 +75,13 @@ def flagged_batch(
 def malformed(place: str, why: str, record: str) -> ValueError:
     """Return the error with which a task reports a bad record."""
     report = {"origin": place, "why": why, "record": record[:SHOWN_RECORD_CHARACTERS]}
-    return ValueError(f"{MALFORMED_MARK} {json.dumps(report)}")
+    return ValueError(marked(MALFORMED_MARK, report))
 
 
 def explained(text: str) -> MalformedRecord | None:
     """Return a task's error about a bad record, None if it is another error."""
-    start = text.find(f"{MALFORMED_MARK} {{")
-    if start < 0:
+    if (found := report_behind(MALFORMED_MARK, text)) is None:
         return None
-    found, _ = json.JSONDecoder().raw_decode(text, text.index("{", start))
     return MalformedRecord(
         f"{found['origin']}: the record does not fit the schema: {found['why']}. It is {found['record']!r}. Correct the schema "
         "and raise the pipeline's version; a planned file must stay as it is."
