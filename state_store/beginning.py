@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import attempts, batches, commits, operations, staging, tables
-from state_store.attempts import FENCED, AirflowTry, Attempt, LockedBatch
+from state_store.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
 from state_store.batches import BatchInput, decode_metadata, encode_metadata
 from state_store.commits import Commit
 from state_store.declaration import PipelineSpec, SourceMetadata
@@ -53,71 +53,93 @@ class NotStarted(Enum):
     AHEAD = "not begun: the window is full until earlier txids commit"
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request for an attempt: of which batch, by whom, on which condition, and with which input."""
+
+    txid: int
+    owner: str
+    mode: Mode
+    airflow: AirflowTry | None
+    new_input: NewInput | None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the ledger knows of a batch, whose row is locked, and of the input of the batch before it."""
+
+    spec: PipelineSpec
+    batch: LockedBatch
+    previous: BatchInput | None
+    planned: BatchInput
+    newest: AttemptRow | None
+
+    @property
+    def position(self) -> bytes | None:
+        """The digest of the input that this batch has to continue."""
+        return self.previous.digest if self.previous else None
+
+    @property
+    def keeps_input(self) -> bool:
+        """Whether the planned input is still the one to read."""
+        return self.spec.source_kind == "transactional" or self.planned.continues == self.position
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the newest attempt is sealed by this declaration and continues the previous batch."""
+        if self.newest is None or self.newest.sealed_at is None:
+            return False
+        return self.newest.fingerprint == self.spec.fingerprint and self.planned.continues == self.position
+
+
 def begin(
-    connection: Connection,
-    spec: PipelineSpec,
-    txid: int,
-    owner: str,
-    witness: Witness,
-    *,
-    mode: Mode,
-    airflow: AirflowTry | None,
-    new_input: NewInput | None,
+    connection: Connection, spec: PipelineSpec, request: Request, witness: Witness
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
     """Begin an attempt as `StateStore.start_attempt` describes; raises the same errors."""
+    txid = request.txid
     batch = attempts.lock_batch(connection, spec.name, txid)
-    if mode == "redo":
+    if request.mode == "redo":
         operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
     elif done := commits.find(connection, spec.name, txid):
         return done
     commits.check_history(connection, spec.name, witness)
     commits.check_declaration(connection, spec)
-    before = batches.input_of(connection, spec.name, txid - 1)
+    previous = batches.input_of(connection, spec.name, txid - 1)
     planned = batches.existing_input(connection, spec.name, txid)
-    position = before.digest if before else None
-    keeps_input = spec.source_kind == "transactional" or planned.continues == position
-    newest = attempts.newest(connection, spec.name, txid, batch.attempt)
-    if mode != "redo":
-        # A decision to give up concerns the batch with this input: with another input, it is tried again.
-        if batch.skip_reason is not None and keeps_input:
-            return NotStarted.GIVEN_UP
-        if mode != "restage" and _is_sealed(spec, newest, planned, position):
-            return NotStarted.SEALED
-        if mode == "first" and newest is not None:
-            return NotStarted.BEGUN
-        if not batches.has_room(connection, spec.name, txid):
-            return NotStarted.AHEAD
-    if new_input is None:
-        must_replan = not keeps_input or (spec.source_kind != "transactional" and newest is not None)
-    else:
-        must_replan = new_input.continues != position  # the previous batch has got a new input since
-    if must_replan:
-        return ReplanNeeded(before.metadata if before else None, planned.metadata, position)
-    attempt = _take_fence(connection, spec, batch, planned, owner, airflow, new_input)
+    known = _Known(spec, batch, previous, planned, attempts.newest(connection, spec.name, txid, batch.attempt))
+    if request.mode != "redo" and (reason := _reason_against(connection, known, request.mode)):
+        return reason
+    if _must_replan(known, request.new_input):
+        return ReplanNeeded(previous.metadata if previous else None, planned.metadata, known.position)
+    attempt = _take_fence(connection, known, request)
     staging.create(connection, spec, txid, attempt.number)
     return attempt
 
 
-def _is_sealed(spec: PipelineSpec, newest: attempts.AttemptRow | None, planned: BatchInput, position: bytes | None) -> bool:
-    """Return whether the newest attempt is sealed by this declaration and continues the previous batch."""
-    if newest is None or newest.sealed_at is None:
-        return False
-    return newest.fingerprint == spec.fingerprint and planned.continues == position
+def _reason_against(connection: Connection, known: _Known, mode: Mode) -> NotStarted | None:
+    # A decision to give up concerns the batch with this input: with another input, it is tried again.
+    if known.batch.skip_reason is not None and known.keeps_input:
+        return NotStarted.GIVEN_UP
+    if mode != "restage" and known.is_sealed:
+        return NotStarted.SEALED
+    if mode == "first" and known.newest is not None:
+        return NotStarted.BEGUN
+    return None if batches.has_room(connection, known.spec.name, known.batch.txid) else NotStarted.AHEAD
 
 
-def _take_fence(
-    connection: Connection,
-    spec: PipelineSpec,
-    batch: LockedBatch,
-    planned: BatchInput,
-    owner: str,
-    airflow: AirflowTry | None,
-    new_input: NewInput | None,
-) -> Attempt:
+def _must_replan(known: _Known, new_input: NewInput | None) -> bool:
+    if new_input is not None:
+        return new_input.continues != known.position  # the previous batch has got a new input since
+    return not known.keeps_input or (known.spec.source_kind != "transactional" and known.newest is not None)
+
+
+def _take_fence(connection: Connection, known: _Known, request: Request) -> Attempt:
     """Raise the fence of a locked batch and record the new attempt; lift a halt, or a decision to skip.
 
     Older attempts that have not ended are marked as failed, and their Spark operations may be interrupted.
     """
+    spec, batch, planned = known.spec, known.batch, known.planned
+    airflow, new_input = request.airflow, request.new_input
     number = batch.attempt + 1
     digest = planned.digest if new_input is None else hashlib.sha256(new_input.metadata).digest()
     metadata = planned.metadata if new_input is None else decode_metadata(spec.name, batch.txid, new_input.metadata, digest)
@@ -140,7 +162,7 @@ def _take_fence(
             pipeline=spec.name,
             txid=batch.txid,
             attempt=number,
-            owner=owner,
+            owner=request.owner,
             seen_at=sa.func.now(),
             airflow_run_id=airflow and airflow.run_id,
             airflow_task_id=airflow and airflow.task_id,

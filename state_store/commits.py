@@ -28,10 +28,12 @@ from state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from state_store.merges import NOTHING, Merged
 from state_store.witness import Mark, Witness
 
 # How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
+MAX_ROWS_TOGETHER = 10_000_000  # of several batches in one transaction
 
 
 @dataclass(frozen=True)
@@ -265,30 +267,23 @@ def merge_and_advance(
         assert batch.skip_owner is not None, "the table holds both or none"
         check_continues(spec, batch_input, cursor)  # a skip consumes rows too, so it must not leave a gap before them
         source_files.write(connection, spec, [batch_input])
-        return record(connection, spec, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)
+        return record(connection, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)
     check_sealed(connection, spec, batch, attempt_timeout_seconds)
     check_continues(spec, batch_input, cursor)
     check_declaration(connection, spec)
     source_files.write(connection, spec, [batch_input])
-    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
-    return record(connection, spec, batch, batch_input, owner, keys=keys, quarantined_rows=bad)
+    (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
+    return record(connection, batch, batch_input, owner, merged=merged)
 
 
 def commit_ready(
-    connection: Connection,
-    spec: PipelineSpec,
-    owner: str,
-    witness: Witness,
-    *,
-    max_batches: int,
-    max_rows: int,
-    wait: bool,
+    connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
 ) -> list[Commit]:
     """Commit all batches that directly follow and are ready, in order, as if each were committed alone.
 
-    Each passes the checks of `merge_and_advance`; the first that is not ready ends the sequence. A batch larger than `max_rows`
-    is committed alone, and so are those of opaque states: a redo of the last batch needs the values between the two. Returns
-    an empty list, having changed nothing, if none is ready.
+    Each passes the checks of `merge_and_advance`; the first that is not ready ends the sequence. A batch larger than
+    MAX_ROWS_TOGETHER is committed alone, and so are those of opaque states: a redo of the last batch needs the values between
+    the two. Returns an empty list, having changed nothing, if none is ready.
 
     Raises: what `merge_and_advance` raises; committing one by one then shows which batch is at fault.
     """
@@ -297,23 +292,19 @@ def commit_ready(
     check_declaration(connection, spec)
     if any(state.kind == "opaque" for state in spec.states):
         max_batches = 1
-    ready = _ready(connection, spec, cursor, max_batches, max_rows)
+    ready = _ready(connection, spec, cursor, max_batches)
     if not ready:
         return []
     source_files.write(connection, spec, [batch_input for _, batch_input in ready])
     merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
     return [
-        record(connection, spec, batch, batch_input, owner, keys=keys, quarantined_rows=bad)
-        for (batch, batch_input), (keys, bad) in zip(ready, merged, strict=True)
+        record(connection, batch, batch_input, owner, merged=of_batch)
+        for (batch, batch_input), of_batch in zip(ready, merged, strict=True)
     ]
 
 
 def _ready(
-    connection: Connection,
-    spec: PipelineSpec,
-    cursor: Cursor,
-    max_batches: int,
-    max_rows: int,
+    connection: Connection, spec: PipelineSpec, cursor: Cursor, max_batches: int
 ) -> list[tuple[LockedBatch, BatchInput]]:
     """Lock and return the batches that may follow the cursor in one transaction, each with its input."""
     ready: list[tuple[LockedBatch, BatchInput]] = []
@@ -333,7 +324,7 @@ def _ready(
             batch.skip_reason is not None
             or batch.halted_at is not None
             or batch_input.continues != continued
-            or (ready and rows > max_rows)
+            or (ready and rows > MAX_ROWS_TOGETHER)
         ):
             return ready
         ready.append((batch, batch_input))
@@ -343,31 +334,29 @@ def _ready(
 
 def record(
     connection: Connection,
-    spec: PipelineSpec,
     batch: LockedBatch,
     batch_input: BatchInput,
     owner: str,
     *,
-    keys: int = 0,
-    quarantined_rows: int = 0,
+    merged: Merged = NOTHING,
     skipped_reason: str | None = None,
 ) -> Commit:
     """Record the commit and advance the cursor, which is locked."""
-    txid = batch.txid
+    pipeline, txid = batch.pipeline, batch.txid
     if skipped_reason is not None and QUARANTINED in batch_input.metadata:
         q = tables.quarantine.c  # records that this batch took out of quarantine go back there
-        returned = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.replayed_txid == txid)
+        returned = sa.update(tables.quarantine).where(q.pipeline == pipeline, q.replayed_txid == txid)
         connection.execute(returned.values(replayed_txid=None))
     committed_at = connection.scalar(
         insert(tables.commit)
         .values(
-            pipeline=spec.name,
+            pipeline=pipeline,
             txid=txid,
             attempt=batch.attempt,
             source_digest=batch_input.digest,
             owner=owner,
-            key_count=keys,
-            quarantined_rows=quarantined_rows,
+            key_count=merged.keys,
+            quarantined_rows=merged.quarantined_rows,
             skipped_reason=skipped_reason,
         )
         .returning(tables.commit.c.committed_at)
@@ -375,13 +364,13 @@ def record(
     c = tables.cursor.c
     advanced = connection.execute(
         sa.update(tables.cursor)
-        .where(c.pipeline == spec.name, c.txid == txid - 1)
+        .where(c.pipeline == pipeline, c.txid == txid - 1)
         .values(txid=txid, attempt=batch.attempt, source_digest=batch_input.digest)
     )
     if advanced.rowcount != 1:
-        raise GuardMismatch(f"{spec.name}: the cursor left txid {txid - 1} while it was locked.", pipeline=spec.name, txid=txid)
+        raise GuardMismatch(f"{pipeline}: the cursor left txid {txid - 1} while it was locked.", pipeline=pipeline, txid=txid)
     assert committed_at is not None
-    return Commit(spec.name, txid, batch.attempt, keys, committed_at, skipped_reason, already_committed=False)
+    return Commit(pipeline, txid, batch.attempt, merged.keys, committed_at, skipped_reason, already_committed=False)
 
 
 def committed(connection: Connection, pipeline: str) -> int:
@@ -456,24 +445,19 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
         raise StagingLost(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
     if attempt.failed_at is not None:
         raise StagingLost(f"{name} failed: {attempt.error} It is processed again.", **identity)
-    silence = attempt.silent_seconds or 0
-    if (
-        attempt.sealed_at is None
-        and attempt.age_seconds < attempt_timeout_seconds
-        and silence < attempts.LONGEST_SILENCE_SECONDS
-    ):
+    if attempt.sealed_at is None:
+        if (silence := attempt.silent_seconds or 0) >= attempts.LONGEST_SILENCE_SECONDS:
+            raise StagingLost(
+                f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or is suspended. It is "
+                "processed again.",
+                **identity,
+            )
+        if attempt.age_seconds >= attempt_timeout_seconds:
+            raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
         raise AttemptNotSealed(
             f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.",
             **identity,
         )
-    if attempt.sealed_at is None and silence >= attempts.LONGEST_SILENCE_SECONDS:
-        raise StagingLost(
-            f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or is suspended. It is "
-            "processed again.",
-            **identity,
-        )
-    if attempt.sealed_at is None:
-        raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
     if attempt.fingerprint != spec.fingerprint:
         raise StagingLost(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
     if attempt.quarantined_rows and not spec.quarantines:

@@ -10,7 +10,7 @@ txid in a row is never a replay: another writer put it there, and the commit sto
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -23,17 +23,26 @@ from state_store.errors import GuardMismatch
 from state_store.staging import StagedPartition
 
 
+class Merged(NamedTuple):
+    """How many state rows a batch has written, and how many bad records it has set aside."""
+
+    keys: int
+    quarantined_rows: int
+
+
+NOTHING = Merged(0, 0)
+
+
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
     """Name the writer for the rest of the transaction: the state tables refuse all others."""
     connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))
 
 
-def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[Merged]:
     """Merge everything that consecutive batches, (txid, attempt) each, have sealed.
 
-    Returns for each batch its number of state rows and of bad records set aside. A key that several batches touch is written
-    once, which makes merging them together quicker than one by one. The states come out the same, row by row, unless they are
-    opaque: those would need the values between the batches.
+    A key that several batches touch is written once, which makes merging them together quicker than one by one. The states
+    come out the same, row by row, unless they are opaque: those would need the values between the batches.
 
     Every sealed row must land (I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
     new, so a row that the guard rejects has another writer, and dropping it silently would lose an update.
@@ -77,7 +86,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
                 txid=txid,
                 attempt=attempt,
             )
-    return [(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
+    return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
 
 
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:

@@ -91,7 +91,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     for state in spec.states:
         merges.restore(connection, state, txid)
     _empty_quarantine(connection, spec.name, txid)
-    ((keys, bad),) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
+    (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
     # From here on the newest attempt is the committed attempt, and later batches have to continue its input.
     k = tables.commit.c
     digest = sa.select(tables.attempt.c.source_digest).where(
@@ -101,7 +101,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     connection.execute(
         sa.update(tables.commit)
         .where(k.pipeline == spec.name, k.txid == txid)
-        .values(**counted, owner=owner, key_count=keys, quarantined_rows=bad, skipped_reason=None)
+        .values(**counted, owner=owner, key_count=merged.keys, quarantined_rows=merged.quarantined_rows, skipped_reason=None)
     )
     connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
     source_files.take_back(connection, spec.name, txid)
@@ -179,7 +179,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     batch_input = batches.existing_input(connection, spec.name, txid)
     commits.check_continues(spec, batch_input, cursor)
     source_files.write(connection, spec, [batch_input])
-    return commits.record(connection, spec, batch, batch_input, owner, skipped_reason=reason)
+    return commits.record(connection, batch, batch_input, owner, skipped_reason=reason)
 
 
 def replay_quarantined(

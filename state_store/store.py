@@ -57,8 +57,8 @@ STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
-# The most that one transaction merges of several batches: enough for most of the gain, little enough to lose.
-MAX_BATCHES_TOGETHER, MAX_ROWS_TOGETHER = 100, 10_000_000
+# The most batches that one transaction merges: enough for most of the gain, little enough to lose.
+MAX_BATCHES_TOGETHER = 100
 
 
 class StateStore:
@@ -225,7 +225,7 @@ class StateStore:
         """
         with self._transaction("starting an attempt") as connection:
             self._set_limits(connection)
-            return beginning.begin(connection, spec, txid, owner, self.witness, mode=mode, airflow=airflow, new_input=new_input)
+            return beginning.begin(connection, spec, beginning.Request(txid, owner, mode, airflow, new_input), self.witness)
 
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
@@ -393,9 +393,7 @@ class StateStore:
         Raises: what `commit_batch` raises. Then nothing was committed; committing one by one shows which batch is at fault.
         """
         with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
-            return commits.commit_ready(
-                connection, spec, owner, self.witness, max_batches=max_batches, max_rows=MAX_ROWS_TOGETHER, wait=wait
-            )
+            return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
     def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
         """Replace the effect of the last committed txid by its newest attempt. As the owner of the tables only.
