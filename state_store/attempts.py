@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -41,6 +41,11 @@ class Attempt:
 
     def __str__(self) -> str:
         return f"{self.pipeline} {self.txid}:{self.number}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return pipeline, txid and attempt, as errors and the ledger name them."""
+        return {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.number}
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,6 @@ def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     return exists.where(newest.c.seen_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS))
 
 
-def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt of a batch in this table or alias was sealed."""
-    newest, exists = _newest_of(batch)
-    return exists.where(newest.c.sealed_at.is_not(None))
-
-
 def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
     newest = tables.attempt.alias("newest")
     of_batch = newest.c.pipeline == batch.c.pipeline, newest.c.txid == batch.c.txid, newest.c.attempt == batch.c.attempt
@@ -191,9 +190,7 @@ def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
     if batch.attempt != attempt.number:
         raise AttemptFenced(
             f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.",
-            pipeline=attempt.pipeline,
-            txid=attempt.txid,
-            attempt=attempt.number,
+            **attempt.identity,
         )
 
 
@@ -222,9 +219,7 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
             f"{attempt}: the source emitted {tracked.source_rows} rows, sum of hashes {tracked.source_hash_sum}, "
             f"attempt {found.attempt} at the same batch {found.source_rows}, sum of hashes {found.source_hash_sum}. "
             "A transactional source replays the identical rows: put them back.",
-            pipeline=attempt.pipeline,
-            txid=attempt.txid,
-            attempt=attempt.number,
+            **attempt.identity,
         )
 
 
@@ -232,9 +227,7 @@ def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[St
     """Record which staged rows of this attempt count, and that its staging is complete."""
     rows = [
         {
-            "pipeline": attempt.pipeline,
-            "txid": attempt.txid,
-            "attempt": attempt.number,
+            **attempt.identity,
             "state": p.state,
             "partition": p.partition,
             "task_attempt": p.task_attempt,

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import grpc
 from pyspark.errors import PySparkException
@@ -259,17 +258,12 @@ def apply_transform(transform: Transform, rows: DataFrame, columns: list[str]) -
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
     """Turn Spark's errors into ours: the source's explanation if it has one, else that of `meaning_of`."""
-    identity = _identity(attempt)
     try:
         yield
     except errors.TidegateError as error:
         explained = emitter.explain(error) or error
-        raise type(explained)(str(explained).removeprefix(f"{attempt}: "), **identity) from error
+        raise type(explained)(str(explained).removeprefix(f"{attempt}: "), **attempt.identity) from error
     except (PySparkException, grpc.RpcError) as error:
         if cause := quarantine.explain(error) or state_columns.explain(error) or emitter.explain(error):
-            raise type(cause)(str(cause), **identity) from error
-        raise meaning_of(error, **identity) from error
-
-
-def _identity(attempt: Attempt) -> dict[str, Any]:
-    return {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
+            raise type(cause)(str(cause), **attempt.identity) from error
+        raise meaning_of(error, **attempt.identity) from error

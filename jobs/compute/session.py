@@ -92,7 +92,7 @@ def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = F
     try:
         yield session
     finally:
-        _leave(session)
+        leave_on_server(session)
 
 
 def application_of(session: SparkSession) -> str:
@@ -128,7 +128,6 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
     for number in attempt.fenced:
         spark.interruptTag(tag_of(attempt.pipeline, attempt.txid, number))
     tag = tag_of(attempt.pipeline, attempt.txid, attempt.number)
-    identity: dict[str, Any] = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
     has_ended, is_overdue, is_lost = Event(), Event(), Event()
     deadline = time.monotonic() + timeout_seconds
 
@@ -158,13 +157,13 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
             raise AttemptTimedOut(
                 f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. It is tried "
                 "again.",
-                **identity,
+                **attempt.identity,
             ) from error
         if is_lost.is_set():
             raise SparkUnavailable(
                 f"{attempt}: Spark's server has not answered for {LONGEST_SILENCE_SECONDS:.0f} s, though it is there. If that "
                 "does not pass, restart it: tidegate down, tidegate up.",
-                **identity,
+                **attempt.identity,
             ) from error
         raise
     finally:
@@ -194,15 +193,10 @@ def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
         try:
             return _configured(session, settings, rows_are_short)
         except BaseException as error:
-            _leave(session)
+            leave_on_server(session)  # PySpark would keep a failed session as this thread's active one
             if not isinstance(error, PySparkException) or "INVALID_HANDLE" not in str(error):
                 raise
     raise SparkUnavailable(f"The Spark server closed {MAX_CLOSED_SESSIONS} sessions of {name}. Restart it.")
-
-
-def _leave(session: SparkSession) -> None:
-    """Close our end; PySpark would otherwise keep a failed session as this thread's active one."""
-    leave_on_server(session)
 
 
 def _local(settings: Settings) -> SparkSession:

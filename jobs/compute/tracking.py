@@ -153,9 +153,7 @@ def check_complete(attempt: Attempt, place: str, before: RowSums, after: RowSums
         raise RowsLost(
             f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (the sums of their hashes differ by "
             f"{difference:#x}). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
-            pipeline=attempt.pipeline,
-            txid=attempt.txid,
-            attempt=attempt.number,
+            **attempt.identity,
         )
 
 

@@ -153,9 +153,7 @@ class Processor:
             return True
         raise BatchRetried(
             f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}",
-            pipeline=attempt.pipeline,
-            txid=attempt.txid,
-            attempt=attempt.number,
+            **attempt.identity,
         ) from error
 
 
