@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter, InputFacts
+from jobs.sources import Emitter, InputFacts
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.partitions import Partitions, undeclared
 from state_store.declaration import SourceMetadata
@@ -18,7 +18,7 @@ from state_store.errors import MalformedRecord, RowsLost, SourceChanged, SourceU
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T  # noqa: N812
 
     from jobs.sources.files.formats.tasks import TaskReader
@@ -47,7 +47,7 @@ class FileReader(Emitter):
         # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Path]] = []
         self._inodes: dict[Path, Inode] = {}
-        # By path: the file's name in the source, and the values in its folders' names.
+        # By path: the file's name in the source, even if it is in the done folder, and the values in its folders' names.
         self._names: dict[Path, str] = {}
         self._values: dict[Path, dict[str, pa.Array]] = {}
 
@@ -60,19 +60,16 @@ class FileReader(Emitter):
         paths = self._checked_paths(attempt, metadata)
         if not paths:
             return self._spark.createDataFrame([], self.row_schema())
-        return self._read(paths)
+        return self._read(paths, flagged=False)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged.
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
         """
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
-
         if not metadata["files"]:
             return super().emit_records(attempt, metadata)
-        paths = self._checked_paths(attempt, metadata)
-        return self._read_flagged(paths, F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1))
+        return self._read(self._checked_paths(attempt, metadata), flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
@@ -106,16 +103,9 @@ class FileReader(Emitter):
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
 
-    def _read(self, paths: list[str]) -> "DataFrame":
-        """Return the rows of one or more files; the first record that does not fit ends the query."""
+    def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
+        """Return the rows of one or more files: flagged, or the first record that does not fit ends the query."""
         raise NotImplementedError
-
-    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
-        """Return the rows of some files for `emit_records`; a format whose records always fit keeps this default."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-        nothing = F.lit(None).cast("string")
-        return self._read(paths).select("*", origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
 
     def _rows_of(self, reader: "TaskReader", schema: "T.StructType", *, read_here: bool) -> "DataFrame":
         """Return what a reader reads: in tasks or, faster for a few rows than starting a Python worker, in this process."""
@@ -176,10 +166,6 @@ class FileReader(Emitter):
             return self._partitions.values_of(name)
         except ValueError as error:
             raise MalformedRecord(f"{path}: {error}.") from None
-
-    def _name_of(self, path: Path) -> str:
-        """Return a file's name in the source, even if it is in the done folder."""
-        return self._names[path]
 
     def _partition_advice(self, name: str) -> str:
         """Return advice on a missing column that a file's folders name; empty if they name none."""

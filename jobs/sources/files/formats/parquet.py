@@ -62,23 +62,17 @@ class ParquetReader(FileReader):
             self._rows[path] = count_rows(path)
         return self._rows[path]
 
-    def _read(self, paths: list[str]) -> "DataFrame":
-        return self._read_rows(paths)
-
-    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
-        return self._read_rows(paths, origin)
-
-    def _read_rows(self, paths: list[str], origin: "Column | None" = None) -> "DataFrame":
-        """Return the rows of some files; with an origin, flagged. One file that needs our tasks makes all be read by them."""
+    def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
+        """Return the rows of some files. One file that needs our tasks makes all be read by them."""
         from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415 - loads pyarrow
 
         groups = self._groups(paths)
         declared = groups[0].native.schema
         footers = self._read_footers(arrow_types(declared))
         if any(footer.needs_care for footer in footers):
-            parts = [self._read_exactly(group, declared, footers, flagged=origin is not None) for group in groups]
+            parts = [self._read_exactly(group, declared, footers, flagged=flagged) for group in groups]
         else:
-            parts = [self._read_natively(group, origin) for group in groups]
+            parts = [self._read_natively(group, flagged=flagged) for group in groups]
         return reduce(lambda left, right: left.unionAll(right), parts)
 
     def _groups(self, paths: list[str]) -> "list[_Group]":
@@ -101,18 +95,19 @@ class ParquetReader(FileReader):
         from jobs.sources.files.formats.parquet_columns import read_footer  # noqa: PLC0415 - loads pyarrow
 
         footers = [
-            read_footer(path, types, self._schema, self._partitions.schema, self._partition_advice(self._name_of(path)))
+            read_footer(path, types, self._schema, self._partitions.schema, self._partition_advice(self._names[path]))
             for _, path in self._files
         ]
         self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
         return footers
 
-    def _read_natively(self, group: "_Group", origin: "Column | None") -> "DataFrame":
+    def _read_natively(self, group: "_Group", *, flagged: bool) -> "DataFrame":
         """Return the rows as Spark's reader returns them, all of them good."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        if origin is None:
+        if not flagged:
             return self._with_values(group.native, group)
+        origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
         nothing = F.lit(None).cast("string")
         return self._with_values(group.native, group, origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
 

@@ -12,7 +12,7 @@ from jobs.sources.files.read import FileReader, quoted
 from state_store.errors import TidegateError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from jobs.sources.files.formats.text_scan import Parser, Scan
 
@@ -59,7 +59,7 @@ class TextFileReader(FileReader):
     def _check_content(self, path: Path) -> None:
         from jobs.sources.files.formats.text_scan import TextFile, scan  # noqa: PLC0415
 
-        name = self._name_of(path)
+        name = self._names[path]
         file = TextFile(
             path,
             name,
@@ -71,15 +71,12 @@ class TextFileReader(FileReader):
         )
         self._scans[path] = scan(file, self._parser, has_header=self._header, may_lack=self.may_lack)
 
-    def _read(self, paths: list[str]) -> "DataFrame":
+    def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
         del paths
-        if not self._parser.formatted:
+        if not flagged and not self._parser.formatted:
             return self._rows(flagged=False)
-        return self._refusing(self._formatted(self._rows(flagged=True)))
-
-    def _read_flagged(self, paths: list[str], origin: "Column") -> "DataFrame":
-        del paths, origin
-        return self._formatted(self._rows(flagged=True))
+        rows = self._formatted(self._rows(flagged=True))
+        return rows if flagged else self._refusing(rows)
 
     def _rows(self, *, flagged: bool) -> "DataFrame":
         from jobs.sources.files.formats.text_scan import in_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
@@ -101,8 +98,7 @@ class TextFileReader(FileReader):
         options = named(self._options)
         reading = {name: value for name, value in options.items() if name in (*FORMATS.values(), "locale", "timezone")}
         reading |= {"sep": "\x01", "quote": "", "mode": "PERMISSIVE", "nullValue": "\x01"}
-        refusal, columns = F.col(REFUSAL), []
-        refusal = F.when(refusal.isNotNull(), refusal)
+        refusal, columns = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL)), []
         for name, kind in self._schema.items():
             column = F.col(quoted(name))
             if name in self._parser.formatted:
