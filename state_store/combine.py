@@ -135,7 +135,7 @@ def _parts(
     The key column with the most different values in a sample is divided at the sample's quantiles; the sums do not depend on
     where that is.
     """
-    processes = 1 + _workers(connection)
+    processes = 1 + int(_setting(connection, _WORKERS))
     # Without a txid, so without `tidegate.latest`, Postgres may share each part among all processes.
     if processes == 1 or not state.keys or not state.has_txid:
         return []
@@ -183,10 +183,6 @@ def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processe
     _set(connection, settings)
     yield
     _set(connection, before)
-
-
-def _workers(connection: Connection) -> int:
-    return int(_setting(connection, _WORKERS))
 
 
 def _setting(connection: Connection, name: str) -> str:

@@ -47,7 +47,10 @@ def check_not_newer(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    _check_not_newer(connection, current_revision(connection))
+    found = current_revision(connection)
+    if found is not None and found > (head := head_revision()):
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
 
 
 def check_revision(connection: Connection) -> None:
@@ -59,7 +62,7 @@ def check_revision(connection: Connection) -> None:
     _check_known(connection, found)
     if found == (head := head_revision()):
         return
-    _check_not_newer(connection, found)
+    check_not_newer(connection)
     database = connection.scalar(sa.select(sa.func.current_database()))
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
@@ -99,12 +102,6 @@ def _check_known(connection: Connection, found: str | None) -> None:
         )
 
 
-def _check_not_newer(connection: Connection, found: str | None) -> None:
-    if found is not None and found > (head := head_revision()):
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
-
-
 def register(connection: Connection, spec: PipelineSpec) -> bool:
     """Register a pipeline, its states and its cursor; return whether anything is new.
 
@@ -130,7 +127,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
     if known:
         committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
-        declaration = _as_json(spec)
+        declaration = json.loads(json.dumps(spec.declaration))
         changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
         if committed and changed - {"version", "source_identity"}:
             raise DeclarationChanged(
@@ -183,7 +180,3 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
         operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
         accepted[cursor.pipeline] = story
     return accepted
-
-
-def _as_json(spec: PipelineSpec) -> dict[str, object]:
-    return dict(json.loads(json.dumps(spec.declaration)))

@@ -23,6 +23,7 @@ import psycopg2
 from psycopg2 import sql
 
 from state_store.errors import PermanentError
+from state_store.settings import account_name
 from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, write_whole
 from tidegate.stack.private import private_folder
 
@@ -194,7 +195,7 @@ class EmbeddedPostgres:
                 )
             return
         if (owner := self.data.stat().st_uid) != (os.geteuid() if self.user is None else self.user):
-            raise PermanentError(f"{self.data} belongs to {_name(owner)}. Run the stack as the user who made it.")
+            raise PermanentError(f"{self.data} belongs to user {account_name(owner)}. Run the stack as the user who made it.")
         if known and (found := Cluster.at(self.data)) != known:
             raise PermanentError(
                 f"{self.data} holds cluster {found.identifier}, but the ledger and the states of this stack were in cluster "
@@ -315,14 +316,6 @@ def write_secret(file: Path, content: str) -> None:
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as secret:
         secret.write(content)
-
-
-def _name(user: int) -> str:
-    """Return a user's name, or the number of a user without a name."""
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
 
 
 def _all_users_reach(path: Path) -> bool:

@@ -205,12 +205,12 @@ class KafkaCoordinator(PartitionedCoordinator):
         else:
             positions, must_exist = _standing(previous_metadata), False
         self._look.share({name: known["end"] for name, known in positions.items()})
-        cut = super().initialize_transaction(txid, previous_metadata, current_metadata)
-        if cut is None:
+        planned = super().initialize_transaction(txid, previous_metadata, current_metadata)
+        if planned is None:
             if not must_exist:
                 return None
-            cut = previous_metadata
-        return {**cut, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
+            planned = previous_metadata
+        return {**planned, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
 
     def _begins_again(self, saved: SourceMetadata) -> bool:
         """Return whether the author has declared a newer generation, in which another topic follows the saved one."""
