@@ -10,7 +10,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,10 +18,10 @@ import psycopg2
 import pytest
 
 from jobs import PostgresTable
-from state_store import Settings
 from state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
-from tests.conftest import Server
-from tests.sources.test_postgres_table import Shop
+from tests.sources.shop import Shop, shop
+
+__all__ = ["shop"]  # a fixture
 
 IS_LONG = bool(os.environ.get("SOAK"))
 ONE = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else None
@@ -147,22 +146,6 @@ class Round:
     def read(self, metadata: dict[str, Any]) -> list[tuple]:
         """Return the rows of a batch, after the same checks as at an attempt."""
         return self.shop.rows(self.source, metadata)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time requires."""
-    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
-        yield
-
-
-@pytest.fixture
-def shop(settings: Settings) -> Iterator[Shop]:
-    """A database with a table of orders that each round replaces."""
-    with ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        shop.execute("CREATE TABLE orders ()")
-        yield shop
 
 
 def planned(current: Round, previous: dict | None) -> list[dict]:

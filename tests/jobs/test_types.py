@@ -17,7 +17,7 @@ from state_store.errors import BadKey, MalformedRecord, UsageError
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.sources.conftest import Inbox, inbox
-from tests.sources.test_postgres_table import Shop, shop
+from tests.sources.shop import Shop, shop
 from tidegate.commands.inspection import get, inspect
 
 __all__ = ["inbox", "shop"]  # fixtures

@@ -13,6 +13,9 @@ from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import TidegateError
 from tests import steps
+from tests.sources.shop import other_server, prepared_shop, shop
+
+__all__ = ["other_server", "prepared_shop", "shop"]  # fixtures
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})

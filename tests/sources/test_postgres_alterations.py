@@ -1,6 +1,5 @@
 """PostgresTable notices alterations between two plans: it refuses those that could lose rows, and reads on after others."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,24 +10,13 @@ from psycopg2 import sql
 from jobs import PostgresTable
 from jobs.sources.postgres.late import _visible
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
-from tests.conftest import Server
 from tests.sources.conftest import Inbox
-from tests.sources.test_postgres_guards import DRAWN, refused
-from tests.sources.test_postgres_table import DATED, ORDERS, Shop, all_batches, expected, other_server, shop
-
-__all__ = ["other_server", "shop"]  # fixtures
+from tests.sources.shop import DATED, DRAWN, ORDERS, Shop, all_batches, expected, refused
 
 PARTITIONED = (
     "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount integer,"
     " written timestamptz NOT NULL DEFAULT now(), year integer NOT NULL DEFAULT 2025) PARTITION BY LIST (year)"
 )
-
-
-@pytest.fixture(autouse=True)
-def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time requires."""
-    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
-        yield
 
 
 @pytest.fixture
@@ -129,8 +117,7 @@ def test_a_sequence_that_could_hide_rows_is_refused(
     shop: Shop, statements: list[str], error: type[TidegateError], message: str
 ) -> None:
     """The next plan refuses it, before a row is lost."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, statements)
     assert message in refused(shop, ORDERS, error, first)
 
@@ -148,8 +135,7 @@ def test_a_sequence_that_could_hide_rows_is_refused(
 )
 def test_a_sequence_that_was_altered_and_draws_higher_keys_is_read_on(shop: Shop, statements: list[str]) -> None:
     """The rows that were read are unchanged, so no key was drawn twice."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, statements)
     assert shop.plan(ORDERS, first) is None
     shop.sell(3)
@@ -158,8 +144,7 @@ def test_a_sequence_that_was_altered_and_draws_higher_keys_is_read_on(shop: Shop
 
 def test_keys_that_were_drawn_twice_beside_an_old_row_are_noticed(shop: Shop) -> None:
     """The number of rows and their keys are the same, and one row is even the old one: only their writers differ."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, ["DELETE FROM orders WHERE id < 20", "ALTER SEQUENCE orders_id_seq RESTART 1"])
     shop.sell(19)
     run(shop, ["SELECT nextval('orders_id_seq')"])  # the key of an INSERT that fails at the old row
@@ -191,8 +176,7 @@ def test_a_late_row_is_noticed_where_keys_have_no_gaps(shop: Shop, statements: l
 def test_another_column_under_the_keys_name_is_refused(shop: Shop) -> None:
     """A position in one column means nothing in the other, although the table and the type are the same."""
     shop.execute("ALTER TABLE orders ADD number bigserial")
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, ["ALTER TABLE orders RENAME id TO old", "ALTER TABLE orders RENAME number TO id"])
     shop.sell(5)
     assert "what is called id is not the column" in refused(shop, ORDERS, SourceChanged, first)
@@ -200,16 +184,14 @@ def test_another_column_under_the_keys_name_is_refused(shop: Shop) -> None:
 
 def test_a_renamed_key_is_refused_until_the_pipeline_declares_it(shop: Shop) -> None:
     """The error names the column."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, ["ALTER TABLE orders RENAME id TO number"])
     assert 'column "id" does not exist' in refused(shop, ORDERS, SourceUnreadable, first)
 
 
 def test_a_view_in_the_place_of_the_table_is_refused(shop: Shop) -> None:
     """A view may hide rows, or compute its keys differently."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     run(shop, ["ALTER TABLE orders RENAME TO sold", "CREATE VIEW orders AS SELECT id - 5 AS id, name, amount FROM sold"])
     run(shop, ["INSERT INTO sold (name, amount) SELECT 'late', n FROM generate_series(1, 5) AS n"])
     assert "a view has taken the table's place" in refused(shop, ORDERS, SourceChanged, first)
@@ -239,8 +221,7 @@ def test_a_view_that_shows_more_rows_than_before_is_noticed(shop: Shop) -> None:
 
 def test_a_table_of_the_same_name_in_another_schema_is_refused(shop: Shop) -> None:
     """The meaning of an unqualified name depends on the role's search_path."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     shop.execute("CREATE SCHEMA tidegate_stager")
     shop.execute("CREATE TABLE tidegate_stager.orders (LIKE public.orders INCLUDING ALL)")
     shop.execute("GRANT USAGE ON SCHEMA tidegate_stager TO tidegate_stager")
@@ -279,8 +260,7 @@ def test_row_level_security_that_comes_later_stops_the_next_plan(shop: Shop) -> 
 
 def test_tables_whose_rows_come_in_another_order_are_refused(shop: Shop) -> None:
     """A subscription applies its publisher's commits in their order, and a foreign table's writers cannot be seen."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres"))) as connection:
         connection.autocommit = True
         cursor = connection.cursor()

@@ -1,6 +1,5 @@
 """PostgresTable refuses tables whose rows it could miss; each case here once lost rows silently."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,32 +12,11 @@ from state_store.errors import (
     MalformedRecord,
     SourceChanged,
     SourceUnreadable,
-    TidegateError,
 )
-from tests.conftest import Server
 from tests.sources.conftest import Inbox
-from tests.sources.test_postgres_table import CREATE, DATED, ORDERS, Shop, expected, other_server, shop
+from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, expected, refused
 
-__all__ = ["other_server", "shop"]  # fixtures
-
-DRAWN = replace(ORDERS, key_is_drawn=True)
 TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amount": "int"}, wait_seconds=0)
-
-
-@pytest.fixture(autouse=True)
-def _stats(server: Server) -> Iterator[None]:
-    """The stager sees the other sessions' transactions, as reading by time requires."""
-    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"):
-        yield
-
-
-def refused(shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None) -> str:
-    """Plan, check that exactly this error is raised, and return its line."""
-    with pytest.raises(error) as refusal:
-        shop.plan(source, previous)
-    assert type(refusal.value) is error
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
 
 
 # ------------------------------------------------------------------------------------------------- the key's sequence
@@ -169,8 +147,7 @@ def test_row_level_security_is_an_error_and_not_a_filter(shop: Shop, inbox: Inbo
 
 def test_a_sequence_that_was_set_back_is_refused(shop: Shop, inbox: Inbox) -> None:
     """After TRUNCATE ... RESTART IDENTITY, new rows have keys that were read already."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     shop.execute("TRUNCATE orders RESTART IDENTITY")
     shop.sell(7)
     message = refused(shop, ORDERS, SourceChanged, first)
@@ -181,8 +158,7 @@ def test_a_sequence_that_was_set_back_is_refused(shop: Shop, inbox: Inbox) -> No
 
 def test_a_sequence_that_was_set_back_and_has_caught_up_is_refused(shop: Shop) -> None:
     """27 rows came after TRUNCATE ... RESTART IDENTITY: the numbers match, but none of the old rows is left."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     shop.execute("TRUNCATE orders RESTART IDENTITY")
     shop.sell(27)
     assert "orders_id_seq" in refused(shop, ORDERS, SourceChanged, first)
@@ -190,8 +166,7 @@ def test_a_sequence_that_was_set_back_and_has_caught_up_is_refused(shop: Shop) -
 
 def test_a_truncated_table_whose_sequence_goes_on_is_read_on(shop: Shop) -> None:
     """Its keys are higher than all before, even after VACUUM FULL and after its sequence was altered."""
-    shop.sell(20)
-    first = shop.planned(ORDERS)
+    first = shop.sold(20)
     shop.execute("VACUUM FULL orders")
     shop.execute("ALTER SEQUENCE orders_id_seq CACHE 1")
     shop.sell(3)
@@ -266,8 +241,7 @@ def test_batches_that_an_older_version_planned_are_read_and_followed(shop: Shop,
 def test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed(shop: Shop) -> None:
     """The range has the same number of rows as when it was planned, but other rows."""
     shop.execute("SELECT nextval('orders_id_seq')")
-    shop.sell(5)
-    first = shop.planned(ORDERS)
+    first = shop.sold(5)
     shop.execute("DELETE FROM orders WHERE id = 4")
     shop.execute("INSERT INTO orders (id) VALUES (1)")
     assert "key 1" in refused(shop, ORDERS, SourceChanged, first)
@@ -294,8 +268,7 @@ def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
 
 def test_rows_may_be_deleted_or_changed_after_they_have_counted(shop: Shop) -> None:
     """Examples are retention, and a flag that marks a row as exported."""
-    shop.sell(50)
-    first = shop.planned(ORDERS)
+    first = shop.sold(50)
     shop.execute("DELETE FROM orders WHERE id < 40")
     shop.execute("UPDATE orders SET name = 'exported'")
     shop.sell(2)
