@@ -455,8 +455,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
         if attempt.age_seconds >= attempt_timeout_seconds:
             raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
         raise AttemptNotSealed(
-            f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.",
-            **identity,
+            f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.", **identity
         )
     if attempt.fingerprint != spec.fingerprint:
         raise StagingLost(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)

@@ -27,6 +27,8 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Tidegate's own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+# The range of dates and times that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds since 1970.
+DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Settings that may change without changing what a stored value means.
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window")

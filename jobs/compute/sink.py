@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from jobs.compute.tracking import HASH, ROWS, signed
 from jobs.library_internals import spark_schema
 from state_store.copy_in import copy_partition
-from state_store.declaration import Staged, staged_in_order_of
+from state_store.declaration import DAYS, TICKS, Staged, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 
@@ -31,9 +31,6 @@ MAX_KEY_BYTES = 2000
 # For all columns of a key together; Postgres takes at most 32 into an index, each with up to 7 bytes of its own.
 MAX_KEYS_BYTES = 2400
 SHOWN_KEY_CHARACTERS = 40
-# The range that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds.
-DAYS = (-719_162, 2_932_896)
-TICKS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 MAX_VALUE_BYTES = 64 * 1024 * 1024
 # The amount that is sorted at a time: a million keys of two sums, and their hashes.
 SORTED_BYTES = 32 * 1024 * 1024

@@ -152,8 +152,7 @@ class Processor:
             logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, story)
             return True
         raise BatchRetried(
-            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}",
-            **attempt.identity,
+            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}", **attempt.identity
         ) from error
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.sources.files.column_types import Kind
+from state_store.declaration import TICKS
 
-_FIRST_TICK, _LAST_TICK = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999, in microseconds
 # From this year on Arrow no longer changes any zone's clocks; the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037
 _EPOCH, _TICK = datetime(1970, 1, 1), timedelta(microseconds=1)
@@ -122,7 +122,7 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
         here = _in_zone(here, zone)
     found = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
     ticks = found.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
-    _all_hold(pc.and_(pc.greater_equal(ticks, _FIRST_TICK), pc.less_equal(ticks, _LAST_TICK)))
+    _all_hold(pc.and_(pc.greater_equal(ticks, TICKS[0]), pc.less_equal(ticks, TICKS[1])))
     return found
 
 

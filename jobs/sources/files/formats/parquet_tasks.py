@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 
 from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from state_store.declaration import DAYS, TICKS
 from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
 UNREADABLE_MARK = "TIDEGATE_UNREADABLE_FILE"
-# Years 1 to 9999 in days and in microseconds; and 1900, before which times of old versions of Spark mean something else.
-_DAYS, _TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
+# Before 1900, in days and in microseconds, times of old versions of Spark mean something else.
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 
@@ -124,9 +124,9 @@ def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
     elif pa.types.is_string(kind):
         found.validate(full=True)  # finds text that is not UTF-8, with its row
     if pa.types.is_date(kind):
-        _check_bounds(found.view(pa.int32()), _YEAR_1900[0] if is_legacy else _DAYS[0], _DAYS[1])
+        _check_bounds(found.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
     elif pa.types.is_timestamp(kind):
-        _check_bounds(found.view(pa.int64()), _YEAR_1900[1] if is_legacy else _TICKS[0], _TICKS[1])
+        _check_bounds(found.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
     return found
 
 
