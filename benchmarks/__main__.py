@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cardinality, cold_start, designs, growth, guard, orchestration
+from benchmarks import cardinality, cold_start, designs, growth, guard, orchestration, page
 from benchmarks.harness import LATEST, Bench, Benchmark, Figure, print_figures, write_latest
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "designs": designs.run,
     "growth": growth.run,
     "cold_start": cold_start.run,
+    "page": page.run,
 }
 
 

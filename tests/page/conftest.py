@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
@@ -119,10 +119,9 @@ def _given(parameters: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running server, with the test's pipelines registered and authors' code for some of them."""
-    home = tmp_path_factory.mktemp("page")
+@contextmanager
+def running_server(home: Path) -> Iterator[Server]:
+    """Run a server in an empty folder, with the test's pipelines registered and authors' code for some of them."""
     (home / ".tidegate").mkdir(mode=0o711)
     _write_authors(home / "authors")
     with ExitStack() as ports:
@@ -137,6 +136,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             made.layout.postgres.delete()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running server."""
+    with running_server(tmp_path_factory.mktemp("page")) as made:
+        yield made
+
+
 def _write_authors(folder: Path) -> None:
     """Write another package that declares clicks, and broken, whose module raises."""
     metadata = folder / "authors-1.dist-info"
@@ -145,6 +151,14 @@ def _write_authors(folder: Path) -> None:
     points = "clicks = tests.page.pipelines:CLICKS\nbroken = broken_pipeline:BROKEN\n"
     (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
     (folder / "broken_pipeline.py").write_text("raise RuntimeError('this module cannot be imported')\n")
+
+
+def token_of(server: Server, name: str) -> str:
+    """Log a user in; return what their browser keeps as cookie `_token`."""
+    login = {"username": name, "password": f"password of {name}"}
+    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=120)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["access_token"])
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +170,7 @@ def visit(server: Server) -> Iterator[Visit]:
             transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS, socket_options=SMALL_BUFFER)
             http = opened.enter_context(httpx.Client(base_url=server.url, timeout=120, transport=transport))
             if name:
-                login = {"username": name, "password": f"password of {name}"}
-                answer = http.post("/auth/token", json=login)
-                assert answer.status_code == 201, answer.text
-                http.cookies.set("_token", answer.json()["access_token"])
+                http.cookies.set("_token", token_of(server, name))
             return Visitor(http)
 
         yield visitor

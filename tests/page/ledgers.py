@@ -100,7 +100,7 @@ FROM tidegate.batch b JOIN tidegate.cursor c USING (pipeline) WHERE b.pipeline L
 """
 
 
-def write_large_ledger(settings: Settings) -> None:
-    """Write 100 pipelines, one with 100,000 txids; pipeline clicks is their model, and has a batch."""
-    as_owner(settings, LARGE_LEDGER, {"pipelines": PIPELINES, "txids": TXIDS})
+def write_large_ledger(settings: Settings, pipelines: int = PIPELINES, txids: int = TXIDS) -> None:
+    """Write pipelines, the first with so many txids; pipeline clicks is their model, and has a batch."""
+    as_owner(settings, LARGE_LEDGER, {"pipelines": pipelines, "txids": txids})
     as_owner(settings, "ANALYZE tidegate.batch, tidegate.attempt, tidegate.commit, tidegate.cursor, tidegate.pipeline")

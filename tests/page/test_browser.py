@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
@@ -15,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
+from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.conftest import Project, project, wait_for  # noqa: F401 - project is a fixture
+from tests.page.browsers import launched, needs_chromium
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing; run: make setup")
-from axe_playwright_python.sync_playwright import Axe  # noqa: E402 - it needs the module before
-from playwright.sync_api import Browser, Page, expect  # noqa: E402 - (the same)
-
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; Debian: apt-get install chromium")
+pytestmark = needs_chromium
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/page"
 USERS = "admin:admin,viewer:viewer"
@@ -80,13 +77,9 @@ def stack(two_users: None, project: Project) -> Project:  # noqa: F811 - the fix
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, without a window."""
-    with sync_api.sync_playwright() as playwright:
-        # Chromium's own sandbox does not work for root, as whom CI runs. It opens nothing but this stack.
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    """A browser."""
+    with launched() as started:
         yield started
-        started.close()
 
 
 class Visit:

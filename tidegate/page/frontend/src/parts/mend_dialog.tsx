@@ -19,7 +19,9 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
     const ended = new AbortController();
     get<QuarantinedRecord>(where, null, ended.signal).then(
       (fresh) => {
-        setPayload(fresh?.data.mended_payload ?? fresh?.data.payload ?? "");
+        const text = fresh?.data.mended_payload ?? fresh?.data.payload ?? "";
+        if (text.includes("\r")) return setError(unsafe(pipeline, record));
+        setPayload(text);
         setMended(typeof fresh?.data.mended_payload === "string");
       },
       (failure: unknown) => {
@@ -99,3 +101,12 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
     </Modal>
   );
 }
+
+/** A field for text would change the record beyond what the operator types. */
+const unsafe = (pipeline: string, { txid, number }: QuarantinedRecord): Refused =>
+  new Refused(
+    422,
+    "CARRIAGE_RETURN",
+    "The record has carriage returns, which a browser turns into newlines. Mend it on the command line: " +
+      `tidegate quarantine mend ${pipeline} ${txid} ${number} --reason REASON --payload TEXT`,
+  );
