@@ -71,10 +71,10 @@ whose log has a batch: `tidegate inspect {name} --txid TXID`.
 PLAN_DOC = "Decides which txids this run covers and freezes what each of them will read. Repeating it changes nothing."
 PROCESS_DOC = (
     "Spark reads the batch's frozen slice, aggregates it per key and stages the result; green once that is sealed. Then the "
-    "task does the same for other batches that no task has begun, whose own tasks find the work done, and commits what is "
+    "task does the same for other batches that no task has begun, whose own tasks end without a worker, and commits what is "
     "ready. "
-    "Deferred: the pipeline's window is full, and it waits, without a worker, for its turn to begin. Cleared, it processes the "
-    "batch again, unless that has committed."
+    "Deferred: it waits, without a worker, until it gets one, or another task has processed its batch; or until the pipeline's "
+    "window has room. Cleared, it processes the batch again, unless that has committed."
 )
 COMMIT_DOC = (
     "Deferred: it waits, without a worker, until every earlier txid has committed. Then the staged result is merged into the "
@@ -145,7 +145,7 @@ def batch_dag(
 
         @task_group(group_id=BATCH)  # type: ignore[untyped-decorator]
         def batch(txid: int) -> None:
-            process = ProcessBatch(task_id="process", doc_md=PROCESS_DOC, txid=txid, **shared)
+            process = ProcessBatch(task_id="process", doc_md=PROCESS_DOC, txid=txid, concurrency=concurrency, **shared)
             commit = CommitSensor(
                 task_id="commit",
                 doc_md=COMMIT_DOC,

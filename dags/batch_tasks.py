@@ -1,14 +1,14 @@
 """The tasks of a pipeline's Dag: plan, and for each txid process and commit.
 
     plan     freezes the batches of this run and passes on their txids, nothing else
-    process  processes its batch, in parallel with others, up to the seal. While its pipeline's window is full, it waits in the
-             triggerer for its turn to begin
+    process  processes its batch, in parallel with others, up to the seal. It waits in the triggerer for a worker
+             (`dags.dispatch`), and, while its pipeline's window is full, for its turn to begin
     commit   a sensor of Airflow, strictly ordered: it waits in the triggerer until every earlier txid has committed
 
 Which task does the work is another matter than which one shows it, because starting a process for each costs Airflow more than
 most batches take. A process task that seals the batch after the cursor commits it at once, with the sealed batches that
-follow; then it goes on with batches of the run that no task has begun, whose own process tasks find the work done. A commit
-task whose batch has committed ends in the triggerer; otherwise a worker commits the batch.
+follow; then it goes on with batches of the run that no task has begun. A process task whose batch another one has sealed, and a
+commit task whose batch has committed, end in the triggerer, without a worker.
 
 Postgres decides about order and exactly-once, so tasks may be cleared, killed, repeated or run twice at once.
 """
@@ -141,6 +141,9 @@ def report_failure(context: Mapping[str, Any]) -> None:
                     logger.info("%s", later)
 
 
+TRIGGER = f"{TurnTrigger.__module__}.{TurnTrigger.__qualname__}"
+
+
 class WaitedInVain(AirflowFailException):  # type: ignore[misc]
     """The batch's turn does not come in this run. Another try would wait for the same thing, so there is none."""
 
@@ -163,15 +166,28 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
 
     It succeeds when its batch is sealed or was given up. A try after a failure resumes: sealed or committed work stays. After
     the task was cleared, it processes its batch again, unless that has committed.
+
+    It starts in the triggerer, and ends there if another task has processed its batch. With an author's time limit, which is
+    meant for one batch, tasks do not take over each other's work, so that it starts in a worker.
     """
 
     template_fields = ("txid",)
+    start_from_trigger = True
 
-    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
+    def __init__(
+        self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, concurrency: int = 1, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
         self.pipeline_name = pipeline_name
         self.txid = txid
         self.turn_timeout = turn_timeout
+        self.start_from_trigger = self.execution_timeout is None
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=TRIGGER,
+            trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "process", "concurrency": concurrency},
+            next_method=self.execute_begin.__name__,
+            timeout=None,  # it waits as long as the run has work
+        )
 
     @naming_the_page()
     def execute(self, context: Any) -> None:
@@ -188,11 +204,10 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
 
     @naming_the_page()
     def execute_begin(self, context: Any, event: str | None = None) -> None:
-        """Go on when the window has room for the batch, or fail with the reason why it will not in this run."""
+        """Go on when a worker, or room in the window, is there for the batch, or fail with the reason why not in this run."""
         if event:
             raise WaitedInVain(event)
-        with about(self.pipeline_name, self.txid):
-            self._execute(context, "resume")
+        self.execute(context)
 
     def _execute(self, context: Any, mode: Mode) -> None:
         from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
@@ -241,7 +256,7 @@ class CommitSensor(TellsLineage, BaseSensorOperator):  # type: ignore[misc]
         self.txid = txid
         self.turn_timeout = turn_timeout
         self.start_trigger_args = StartTriggerArgs(
-            trigger_cls=f"{TurnTrigger.__module__}.{TurnTrigger.__qualname__}",
+            trigger_cls=TRIGGER,
             trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "commit"},
             next_method=self.execute_complete.__name__,
             timeout=turn_timeout,

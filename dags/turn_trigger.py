@@ -1,6 +1,6 @@
-"""Waiting in Airflow's triggerer for a batch's turn to begin or commit, without a worker and with one query for all waits.
+"""Waiting in Airflow's triggerer to process, to begin or to commit a batch, without a worker and with one query for all waits.
 
-    TurnTrigger  one per waiting txid; Airflow starts, moves, repeats and drops it as it likes
+    TurnTrigger  one per waiting task; Airflow starts, moves, repeats and drops it as it likes
     TurnPoller   one per triggerer process, shared by all its triggers, alive while a batch waits
 
 Nothing here decides anything. If a turn opens too early, the commit meets the cursor's lock and is retried; a turn that is
@@ -9,7 +9,8 @@ lost, doubled or late costs time and nothing else.
 
 A wait ends in one of three ways:
 
-- The turn opens: to begin, when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
+- The turn opens: to process, when the task gets a worker or another task has processed the batch (`dags.dispatch`); to begin,
+  when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
   If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
 - It is halted because the ledger says that an earlier batch waits for a person.
 - It is halted because an earlier task of the same run has failed permanently without a word to the ledger: a task that is
@@ -22,12 +23,14 @@ import contextvars
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from dags.dispatch import Dispatcher, ProcessTasks
+from dags.places import Answer, Awaited, Place
 from jobs.engine.log_fields import about
 from jobs.engine.spans import Spans
 from state_store import Settings, StateStore
@@ -46,28 +49,6 @@ FAILED_TASKS_EVERY_SECONDS = 15.0
 # The group of tasks, once per txid, and its tasks, each of which may wait.
 BATCH, PROCESS, COMMIT = "batch", "batch.process", "batch.commit"
 
-
-Awaited = Literal["begin", "commit"]
-
-
-class Place(NamedTuple):
-    """A waiting task: its pipeline, its run, the index of its batch in the run, what it awaits, and whether it is traced."""
-
-    pipeline: str
-    run_id: str
-    map_index: int
-    awaited: Awaited = "commit"
-    is_traced: bool = False
-
-
-class Answer(NamedTuple):
-    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to tell if it is traced."""
-
-    txid: int
-    turn: Turn
-    attempts: tuple[AttemptTimes, ...] = ()
-
-
 UNKNOWN = Answer(0, Turn(opens=False, halted="the ledger knows no such batch of this run"))
 
 
@@ -77,9 +58,15 @@ class TurnPoller:
     If Postgres is away, it says so in the triggerer's log and asks again, less and less often.
     """
 
-    def __init__(self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], StateStore],
+        failed_tasks: Callable[[str, str], Iterable[int]],
+        process_tasks: ProcessTasks,
+    ) -> None:
         self._connect = connect
         self._failed_tasks = failed_tasks
+        self._dispatcher = Dispatcher(process_tasks)
         self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
         self._seen_failed: set[tuple[str, str, int]] = set()
         # The txids of each run with waiting batches: they never change.
@@ -148,7 +135,12 @@ class TurnPoller:
             (run[0], last) for run, last in last_of.items()
         }
         turns = store.turns(sorted(requested))
+        to_process = {place: txid for place, txid in waiting.items() if place.awaited == "process"}
+        if to_process:
+            over |= self._dispatcher.answers(store, to_process, turns, look_at_ends=look_at_ends)
         for place, txid in waiting.items():
+            if place.awaited == "process":
+                continue
             turn = turns.get((place.pipeline, txid), UNREGISTERED)
             if turn.done and not look_at_ends and not turns[place.pipeline, last_of[place.pipeline, place.run_id]].done:
                 continue
@@ -156,11 +148,15 @@ class TurnPoller:
                 over[place] = Answer(txid, turn)
         if look_at_tasks:
             still = {place: txid for place, txid in waiting.items() if place not in over}
-            over |= self._after_failed_tasks(store, still, txids_of)
+            over |= self._after_failed_tasks(store, still, txids_of, turns)
         return over | _with_attempts(store, over)
 
     def _after_failed_tasks(
-        self, store: StateStore, waiting: Mapping[Place, int], txids_of: Mapping[tuple[str, str], list[int]]
+        self,
+        store: StateStore,
+        waiting: Mapping[Place, int],
+        txids_of: Mapping[tuple[str, str], list[int]],
+        turns_of_waiting: Mapping[tuple[str, int], Turn],
     ) -> dict[Place, Answer]:
         """Return the places after a task of their run that failed permanently and whose batch has not committed since.
 
@@ -178,7 +174,9 @@ class TurnPoller:
         over: dict[Place, Answer] = {}
         for place, txid in waiting.items():
             first = blocking.get((place.pipeline, place.run_id))
-            if first is not None and txid > first:
+            # A batch is processed although an earlier one has failed, as far as the window goes.
+            may_begin = place.awaited == "process" and turns_of_waiting[place.pipeline, txid].begins
+            if first is not None and txid > first and not may_begin:
                 halted = f"a task of txid {first} has failed permanently in this run"
                 over[place] = Answer(txid, Turn(opens=False, halted=halted))
         return over
@@ -209,32 +207,44 @@ def failed_tasks(pipeline: str, run_id: str) -> list[int]:
     return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
 
 
-_poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks)
+def process_tasks(pipeline: str, run_id: str) -> dict[int, str]:
+    """Return the states of a run's process tasks, by the map indexes of their batches, according to Airflow."""
+    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS], run_ids=[run_id])
+    return {int(name.rpartition("_")[2]): state for name, state in states.get(run_id, {}).items()}
+
+
+_poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks, process_tasks)
 
 
 class TurnTrigger(BaseTrigger):  # type: ignore[misc]
-    """Ends its task if the batch has committed; else sends it to a worker, to go on or to fail.
+    """Ends its task if another one has done its work; else sends it to a worker, to do it or to fail.
 
-    Which batch that is follows from its task instance, because Airflow starts the trigger of a commit task by itself.
+    Which batch that is follows from its task instance, because Airflow starts the triggers of both tasks by itself.
     """
 
-    def __init__(self, pipeline_name: str, awaited: Awaited) -> None:
+    def __init__(self, pipeline_name: str, awaited: Awaited, concurrency: int = 1) -> None:
         super().__init__()
         self.pipeline_name = pipeline_name
         self.awaited = awaited
+        self.concurrency = concurrency
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and arguments with which another triggerer continues the wait."""
-        return "dags.turn_trigger.TurnTrigger", {"pipeline_name": self.pipeline_name, "awaited": self.awaited}
+        arguments = {"pipeline_name": self.pipeline_name, "awaited": self.awaited, "concurrency": self.concurrency}
+        return "dags.turn_trigger.TurnTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then end the task here if nothing is left to do; else a worker goes on, or fails with the reason of the halt.
 
-        A failure here would be retried, and wait for the same thing.
+        A failure here would be retried, and wait for the same thing. A process task that is tried again, or was cleared, goes
+        to a worker at once: it may have to process its batch although that is sealed.
         """
         ti, pipeline = self.task_instance, self.pipeline_name
+        if self.awaited == "process" and ti.try_number > 1:
+            yield TriggerEvent(None)
+            return
         spans = Spans.here() if self.awaited == "commit" else None
-        place = Place(pipeline, ti.run_id, ti.map_index, self.awaited, is_traced=spans is not None)
+        place = Place(pipeline, ti.run_id, ti.map_index, self.awaited, self.concurrency, is_traced=spans is not None)
         txid, turn, attempts = await _poller.wait(place)
         if turn.halted:
             yield TriggerEvent(
@@ -243,8 +253,9 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
                 f"More: tidegate why {pipeline} {txid}"
             )
         elif turn.done:
+            done = "was processed by another task" if self.awaited == "process" else "has committed"
             with about(pipeline, txid):
-                self.log.info("%s %d has committed", pipeline, txid)
+                self.log.info("%s %d %s; to find its task: tidegate inspect %s --txid %d", pipeline, txid, done, pipeline, txid)
             if spans:
                 spans.tell_commits(attempts)
             yield TaskSuccessEvent()

@@ -47,7 +47,7 @@ from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
-from state_store.turns import UNREGISTERED, Turn
+from state_store.turns import UNREGISTERED, Processing, Turn
 from state_store.waits import Wait
 from state_store.witness import Witness
 
@@ -507,6 +507,11 @@ class StateStore:
     def turn(self, pipeline: str, txid: int) -> Turn:
         """Return whether a txid may commit now, as far as is known without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
+
+    def processing(self, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
+        """Return for each existing (pipeline, txid) whether it is still to be processed. A hint: `start_attempt` decides."""
+        with self._transaction("reading what is processed") as connection:
+            return turns.processing(connection, waiting)
 
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""

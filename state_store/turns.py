@@ -44,6 +44,14 @@ class Turn:
     begins: bool = True
 
 
+@dataclass(frozen=True)
+class Processing:
+    """Whether a batch is in work, and whether it needs no processing any more: it is sealed, given up or committed."""
+
+    is_over: bool
+    is_in_work: bool
+
+
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
@@ -127,6 +135,45 @@ def _waits_to_merge_together() -> sa.ColumnElement[bool]:
 
 # Executed several times by each Airflow task: built once, in the process from which the tasks are forked.
 _TURNS = _turns()
+
+
+def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
+    """Return for each (pipeline, txid) whether it is still to be processed, by a single statement.
+
+    A sealed attempt counts as `start_attempt` counts it: under today's declaration, and after the input that the previous batch
+    has now.
+    """
+    b, p, c, a = tables.batch.c, tables.pipeline.c, tables.cursor.c, tables.attempt.c
+    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+    continues = sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest)
+    is_sealed = sa.and_(a.sealed_at.is_not(None), a.fingerprint == p.fingerprint)
+    is_decided = sa.and_(sa.or_(is_sealed, b.skip_reason.is_not(None)), continues.is_not_distinct_from(_previous_input()))
+    is_over = sa.or_(c.txid >= b.txid, sa.func.coalesce(is_decided, sa.false()))
+    in_work = sa.or_(sa.and_(b.attempt > 0, _is_open()), _claimant_is_alive(b.pipeline, b.txid))
+    statement = (
+        sa.select(b.pipeline, b.txid, is_over, in_work)
+        .select_from(tables.batch)
+        .join(tables.pipeline, p.pipeline == b.pipeline)
+        .join(tables.cursor, c.pipeline == b.pipeline)
+        .outerjoin(tables.attempt, newest)
+        .where(sa.tuple_(b.pipeline, b.txid).in_(list(waiting)))
+    )
+    return {(row[0], row[1]): Processing(row[2], row[3]) for row in connection.execute(statement)}
+
+
+def _previous_input() -> sa.ScalarSelect[bytes]:
+    """Return the digest of the input that the previous batch has now; NULL if there is none."""
+    before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
+    of_commit = sa.and_(done.c.pipeline == before.c.pipeline, done.c.txid == before.c.txid)
+    counts = sa.func.coalesce(done.c.attempt, before.c.attempt)
+    of_attempt = sa.and_(tried.c.pipeline == before.c.pipeline, tried.c.txid == before.c.txid, tried.c.attempt == counts)
+    return (
+        sa.select(sa.func.coalesce(tried.c.source_digest, before.c.source_digest))
+        .select_from(sa.outerjoin(before, done, of_commit).outerjoin(tried, of_attempt))
+        .where(before.c.pipeline == tables.batch.c.pipeline, before.c.txid == tables.batch.c.txid - 1)
+        .correlate(tables.batch)
+        .scalar_subquery()
+    )
 
 
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:

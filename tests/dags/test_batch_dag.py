@@ -36,6 +36,7 @@ from state_store import Settings, StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.declaration import WINDOW
 from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
+from tidegate.stack.component import wait_until
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
 
@@ -97,6 +98,7 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
     commit = serialized.get_task(COMMIT)
     assert issubclass(CommitSensor, BaseSensorOperator)
     assert commit.start_from_trigger
+    assert serialized.get_task(PROCESS).start_from_trigger
     assert commit.priority_weight > serialized.get_task(PROCESS).priority_weight
     assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
 
@@ -135,6 +137,15 @@ def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
 
     assert dag.max_active_tasks == 7
     assert {(task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) for task in dag.tasks} == {(None, None)}
+
+
+def test_a_time_limit_of_an_author_keeps_each_task_to_its_own_batch_so_it_starts_in_a_worker() -> None:
+    """In the triggerer it would wait for nothing; a limit that bounds the commit's wait for its turn would end it."""
+    dag = batch_dag.batch_dag("flights", default_args={"execution_timeout": timedelta(minutes=5)})
+
+    process, commit = dag.get_task(PROCESS), dag.get_task(COMMIT)
+    assert (process.start_from_trigger, commit.start_from_trigger) == (False, True)
+    assert (process.execution_timeout, commit.execution_timeout) == (timedelta(minutes=5), None)
 
 
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
@@ -443,6 +454,7 @@ def test_a_task_whose_batch_is_taken_over_waits_for_the_newer_attempt(clicks: Ba
     monkeypatch.setattr(Processor, "_stage", stage)
     with ThreadPoolExecutor(1) as pool:
         task = pool.submit(_process(1).execute, {"ti": _task(0)})
+        assert wait_until(lambda: bool(newer), 60, every=0.01)
         with pytest.raises(TimeoutError):
             task.result(5 * SECONDS_BETWEEN_LOOKS)
         clicks.store.fail_attempt(newer[0], "SPARK_UNAVAILABLE: gone")
@@ -475,6 +487,14 @@ def test_the_commit_task_starts_in_the_triggerer() -> None:
     start = _commit(2).start_trigger_args
 
     assert import_string(start.trigger_cls)(**start.trigger_kwargs).awaited == "commit"
+
+
+def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_lasts() -> None:
+    """A run may have more work than the time after which a wait for a turn is taken for stuck."""
+    start = _process(2).start_trigger_args
+    trigger = import_string(start.trigger_cls)(**start.trigger_kwargs)
+
+    assert (trigger.awaited, start.timeout) == ("process", None)
     assert start.timeout == timedelta(hours=6)
     assert callable(getattr(CommitSensor, start.next_method))
 

@@ -34,8 +34,17 @@ def connects(settings: Settings) -> list[StateStore]:
 
 @pytest.fixture
 def poller(settings: Settings, connects: list[StateStore]) -> TurnPoller:
-    """Return a poller over the test's database, in a run where no task has failed."""
-    return TurnPoller(_connect(settings, connects), lambda _pipeline, _run_id: [])
+    """Return a poller over the test's database, in a run where no task has failed or has a worker."""
+    return _poller(settings, connects)
+
+
+def _poller(
+    settings: Settings,
+    connects: list[StateStore],
+    failed: Callable[[str, str], Iterable[int]] = lambda _pipeline, _run_id: [],
+    process_tasks: Callable[[str, str], dict[int, str]] = lambda _pipeline, _run_id: {},
+) -> TurnPoller:
+    return TurnPoller(_connect(settings, connects), failed, process_tasks)
 
 
 def _connect(settings: Settings, connects: list[StateStore]) -> Callable[[], StateStore]:
@@ -178,7 +187,7 @@ def test_waits_outlive_an_unreachable_postgres(
     def connect() -> StateStore:
         return _connect(next(refused, settings), connects)()
 
-    poller = TurnPoller(connect, lambda _pipeline, _run_id: [])
+    poller = TurnPoller(connect, lambda _pipeline, _run_id: [], lambda _pipeline, _run_id: {})
 
     async def body() -> Any:
         return await _turn(poller, *_places([1]))
@@ -214,7 +223,7 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
     """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
     monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
     batches.plan("run", 3)
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, _run_id: [1])
+    poller = _poller(settings, [], lambda _pipeline, _run_id: [1])
 
     async def body() -> Any:
         before = asyncio.create_task(_turn(poller, *_places([1])))
@@ -234,7 +243,7 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
     batches.seal(1)
     batches.commit(1)
     looks: list[str] = []
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [0])
+    poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [0])
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([2])))
@@ -263,7 +272,7 @@ def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: S
         raise ZeroDivisionError
 
     async def body() -> Any:
-        return await TurnPoller(connect, lambda _pipeline, _run_id: []).wait(*_places([1]))
+        return await TurnPoller(connect, lambda *_: [], lambda *_: {}).wait(*_places([1]))
 
     with pytest.raises(ZeroDivisionError):
         _run(body)
@@ -309,7 +318,7 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
         batches.store.note_ack(CLICKS.name, 1)
     path, arguments = TurnTrigger(CLICKS.name, "commit").serialize()
     trigger = import_string(path)(**arguments)
-    trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0)
+    trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0, try_number=1)
 
     async def body() -> list[Any]:
         return [found async for found in trigger.run()]
@@ -364,7 +373,7 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
         batches.seal(1)
         batches.commit(1)
     looks: list[str] = []
-    poller = TurnPoller(_connect(settings, []), lambda _pipeline, run_id: looks.append(run_id) or [1])
+    poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [1])
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([3])))
@@ -399,7 +408,7 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
             batches.give_up(2)
         return [1]
 
-    poller = TurnPoller(_connect(settings, []), failed_tasks)
+    poller = _poller(settings, [], failed_tasks)
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([3])))

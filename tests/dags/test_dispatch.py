@@ -1,0 +1,219 @@
+"""Process tasks wait in the triggerer for a worker, and end there if another task has processed their batch."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.module_loading import import_string
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+
+from dags import dispatch, turn_trigger
+from dags.places import Answer, Place
+from dags.turn_trigger import PROCESS, TurnPoller, TurnTrigger
+from state_store import Settings, StateStore
+from state_store.attempts import Attempt, Tracked
+from state_store.declaration import WINDOW
+from tests.dags.conftest import CLICKS, Batches
+
+PATIENCE_SECONDS = 20
+CONCURRENCY = 2
+
+
+class Airflow:
+    """What Airflow says of a run's process tasks."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, str] = {}
+        self.failed: list[int] = []
+
+
+@pytest.fixture
+def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
+    """Return an Airflow that is asked often."""
+    monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(turn_trigger, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    return Airflow()
+
+
+@pytest.fixture
+def poller(settings: Settings, airflow: Airflow) -> TurnPoller:
+    """Return a poller over the test's database."""
+    return TurnPoller(lambda: StateStore.connect(settings), lambda *_: airflow.failed, lambda *_: airflow.states)
+
+
+class Waits:
+    """The waits of a run's process tasks."""
+
+    def __init__(self, poller: TurnPoller, count: int) -> None:
+        places = [Place(CLICKS.name, "run", index, "process", CONCURRENCY) for index in range(count)]
+        self.tasks = [asyncio.create_task(poller.wait(place)) for place in places]
+
+    async def over(self, *txids: int) -> list[str]:
+        """Return how the waits of these txids end: with a worker, without one, or with the reason of a halt."""
+        return [_outcome(await self.tasks[txid - 1]) for txid in txids]
+
+    async def none_but(self, *txids: int) -> None:
+        """Check that only the waits of these txids are over, also a while later."""
+        await asyncio.sleep(8 * turn_trigger.POLL_SECONDS)
+        assert [txid for txid, task in enumerate(self.tasks, start=1) if task.done()] == sorted(txids)
+
+
+def _outcome(answer: Answer) -> str:
+    return answer.turn.halted or ("no worker" if answer.turn.done else "worker")
+
+
+def _run(body: Callable[[], Any]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(body(), PATIENCE_SECONDS)
+
+    return asyncio.run(bounded())
+
+
+def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(
+    batches: Batches, poller: TurnPoller, airflow: Airflow
+) -> None:
+    """The tasks with workers process all batches: no process is started to find its work done."""
+    batches.plan("run", 5)
+
+    async def body() -> None:
+        waits = Waits(poller, 5)
+        assert await waits.over(1, 2) == ["worker", "worker"]
+        airflow.states |= {0: "running", 1: "queued", 2: "deferred", 3: "deferred", 4: "deferred"}
+        await waits.none_but(1, 2)
+        for txid in (1, 2, 3, 4):
+            await asyncio.to_thread(batches.seal, txid)
+        await waits.none_but(1, 2)
+        await asyncio.to_thread(batches.seal, 5)
+        assert await waits.over(3, 4, 5) == ["no worker"] * 3
+
+    _run(body)
+
+
+def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
+    batches: Batches, poller: TurnPoller, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that are in work elsewhere are passed over; one whose attempt has failed is not."""
+    monkeypatch.setattr(dispatch, "SECONDS_ON_THE_WAY", 0.0)
+    batches.plan("run", 5)
+
+    async def body() -> None:
+        airflow.states |= {0: "running", 1: "running"}
+        waits = Waits(poller, 5)
+        attempt = await asyncio.to_thread(batches.begin, 3)
+        await asyncio.to_thread(batches.begin, 1)
+        await waits.none_but()
+        airflow.states[1] = "failed"
+        assert await waits.over(2) == ["worker"]
+        airflow.states[1] = "running"
+        await waits.none_but(2)
+        await asyncio.to_thread(batches.store.fail_attempt, attempt, "SPARK_UNAVAILABLE: gone")
+        airflow.states[0] = "success"
+        assert await waits.over(3) == ["worker"]
+
+    _run(body)
+
+
+def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
+    batches: Batches, poller: TurnPoller, airflow: Airflow
+) -> None:
+    """Between the end of a wait and the scheduler's next look, Airflow calls the task deferred."""
+    batches.plan("run", 4)
+    airflow.states |= dict.fromkeys(range(4), "deferred")
+
+    async def body() -> None:
+        waits = Waits(poller, 4)
+        assert await waits.over(1, 2) == ["worker", "worker"]
+        await waits.none_but(1, 2)
+
+    _run(body)
+
+
+def test_batches_that_are_given_up_or_committed_need_no_worker(batches: Batches, poller: TurnPoller) -> None:
+    """Nor do those of a run that another one has processed."""
+    batches.plan("run", 2)
+    batches.seal(1)
+    batches.commit(1)
+    batches.give_up(2)
+
+    async def body() -> None:
+        assert await Waits(poller, 2).over(1, 2) == ["no worker"] * 2
+
+    _run(body)
+
+
+def test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker(
+    batches: Batches, poller: TurnPoller, register: Callable[..., None]
+) -> None:
+    """Its rows would never count."""
+    batches.plan("run", 1)
+    batches.seal(1)
+    register(replace(CLICKS, version=2))
+
+    async def body() -> None:
+        assert await Waits(poller, 1).over(1) == ["worker"]
+
+    _run(body)
+
+
+def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
+    batches: Batches, poller: TurnPoller, airflow: Airflow
+) -> None:
+    """No worker is started to find the window full."""
+    batches.plan("run", WINDOW + 2)
+
+    async def body() -> None:
+        waits = Waits(poller, WINDOW + 2)
+        for txid in range(1, WINDOW + 1):
+            await asyncio.to_thread(batches.seal, txid)
+        await waits.none_but(1, 2)
+        await asyncio.to_thread(batches.commit, 1)
+        assert await waits.over(WINDOW + 1) == ["worker"]
+        await asyncio.to_thread(batches.store.halt_batch, CLICKS.name, 2, "a person has to look")
+        assert await waits.over(WINDOW + 2) == ["txid 2 is halted: a person has to look"]
+
+    _run(body)
+
+
+def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
+    batches: Batches, poller: TurnPoller, airflow: Airflow
+) -> None:
+    """Later batches are processed although an earlier one has failed, as far as the window goes."""
+    batches.plan("run", WINDOW + 2)
+    airflow.failed = [0]
+    airflow.states |= {1: "running", 2: "running"}
+
+    async def body() -> None:
+        waits = Waits(poller, WINDOW + 2)
+        failed = "a task of txid 1 has failed permanently in this run"
+        assert await waits.over(WINDOW + 1, WINDOW + 2) == [failed] * 2
+        await waits.none_but(WINDOW + 1, WINDOW + 2)
+
+    _run(body)
+
+
+@pytest.mark.parametrize(
+    ("try_number", "is_sealed", "event"),
+    [(1, False, TriggerEvent(None)), (1, True, TaskSuccessEvent()), (2, True, TriggerEvent(None))],
+)
+def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
+    batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, try_number: int, is_sealed: bool, event: TriggerEvent
+) -> None:
+    """A task that was cleared, or is tried again, goes to a worker at once: it may have to process its batch again."""
+    monkeypatch.setattr(turn_trigger, "_poller", poller)
+    batches.plan("run", 1)
+    if is_sealed:
+        attempt = batches.begin(1)
+        assert isinstance(attempt, Attempt)
+        batches.store.seal(attempt, [], Tracked(0))
+    path, arguments = TurnTrigger(CLICKS.name, "process", CONCURRENCY).serialize()
+    trigger = import_string(path)(**arguments)
+    trigger.task_instance = SimpleNamespace(task_id=PROCESS, run_id="run", map_index=0, try_number=try_number)
+
+    async def body() -> list[Any]:
+        return [found async for found in trigger.run()]
+
+    assert _run(body) == [event]
