@@ -22,7 +22,7 @@ import asyncio
 import contextvars
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -122,30 +122,20 @@ class TurnPoller:
         """
         runs = {(place.pipeline, place.run_id) for place in places}
         self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
-        over: dict[Place, Answer] = {}
-        waiting: dict[Place, int] = {}
-        for place in places:
-            txids = txids_of[place.pipeline, place.run_id]
-            if place.map_index < len(txids):
-                waiting[place] = txids[place.map_index]
-            else:
-                over[place] = UNKNOWN
-        last_of = {run: txids[-1] for run, txids in txids_of.items() if txids}
-        requested = {(place.pipeline, txid) for place, txid in waiting.items()} | {
-            (run[0], last) for run, last in last_of.items()
+        waiting = {
+            place: txids[place.map_index]
+            for place in places
+            if place.map_index < len(txids := txids_of[place.pipeline, place.run_id])
         }
+        over = {place: UNKNOWN for place in places if place not in waiting}
+        last_of = {(pipeline, run_id): (pipeline, txids[-1]) for (pipeline, run_id), txids in txids_of.items() if txids}
+        requested = {(place.pipeline, txid) for place, txid in waiting.items()} | set(last_of.values())
         turns = store.turns(sorted(requested))
         to_process = {place: txid for place, txid in waiting.items() if place.awaited == "process"}
         if to_process:
             over |= self._dispatcher.answers(store, to_process, turns, look_at_ends=look_at_ends)
-        for place, txid in waiting.items():
-            if place.awaited == "process":
-                continue
-            turn = turns.get((place.pipeline, txid), UNREGISTERED)
-            if turn.done and not look_at_ends and not turns[place.pipeline, last_of[place.pipeline, place.run_id]].done:
-                continue
-            if turn.opens or turn.halted or (place.awaited == "begin" and turn.begins):
-                over[place] = Answer(txid, turn)
+        ended = {run for run, last in last_of.items() if look_at_ends or turns.get(last, UNREGISTERED).done}
+        over |= _opened({place: txid for place, txid in waiting.items() if place not in to_process}, turns, ended)
         if look_at_tasks:
             still = {place: txid for place, txid in waiting.items() if place not in over}
             over |= self._after_failed_tasks(store, still, txids_of, turns)
@@ -175,7 +165,7 @@ class TurnPoller:
         for place, txid in waiting.items():
             first = blocking.get((place.pipeline, place.run_id))
             # A batch is processed although an earlier one has failed, as far as the window goes.
-            may_begin = place.awaited == "process" and turns_of_waiting[place.pipeline, txid].begins
+            may_begin = place.awaited == "process" and turns_of_waiting.get((place.pipeline, txid), UNREGISTERED).begins
             if first is not None and txid > first and not may_begin:
                 halted = f"a task of txid {first} has failed permanently in this run"
                 over[place] = Answer(txid, Turn(opens=False, halted=halted))
@@ -188,6 +178,20 @@ class TurnPoller:
                 for future in futures:
                     if not future.done():
                         future.set_exception(error)
+
+
+def _opened(
+    waiting: Mapping[Place, int], turns: Mapping[tuple[str, int], Turn], ended: Container[tuple[str, str]]
+) -> dict[Place, Answer]:
+    """Return the places whose turn has come or is halted; what has committed, only in these runs."""
+    over: dict[Place, Answer] = {}
+    for place, txid in waiting.items():
+        turn = turns.get((place.pipeline, txid), UNREGISTERED)
+        if turn.done and (place.pipeline, place.run_id) not in ended:
+            continue
+        if turn.opens or turn.halted or (place.awaited == "begin" and turn.begins):
+            over[place] = Answer(txid, turn)
+    return over
 
 
 def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Place, Answer]:
