@@ -487,6 +487,8 @@ def test_the_commit_task_starts_in_the_triggerer() -> None:
     start = _commit(2).start_trigger_args
 
     assert import_string(start.trigger_cls)(**start.trigger_kwargs).awaited == "commit"
+    assert start.timeout == timedelta(hours=6)
+    assert callable(getattr(CommitSensor, start.next_method))
 
 
 def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_lasts() -> None:
@@ -495,8 +497,7 @@ def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_l
     trigger = import_string(start.trigger_cls)(**start.trigger_kwargs)
 
     assert (trigger.awaited, start.timeout) == ("process", None)
-    assert start.timeout == timedelta(hours=6)
-    assert callable(getattr(CommitSensor, start.next_method))
+    assert callable(getattr(ProcessBatch, start.next_method))
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -538,7 +539,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
     assert waiting.value.trigger.serialize() == (
         "dags.turn_trigger.TurnTrigger",
-        {"pipeline_name": CLICKS.name, "awaited": "begin"},
+        {"pipeline_name": CLICKS.name, "awaited": "begin", "concurrency": 1},
     )
     assert waiting.value.timeout == timedelta(hours=6)
     go_on = getattr(operator, waiting.value.method_name)

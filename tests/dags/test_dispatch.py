@@ -167,6 +167,7 @@ def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
 
     async def body() -> None:
         waits = Waits(poller, WINDOW + 2)
+        assert await waits.over(1, 2) == ["worker", "worker"]
         for txid in range(1, WINDOW + 1):
             await asyncio.to_thread(batches.seal, txid)
         await waits.none_but(1, 2)
