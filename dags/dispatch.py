@@ -30,8 +30,16 @@ class Dispatcher:
 
     def __init__(self, process_tasks: ProcessTasks) -> None:
         self._process_tasks = process_tasks
-        self._looked_at: dict[tuple[str, str], float] = {}
+        self._next_look = 0.0
         self._sent: dict[tuple[str, str], dict[int, float]] = {}
+
+    def is_due(self) -> bool:
+        """Return whether it is time to look again, and note that."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + SECONDS_BETWEEN_LOOKS
+        return True
 
     def answers(
         self, store: StateStore, waiting: Mapping[Place, int], turns: Mapping[tuple[str, int], Turn], *, look_at_ends: bool
@@ -44,7 +52,6 @@ class Dispatcher:
         runs: dict[tuple[str, str], list[Place]] = {}
         for place in waiting:
             runs.setdefault((place.pipeline, place.run_id), []).append(place)
-        self._looked_at = {run: at for run, at in self._looked_at.items() if run in runs}
         self._sent = {run: sent for run, sent in self._sent.items() if run in runs}
         known = store.processing([(place.pipeline, txid) for place, txid in waiting.items()])
         for run, places in runs.items():
@@ -66,10 +73,9 @@ class Dispatcher:
 
     def _sent_to_workers(self, run: tuple[str, str], left: Sequence[Place]) -> Sequence[Place]:
         """Return the first of these places, as many as the run may still have workers for."""
-        now = time.monotonic()
-        if not left or now < self._looked_at.get(run, 0.0):
+        if not left:
             return []
-        self._looked_at[run] = now + SECONDS_BETWEEN_LOOKS
+        now = time.monotonic()
         sent = {index: at for index, at in self._sent.get(run, {}).items() if at > now - SECONDS_ON_THE_WAY}
         busy = {index for index, state in self._process_tasks(*run).items() if state in WITH_WORKER} | sent.keys()
         chosen = left[: max(left[0].concurrency - len(busy), 0)]

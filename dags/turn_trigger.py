@@ -122,6 +122,8 @@ class TurnPoller:
         """
         runs = {(place.pipeline, place.run_id) for place in places}
         self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
+        if not (self._dispatcher.is_due() or look_at_tasks or look_at_ends):
+            places = [place for place in places if place.awaited != "process"]
         waiting = {
             place: txids[place.map_index]
             for place in places

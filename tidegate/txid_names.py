@@ -1,9 +1,12 @@
-"""Names both tasks of a batch after its txid in Airflow, from the moment that they exist.
+"""Names both tasks of a batch after its txid in Airflow, from the moment that they exist, and starts the first ones at once.
 
 Airflow renders a task's `map_index_template` in the worker that runs the task. A commit task mostly ends without a worker, and
 a process task may wait long for one; until then Airflow would show their positions in the run. So a policy of Airflow's
 scheduler names them: Airflow finds it by the entry point ``airflow.policy`` of this project. Without it, only those names are
-missing.
+missing, and runs begin some seconds later.
+
+Process tasks start in the triggerer, which takes some seconds to send them to a worker. The first of a run, as many as it may
+have workers for, are not to wait for that, so the policy schedules them as Airflow would schedule other tasks.
 
 Where any policy looks at new task instances, Airflow creates them in another way, which leaves them out of the trace of their
 run. So this one also puts them into it, those of all Dags.
@@ -11,6 +14,7 @@ run. So this one also puts them into it, those of all Dags.
 This module is imported by every process of Airflow, so it imports nothing of ours.
 """
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow.policies import hookimpl
@@ -42,6 +46,26 @@ def task_instance_mutation_hook(task_instance: "TaskInstance", dag_run: "DagRun 
     txids = _txids(dag_run)
     if task_instance.map_index < len(txids):
         task_instance._rendered_map_index = f"txid {txids[task_instance.map_index]}"
+        if task_instance.operator == "ProcessBatch" and task_instance.try_number <= 1:
+            _schedule_if_first(task_instance)
+
+
+def _schedule_if_first(task_instance: "TaskInstance") -> None:
+    """Schedule a new task instance for a worker, if it is among the first of its run.
+
+    Airflow creates it once all that it depends on in its run is done; a task that depends on earlier runs is left to Airflow.
+    """
+    task = task_instance.task
+    if not task.start_from_trigger or task.depends_on_past:
+        return
+    from airflow.serialization.decoders import smart_decode_trigger_kwargs  # noqa: PLC0415 - as in `_txids`
+
+    concurrency = smart_decode_trigger_kwargs(task.start_trigger_args.trigger_kwargs).get("concurrency", 0)
+    is_first = task_instance.map_index < concurrency
+    # Set for all of them, because Airflow creates the later ones in the state of the first.
+    task_instance.state = "scheduled" if is_first else None
+    task_instance.try_number = int(is_first)
+    task_instance.scheduled_dttm = datetime.now(UTC) if is_first else None
 
 
 def _place_in_trace(run_carrier: "dict[str, str]") -> "dict[str, str]":
