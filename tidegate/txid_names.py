@@ -46,7 +46,7 @@ def task_instance_mutation_hook(task_instance: "TaskInstance", dag_run: "DagRun 
     txids = _txids(dag_run)
     if task_instance.map_index < len(txids):
         task_instance._rendered_map_index = f"txid {txids[task_instance.map_index]}"
-        if task_instance.operator == "ProcessBatch" and task_instance.try_number <= 1:
+        if task_instance.operator == "ProcessBatch" and task_instance.try_number == 0:
             _schedule_if_first(task_instance)
 
 
@@ -56,7 +56,7 @@ def _schedule_if_first(task_instance: "TaskInstance") -> None:
     Airflow creates it once all that it depends on in its run is done; a task that depends on earlier runs is left to Airflow.
     """
     task = task_instance.task
-    if not task.start_from_trigger or task.depends_on_past:
+    if task_instance.state not in (None, "scheduled") or not task.start_from_trigger or task.depends_on_past:
         return
     from airflow.serialization.decoders import smart_decode_trigger_kwargs  # noqa: PLC0415 - as in `_txids`
 

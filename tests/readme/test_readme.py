@@ -17,7 +17,7 @@ from tests.conftest import COMMAND
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".tidegate", "data", "__pycache__", ".*_cache", "tests", "*.egg-info")
-SECONDS_PER_COMMAND = 300
+SECONDS_PER_COMMAND = 900
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA), transform=transform)
     pq.write_table(pa.table({"name": ["a", "b"], "amount": pa.array([1, 2], pa.int32())}), inbox.folder / "1.parquet")
     real = ParquetReader._read
-    monkeypatch.setattr(ParquetReader, "_read", lambda reader, paths: real(reader, paths).where("name <> 'b'"))
+    monkeypatch.setattr(ParquetReader, "_read", lambda *given, **options: real(*given, **options).where("name <> 'b'"))
     inbox.plan(pipeline, "test")
     with pytest.raises(RowsLost, match="2 rows"):
         steps.process(inbox.settings, pipeline, 1, owner="test")

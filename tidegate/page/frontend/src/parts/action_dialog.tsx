@@ -67,7 +67,7 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
   const mayConfirm = prospect?.allowed && !result && !COMMAND_ONLY.includes(verb);
   const needsReason = verb !== "trigger";
   return (
-    <Modal title={`${label(verb, txid)}: ${pipeline}`} close={close} isBusy={isBusy}>
+    <Modal title={`${label(verb, txid)}: ${pipeline}`} close={close} isBusy={isBusy} isDone={result !== null}>
       {!prospect && !error && <p class="loading">Asking what will happen &hellip;</p>}
       {prospect && !result && (
         <p class="will" id="will">

@@ -2,16 +2,18 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
-type Properties = { title: string; close: () => void; isBusy?: boolean; children: ComponentChildren };
+type Properties = { title: string; close: () => void; isBusy?: boolean; isDone?: boolean; children: ComponentChildren };
 
-export function Modal({ title, close, isBusy = false, children }: Properties) {
+export function Modal({ title, close, isBusy = false, isDone = false, children }: Properties) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const done = useRef(isDone);
+  done.current = isDone;
   useEffect(() => {
     const before = document.activeElement;
     dialog.current?.showModal();
     return () => {
-      // What opened the dialog may be gone, since the action has helped.
-      if (before instanceof HTMLElement && before.isConnected) before.focus();
+      // What opened the dialog may be gone, or go soon, since the action has helped.
+      if (!done.current && before instanceof HTMLElement && before.isConnected) before.focus();
       else document.querySelector<HTMLElement>("h1")?.focus();
     };
   }, []);

@@ -1,0 +1,92 @@
+"""The policy of Airflow's scheduler: the first process tasks of a run go to workers as soon as they exist."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+from dags import batch_dag
+from dags.turn_trigger import COMMIT, PROCESS
+from tidegate import txid_names
+
+CONCURRENCY = 3
+RUN = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})
+
+
+@pytest.fixture(autouse=True)
+def plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose plan has passed on ten txids."""
+    monkeypatch.setattr(txid_names, "_txids_of", {("flights", "run"): list(range(11, 21))})
+
+
+def created(task_id: str, map_index: int, *, state: str | None = None, tries: int = 0, **arguments: Any) -> SimpleNamespace:
+    """Return a new task instance, as the policy leaves it, of a Dag as the scheduler has it."""
+    dag = batch_dag.batch_dag("flights", concurrency=CONCURRENCY, **arguments)
+    task = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task(task_id)
+    instance = SimpleNamespace(
+        task=task,
+        operator=task.task_type,
+        map_index=map_index,
+        state=state,
+        try_number=tries,
+        scheduled_dttm=None,
+        context_carrier=None,
+        _rendered_map_index=None,
+    )
+    txid_names.task_instance_mutation_hook(instance, RUN)
+    return instance
+
+
+def test_as_many_are_scheduled_as_the_run_may_have_workers_for() -> None:
+    """In their first try, as Airflow schedules any task; the others are left to the triggerer."""
+    tasks = [created(PROCESS, map_index) for map_index in range(10)]
+
+    assert [task.state for task in tasks] == ["scheduled"] * CONCURRENCY + [None] * 7
+    assert [task.try_number for task in tasks] == [1] * CONCURRENCY + [0] * 7
+    assert [task.scheduled_dttm is not None for task in tasks] == [True] * CONCURRENCY + [False] * 7
+    assert [task._rendered_map_index for task in tasks] == [f"txid {txid}" for txid in range(11, 21)]
+
+
+def test_the_state_of_the_first_is_not_that_of_all() -> None:
+    """Airflow creates the later instances in the state that the first one has after the policy."""
+    late = created(PROCESS, CONCURRENCY, state="scheduled", tries=0)
+
+    assert (late.state, late.try_number, late.scheduled_dttm) == (None, 0, None)
+
+
+def test_commit_tasks_wait_for_their_process_tasks() -> None:
+    """They are only named."""
+    commit = created(COMMIT, 0)
+
+    assert (commit.state, commit.try_number, commit._rendered_map_index) == (None, 0, "txid 11")
+
+
+@pytest.mark.parametrize(
+    "default_args",
+    [{"depends_on_past": True}, {"execution_timeout": timedelta(minutes=5)}],
+    ids=lambda given: next(iter(given)),
+)
+def test_tasks_that_airflow_has_to_look_at_are_left_to_it(default_args: dict[str, Any]) -> None:
+    """Those that depend on earlier runs, and those that start in a worker anyway."""
+    assert created(PROCESS, 0, default_args=default_args).state is None
+
+
+def test_a_task_that_exists_is_never_scheduled_again() -> None:
+    """Airflow asks the policy each time it loads a task instance; by then it may have failed, or been cleared."""
+    task = created(PROCESS, 0)
+    task.state, task.try_number = "failed", 1
+    txid_names.task_instance_mutation_hook(task, RUN)
+
+    assert (task.state, task.try_number) == ("failed", 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "tries"), [("running", 1), ("scheduled", 1), ("deferred", 1), ("success", 0), ("removed", 0)]
+)
+def test_a_task_that_got_no_name_at_first_is_only_named_later(state: str, tries: int) -> None:
+    """As in runs that began before this policy was there."""
+    task = created(PROCESS, 0, state=state, tries=tries)
+
+    assert (task.state, task.try_number, task._rendered_map_index) == (state, tries, "txid 11")
