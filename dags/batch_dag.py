@@ -2,7 +2,7 @@
 
     plan -> batch, once per txid: process -> commit; and, if other Dags are to follow, -> announce
 
-`dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.txid_names`).
+`dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.airflow_policy`).
 
 If one txid fails, later ones are processed as far as the window goes, and earlier ones commit; the later ones' commit tasks
 then fail with the reason. The next run starts with the txids that are left over. A txid that was given up stops no other: in

@@ -9,7 +9,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from dags import batch_dag
 from dags.turn_trigger import COMMIT, PROCESS
-from tidegate import txid_names
+from tidegate import airflow_policy
 
 CONCURRENCY = 3
 RUN = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})
@@ -18,7 +18,7 @@ RUN = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})
 @pytest.fixture(autouse=True)
 def plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose plan has passed on ten txids."""
-    monkeypatch.setattr(txid_names, "_txids_of", {("flights", "run"): list(range(11, 21))})
+    monkeypatch.setattr(airflow_policy, "_txids_of", {("flights", "run"): list(range(11, 21))})
 
 
 def created(task_id: str, map_index: int, *, state: str | None = None, tries: int = 0, **arguments: Any) -> SimpleNamespace:
@@ -35,7 +35,7 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
         context_carrier=None,
         _rendered_map_index=None,
     )
-    txid_names.task_instance_mutation_hook(instance, RUN)
+    airflow_policy.task_instance_mutation_hook(instance, RUN)
     return instance
 
 
@@ -77,7 +77,7 @@ def test_a_task_that_exists_is_never_scheduled_again() -> None:
     """Airflow asks the policy each time it loads a task instance; by then it may have failed, or been cleared."""
     task = created(PROCESS, 0)
     task.state, task.try_number = "failed", 1
-    txid_names.task_instance_mutation_hook(task, RUN)
+    airflow_policy.task_instance_mutation_hook(task, RUN)
 
     assert (task.state, task.try_number) == ("failed", 1)
 

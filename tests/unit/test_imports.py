@@ -16,7 +16,7 @@ PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
 AIRFLOWS_OWN = (
     "tidegate/page/plugin.py",
     "tidegate/stack/airflow_settings/airflow_local_settings.py",
-    "tidegate/txid_names.py",
+    "tidegate/airflow_policy.py",
 )
 FILES = [
     path

@@ -83,21 +83,19 @@ def quarantine(
 @router.get("/{txid}/{number}")
 def record(pipeline: access.Readable, txid: int, number: int) -> Record:
     """Return one record with its whole payload."""
-    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
-        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+    _check_range(pipeline, txid, number)
     with ledger.reader().snapshot(f"reading a record of {pipeline} {txid}") as connection:
         overview.check_registered(connection, pipeline)
         found = browsing.quarantined_record(connection, pipeline, txid, number)
     if found is None:
-        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+        raise _unknown(pipeline, txid, number)
     return Record(**found)
 
 
 @router.post("/{txid}/{number}")
 def mend(pipeline: access.Changeable, txid: int, number: int, mended: Mended, user: access.User) -> Nothing:
     """Keep a correction of a record beside it, for the replay that takes it up."""
-    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
-        raise Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
+    _check_range(pipeline, txid, number)
     reason = operating.require_reason(mended.reason)
     with StateStore.connect(ledger.settings()) as store:
         store.mend_quarantined(pipeline, txid, number, Mend(mended.payload, access.owner(user, "mend"), reason, mended.again))
@@ -114,3 +112,13 @@ def _place(after: str | None) -> tuple[int, int] | None:
     if max(int(txid), int(number)) > LARGEST:
         raise UsageError("`after` is not what an earlier answer called `next`.")
     return int(txid), int(number)
+
+
+def _check_range(pipeline: str, txid: int, number: int) -> None:
+    """Refuse numbers that no record can have, on which Postgres would fail."""
+    if not (1 <= txid <= LARGEST and 1 <= number <= LARGEST):
+        raise _unknown(pipeline, txid, number)
+
+
+def _unknown(pipeline: str, txid: int, number: int) -> Refusal:
+    return Refusal(404, "UNKNOWN_RECORD", f"{pipeline} {txid} has no record {number} in quarantine.")
