@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T  # noqa: N812
     from pyspark.sql.connect.client.core import RpcDeadlines
 
-# Airflow's is the name of a task instance, which `tidegate.airflow_policy` sets: it must not import anything, so it stands there.
+# Airflow's is the name of a task instance, which `tidegate.airflow_policy` sets; that module imports nothing of ours.
 CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1", "apache-airflow": "3.3.2"}
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import pkgutil
+from collections.abc import Collection
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -36,14 +37,18 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
     elif point := _entry_point(name):
         place, found = point.value, point.load()
     else:
-        known = pipeline_names()
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
+        raise unknown(name, pipeline_names())
     pipeline = getattr(found, "PIPELINE", found)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).", pipeline=name)
     return pipeline
+
+
+def unknown(name: str, known: Collection[str]) -> UnknownPipeline:
+    """Return the error that there is no pipeline of this name, with the names of those that there are."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
 
 
 def all_pipelines() -> list[Pipeline]:

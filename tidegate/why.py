@@ -3,12 +3,12 @@
 The facts are the ledger's, as of one moment; tries and policy are the declared pipeline's. Airflow is not asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline
+from jobs.registry import find_pipeline, pipeline_names, unknown
 from state_store.errors import TidegateError, UnknownBatch, UnknownPipeline
 from tidegate import remedies, source_report
 from tidegate.causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
@@ -64,7 +64,8 @@ def explain(ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *
 
 def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
     """Return the root cause of each of these pipelines that is registered, from a constant number of statements."""
-    declared = {known.name: known for known in map(_declared, pipelines)}
+    names = pipeline_names()  # one search for all of them
+    declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
     found = ledger.waits(dict.fromkeys(declared))
     return {name: list(_causes(wait, declared[name]))[-1] for name, wait in found.items()}
 
@@ -85,13 +86,15 @@ class _Declared(NamedTuple):
     reason: str | None = None
 
 
-def _declared(pipeline: Pipeline | str) -> _Declared:
+def _declared(pipeline: Pipeline | str, names: Collection[str] | None = None) -> _Declared:
     if isinstance(pipeline, Pipeline):
         return _Declared(pipeline.name, pipeline)
+    if names is not None and pipeline not in names:
+        return _Declared(pipeline, None, unknown=unknown(pipeline, names))
     try:
         return _Declared(pipeline, find_pipeline(pipeline))
-    except UnknownPipeline as unknown:
-        return _Declared(pipeline, None, unknown=unknown)
+    except UnknownPipeline as error:
+        return _Declared(pipeline, None, unknown=error)
     except Exception as error:  # noqa: BLE001 - an author's module may raise anything; that is the cause then
         return _Declared(pipeline, None, reason=f"{type(error).__name__}: {error}")
 

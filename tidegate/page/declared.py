@@ -9,7 +9,7 @@ import time
 from functools import lru_cache
 
 from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline
+from jobs.registry import find_pipeline, pipeline_names
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,15 @@ def declared(name: str) -> Pipeline | None:
     return _declared(name, int(time.monotonic() // SECONDS_REMEMBERED))
 
 
+@lru_cache(maxsize=1)
+def _names(_period: int) -> frozenset[str]:
+    return frozenset(pipeline_names())
+
+
 @lru_cache(maxsize=1000)
-def _declared(name: str, _period: int) -> Pipeline | None:
+def _declared(name: str, period: int) -> Pipeline | None:
+    if name not in _names(period):  # one search for all, also for those that there are not
+        return None
     try:
         return find_pipeline(name)
     except Exception as error:  # noqa: BLE001 - an author's module may raise anything
