@@ -165,4 +165,4 @@ def test_bad_records_are_replayed(page: Page, clicks: Batches) -> None:
     replay.get_by_role("button", name="Close").click()
 
     expect(page.get_by_text("Quarantine is empty.")).to_be_visible()
-    assert clicks.store.last_opened("clicks") == 3
+    assert clicks.store.last_opened("clicks").txid == 3

@@ -288,7 +288,7 @@ def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> 
     path = "/tidegate/api/pipelines/clicks/states/per_page.csv"
 
     def snapshots() -> int:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND state LIKE '%in transaction%'"
+        query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND xact_start IS NOT NULL"
         return as_owner(server.settings, query, user="postgres")[0][0]
 
     kept = []  # httpx ends a download whose iterator is forgotten

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel
 
 from state_store import batch_pages, browsing, history, overview, search
 from state_store.errors import UsageError
@@ -19,8 +19,8 @@ from tidegate.page.waiting import causes
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 
-# By any zone within the range of a datetime.
-Moment = Annotated[datetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
+# With its zone, and by any zone within the range of a datetime.
+Moment = Annotated[AwareDatetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
 
 
