@@ -3,10 +3,11 @@
 import base64
 import json
 import socket
+import socketserver
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 IDS = ("traceId", "spanId", "parentSpanId")  # OTLP's JSON writes them in hexadecimal, protobuf's in base64
@@ -97,44 +99,63 @@ def _attributes(of: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def collector(file: Path) -> Iterator[Collector]:
-    """Run a collector on loopback that writes this file. While `hangs` is set, it takes requests and answers none."""
-    lock = threading.Lock()
+def serving(server: socketserver.BaseServer) -> Iterator[int]:
+    """Serve in a thread, and yield the port."""
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def otlp_server(take: Callable[[bytes], Message | None]) -> socketserver.BaseServer:
+    """Return a server on loopback that takes OTLP over HTTP, and answers with what `take` returns, or not at all."""
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if made.hangs.is_set():
-                ended.wait()
+            answer = take(self.rfile.read(int(self.headers["Content-Length"])))
+            if answer is None:
                 return
-            request = MessageToDict(ExportTraceServiceRequest.FromString(body))
-            for span in (s for r in request["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]):
-                span.update({name: base64.b64decode(span[name]).hex() for name in IDS if name in span})
-            with lock, file.open("a") as lines:
-                lines.write(json.dumps(request) + "\n")
-            answer = ExportTraceServiceResponse().SerializeToString()
+            content = answer.SerializeToString()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    ended = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     server.daemon_threads = True
-    made = Collector(server.server_port, file)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield made
-    finally:
-        ended.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return server
+
+
+@contextmanager
+def collector(file: Path) -> Iterator[Collector]:
+    """Run a collector on loopback that writes this file. While `hangs` is set, it takes requests and answers none."""
+    lock, ended = threading.Lock(), threading.Event()
+
+    def take(body: bytes) -> Message | None:
+        if made.hangs.is_set():
+            ended.wait()
+            return None
+        request = MessageToDict(ExportTraceServiceRequest.FromString(body))
+        for span in (s for r in request["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]):
+            span.update({name: base64.b64decode(span[name]).hex() for name in IDS if name in span})
+        with lock, file.open("a") as lines:
+            lines.write(json.dumps(request) + "\n")
+        return ExportTraceServiceResponse()
+
+    with serving(otlp_server(take)) as port:
+        made = Collector(port, file)
+        try:
+            yield made
+        finally:
+            ended.set()
 
 
 @contextmanager

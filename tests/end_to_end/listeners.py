@@ -1,20 +1,19 @@
 """Servers on loopback that receive what a stack sends: mails by SMTP, metrics by OpenTelemetry."""
 
 import socketserver
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from email.message import EmailMessage
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+
+from tests.collector import otlp_server, serving
 
 
 @dataclass
@@ -53,7 +52,7 @@ def mailbox() -> Iterator[Mailbox]:
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address, daemon_threads = True, True
 
-    with _running(Server(("127.0.0.1", 0), Session)) as port:
+    with serving(Server(("127.0.0.1", 0), Session)) as port:
         made = Mailbox(port)
         yield made
 
@@ -78,41 +77,16 @@ class Received:
 def metrics_collector() -> Iterator[Received]:
     """Run a collector that takes metrics by OTLP over HTTP."""
 
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = ExportMetricsServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
-            for metric in (m for r in request.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
-                data = getattr(metric, metric.WhichOneof("data"))
-                for point in data.data_points:
-                    attributes = tuple(sorted((a.key, a.value.string_value) for a in point.attributes))
-                    key = metric.name, attributes, point.start_time_unix_nano
-                    made.values[key] = point.count if hasattr(point, "count") else point.as_int or point.as_double
-            answer = ExportMetricsServiceResponse().SerializeToString()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def take(body: bytes) -> ExportMetricsServiceResponse:
+        request = ExportMetricsServiceRequest.FromString(body)
+        for metric in (m for r in request.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
+            data = getattr(metric, metric.WhichOneof("data"))
+            for point in data.data_points:
+                attributes = tuple(sorted((a.key, a.value.string_value) for a in point.attributes))
+                key = metric.name, attributes, point.start_time_unix_nano
+                made.values[key] = point.count if hasattr(point, "count") else point.as_int or point.as_double
+        return ExportMetricsServiceResponse()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-    with _running(Server(("127.0.0.1", 0), Receiver)) as port:
+    with serving(otlp_server(take)) as port:
         made = Received(port)
         yield made
-
-
-@contextmanager
-def _running(server: socketserver.BaseServer) -> Iterator[int]:
-    """Serve in a thread, and yield the port."""
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
