@@ -1,8 +1,8 @@
 """The tasks of a pipeline's Dag: plan, and for each txid process and commit.
 
     plan     freezes the batches of this run and passes on their txids, nothing else
-    process  processes its batch, in parallel with others, up to the seal. It waits in the triggerer for a worker
-             (`dags.dispatch`), and, while its pipeline's window is full, for its turn to begin
+    process  processes its batch, in parallel with others, up to the seal. All but the first of a run wait in the
+             triggerer for a worker (`dags.dispatch`); and any, while its pipeline's window is full, for its turn to begin
     commit   a sensor of Airflow, strictly ordered: it waits in the triggerer until every earlier txid has committed
 
 Which task does the work is another matter than which one shows it, because starting a process for each costs Airflow more than
@@ -24,7 +24,7 @@ from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
 from airflow.triggers.base import StartTriggerArgs
 
-from dags.task_metrics import tellers
+from dags.task_metrics import metrics_listeners
 from dags.turn_trigger import PROCESS, TurnTrigger
 from jobs.engine.log_fields import about
 from state_store import Settings, StateStore
@@ -130,7 +130,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
         reason = f"{type(error).__name__}: {error}"
     else:
         reason = f"its task was killed in try {ti.try_number}."
-    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti)), tellers=tellers()) as worker:
+    with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti)), listeners=metrics_listeners()) as worker:
         txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
         worker.report_exhausted(txid, reason)
         if worker.store.turn(ti.dag_id, txid).given_up:
@@ -148,8 +148,17 @@ class WaitedInVain(AirflowFailException):  # type: ignore[misc]
     """The batch's turn does not come in this run. Another try would wait for the same thing, so there is none."""
 
 
-class TellsLineage:
-    """A task of one batch that tells Airflow's OpenLineage provider, when that asks, what the batch reads and writes."""
+def sends_lineage() -> bool:
+    """Return whether Airflow sends OpenLineage events: its provider is installed, and has a transport."""
+    try:
+        from airflow.providers.openlineage.conf import is_disabled  # noqa: PLC0415 - it need not be installed
+    except ImportError:
+        return False
+    return not is_disabled()
+
+
+class HasLineage:
+    """A task of one batch, of which Airflow's OpenLineage provider can ask what the batch reads and writes."""
 
     pipeline_name: str
     txid: int
@@ -161,14 +170,15 @@ class TellsLineage:
         return lineage_of(self.pipeline_name, self.txid)
 
 
-class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
+class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
     """Processes a batch up to the seal, and what else of its run is left to do.
 
     It succeeds when its batch is sealed or was given up. A try after a failure resumes: sealed or committed work stays. After
     the task was cleared, it processes its batch again, unless that has committed.
 
-    It starts in the triggerer, and ends there if another task has processed its batch. With an author's time limit, which is
-    meant for one batch, tasks do not take over each other's work, so that it starts in a worker.
+    It starts in the triggerer, unless it is one of the first of its run, and ends there if another task has processed its
+    batch. It starts in a worker with an author's time limit, which is meant for one batch, so that tasks do not take over each
+    other's work; and where Airflow sends lineage, which it does in workers only.
     """
 
     template_fields = ("txid",)
@@ -181,7 +191,7 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
         self.pipeline_name = pipeline_name
         self.txid = txid
         self.turn_timeout = turn_timeout
-        self.start_from_trigger = self.execution_timeout is None
+        self.start_from_trigger = self.execution_timeout is None and not sends_lineage()
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=TRIGGER,
             trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "process", "concurrency": concurrency},
@@ -202,7 +212,6 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
             )
             self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
 
-    @naming_the_page()
     def execute_begin(self, context: Any, event: str | None = None) -> None:
         """Go on when a worker, or room in the window, is there for the batch, or fail with the reason why not in this run."""
         if event:
@@ -222,7 +231,7 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
         from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
-        with Worker.open(settings, name, owner=str(here), airflow=here, tellers=tellers()) as worker:
+        with Worker.open(settings, name, owner=str(here), airflow=here, listeners=metrics_listeners()) as worker:
             if worker.has_committed(txid):
                 logger.info("%s %d has committed; to find its task: tidegate inspect %s --txid %d", name, txid, name, txid)
                 return False
@@ -240,7 +249,7 @@ class ProcessBatch(TellsLineage, BaseOperator):  # type: ignore[misc]
             raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
 
 
-class CommitSensor(TellsLineage, BaseSensorOperator):  # type: ignore[misc]
+class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     """Waits until every earlier txid has committed; then commits the batch, if no other task has.
 
     It starts in the triggerer, without a worker (`dags.turn_trigger`), and mostly ends there. The scheduler keeps the timeout
@@ -289,7 +298,9 @@ class CommitSensor(TellsLineage, BaseSensorOperator):  # type: ignore[misc]
         here, settings = _try(context["ti"]), Settings.load()
 
         def commit() -> Commit:
-            with Worker.open(settings, self.pipeline_name, owner=str(here), airflow=here, tellers=tellers()) as worker:
+            with Worker.open(
+                settings, self.pipeline_name, owner=str(here), airflow=here, listeners=metrics_listeners()
+            ) as worker:
                 return worker.commit(self.txid)
 
         with about(self.pipeline_name, self.txid):

@@ -1,8 +1,9 @@
 """Which process tasks get a worker: as many of a run as it has concurrency, while batches are left that no task has begun.
 
-All process tasks of a run start in the triggerer. A task in a worker goes on with further batches of its run, so most of the
-others find their batch sealed, and end without the start of a process. A task gets a worker if its batch has not begun, or if
-its attempt failed or fell silent, and fewer tasks of the run have workers than the run may have.
+The first tasks of a run get theirs from the scheduler (`tidegate.airflow_policy`), the others start in the triggerer. A task in
+a worker goes on with further batches of its run, so most of the others find their batch sealed, and end without the start of a
+process. A task gets a worker if its batch has not begun, or if its attempt failed or fell silent, and fewer tasks of the run
+have workers than the run may have.
 
 Nothing here decides anything: with too many workers, tasks wait or find their work done; with too few, for a moment, the run
 takes longer.

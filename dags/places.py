@@ -1,4 +1,4 @@
-"""Who waits in the triggerer for what, and the answer that ends the wait."""
+"""What waits in the triggerer, for what, and the answer that ends the wait."""
 
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to tell if it is traced."""
+    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to record if it is traced."""
 
     txid: int
     turn: Turn

@@ -1,7 +1,7 @@
 """Metrics of the moment, sent by tasks wherever Airflow's own settings send its metrics: StatsD or OpenTelemetry.
 
     tidegate.batch.processed, .failed, .fenced    attempts that have ended
-    tidegate.batch.committed, .skipped            batches, told by the task that has committed them
+    tidegate.batch.committed, .skipped            batches, sent by the task that has committed them
     tidegate.rows                                 source rows of the committed batches
     tidegate.phase.process, .seal, .wait, .commit how long each took, of attempts and of commits
     tidegate.latency                              from the seal to the merge
@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 
-from jobs.engine.telling import Teller, harmless
+from jobs.engine.listeners import Listener, harmless
 from state_store import StateStore
 from state_store.attempt_times import AttemptTimes
 from state_store.attempts import FENCED
@@ -27,22 +27,22 @@ SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 MISSING = "some of Airflow's metrics are missing."
 
 
-def tellers() -> tuple[Teller, ...]:
+def metrics_listeners() -> tuple[Listener, ...]:
     """Return what sends metrics from this task; nothing if Airflow sends none."""
     return (TaskMetrics(),) if any(conf.getboolean("metrics", name, fallback=False) for name in SWITCHES) else ()
 
 
-class TaskMetrics(Teller):
+class TaskMetrics(Listener):
     """Sends a worker's metrics by Airflow."""
 
-    def tell_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
+    def on_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
         """Send how attempts have ended, and how long those took that were sealed."""
         with harmless(pipeline, MISSING):
             for times in store.attempt_times(pipeline, [txid]):
                 if times.attempt in numbers:
                     _send_attempt(times)
 
-    def tell_committed(self, store: StateStore, pipeline: str, txids: Sequence[int]) -> None:
+    def on_committed(self, store: StateStore, pipeline: str, txids: Sequence[int]) -> None:
         """Send what has committed, and how long it waited and took."""
         with harmless(pipeline, MISSING):
             for times in store.attempt_times(pipeline, txids):

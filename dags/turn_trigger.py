@@ -197,7 +197,7 @@ def _opened(
 
 
 def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Place, Answer]:
-    """Return the answers about batches that have committed and are traced, with what to tell, by one query per pipeline."""
+    """Return the answers about batches that have committed and are traced, with what to record, by one query per pipeline."""
     traced = {place: answer for place, answer in over.items() if place.is_traced and answer.turn.done}
     attempts: dict[tuple[str, int], list[AttemptTimes]] = defaultdict(list)
     for pipeline in {place.pipeline for place in traced}:
@@ -209,14 +209,18 @@ def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Plac
 
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
     """Return the map indexes of a run's batches of which a task has failed permanently, according to Airflow."""
-    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS, COMMIT], run_ids=[run_id])
-    return [int(name.rpartition("_")[2]) for name, state in states.get(run_id, {}).items() if state == "failed"]
+    return [map_index for map_index, state in _states(pipeline, run_id, PROCESS, COMMIT) if state == "failed"]
 
 
 def process_tasks(pipeline: str, run_id: str) -> dict[int, str]:
     """Return the states of a run's process tasks, by the map indexes of their batches, according to Airflow."""
-    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=[PROCESS], run_ids=[run_id])
-    return {int(name.rpartition("_")[2]): state for name, state in states.get(run_id, {}).items()}
+    return dict(_states(pipeline, run_id, PROCESS))
+
+
+def _states(pipeline: str, run_id: str, *tasks: str) -> list[tuple[int, str]]:
+    """Return the state of each instance of these tasks in a run, with its map index."""
+    states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=list(tasks), run_ids=[run_id])
+    return [(int(name.rpartition("_")[2]), state) for name, state in states.get(run_id, {}).items()]
 
 
 _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks, process_tasks)
@@ -263,7 +267,7 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
             with about(pipeline, txid):
                 self.log.info("%s %d %s; to find its task: tidegate inspect %s --txid %d", pipeline, txid, done, pipeline, txid)
             if spans:
-                spans.tell_commits(attempts)
+                spans.record_commits(attempts)
             yield TaskSuccessEvent()
         else:
             with about(pipeline, txid):

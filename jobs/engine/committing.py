@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from jobs.engine.acks import ack
+from jobs.engine.listeners import Listener
 from jobs.engine.log_fields import about
 from jobs.engine.processing import halting
-from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.commits import Commit
@@ -30,11 +30,11 @@ RESTAGE_TRIES = 3
 class Committer:
     """Commits batches of one pipeline on behalf of one owner."""
 
-    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str, tellers: Sequence[Teller]) -> None:
+    def __init__(self, store: StateStore, pipeline: Pipeline, owner: str, listeners: Sequence[Listener]) -> None:
         self._store = store
         self._pipeline = pipeline
         self._owner = owner
-        self._tellers = tellers
+        self._listeners = listeners
 
     def commit(self, txid: int, restage: Callable[[int], object]) -> Commit:
         """Commit a batch, together with the sealed batches next to it; return the commit, also if it had committed before.
@@ -112,7 +112,7 @@ class Committer:
         timeout = self._pipeline.message_timeout_seconds
         done = self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
         if not done.already_committed:
-            self._tell([done])
+            self._notify([done])
         return done
 
     def _try_together(self, *, wait: bool = True) -> list[Commit]:
@@ -133,12 +133,12 @@ class Committer:
                 logger.info("%s", commit)
                 ack(self._store, self._pipeline, commit)
         if done:
-            self._tell(done)
+            self._notify(done)
         return done
 
-    def _tell(self, done: Sequence[Commit]) -> None:
-        for teller in self._tellers:
-            teller.tell_committed(self._store, self._pipeline.name, [commit.txid for commit in done])
+    def _notify(self, done: Sequence[Commit]) -> None:
+        for listener in self._listeners:
+            listener.on_committed(self._store, self._pipeline.name, [commit.txid for commit in done])
 
     def _log_why_not_together(self, error: Exception) -> None:
         unexpected = None if isinstance(error, TidegateError) else error

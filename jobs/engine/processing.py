@@ -9,10 +9,10 @@ from jobs.compute.computation import stage_batch
 from jobs.compute.route import Routing, has_short_rows
 from jobs.compute.session import spark_session
 from jobs.engine.acks import call_source
+from jobs.engine.listeners import Listener
 from jobs.engine.log_fields import about
 from jobs.engine.planning import replan
 from jobs.engine.poison import Outcome, fault_of, outcome_of
-from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Attempt
@@ -52,14 +52,14 @@ class Processor:
         owner: str,
         airflow: AirflowTry | None,
         routing: Routing,
-        tellers: Sequence[Teller],
+        listeners: Sequence[Listener],
     ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._owner = owner
         self._airflow = airflow
         self._routing = routing
-        self._tellers = tellers
+        self._listeners = listeners
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
         """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
@@ -103,21 +103,21 @@ class Processor:
 
     @contextmanager
     def _observed(self, attempt: Attempt) -> Iterator[None]:
-        """Name the attempt in the log lines of the block, and tell of it, and of those that it has fenced."""
+        """Name the attempt in the log lines of the block, and notify the listeners of it, and of those that it has fenced."""
         ended = {attempt.number}
-        self._tell(attempt, attempt.fenced)
+        self._notify(attempt, attempt.fenced)
         try:
             with about(attempt.pipeline, attempt.txid, attempt.number):
                 yield
         except AttemptFenced:
-            ended.clear()  # told by the task of the newer attempt
+            ended.clear()  # reported by the task of the newer attempt
             raise
         finally:
-            self._tell(attempt, ended)
+            self._notify(attempt, ended)
 
-    def _tell(self, attempt: Attempt, ended: Collection[int]) -> None:
-        for teller in self._tellers if ended else ():
-            teller.tell_attempts(self._store, attempt.pipeline, attempt.txid, ended)
+    def _notify(self, attempt: Attempt, ended: Collection[int]) -> None:
+        for listener in self._listeners if ended else ():
+            listener.on_attempts(self._store, attempt.pipeline, attempt.txid, ended)
 
     def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
         """Begin an attempt, after the source has planned the batch again if that is due."""

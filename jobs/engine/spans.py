@@ -1,15 +1,16 @@
-"""Spans of OpenTelemetry about the life of batches, told afterwards from the times in the ledger.
+"""Spans of OpenTelemetry about the life of batches, recorded afterwards, with the times in the ledger.
 
-    plan      of a run: told by its plan
-    process   of an attempt, with its parts stage and seal: told when it ends, by the task that ran it; an attempt whose process
-              died is told by the task that has fenced it
-    wait      from the seal to the begin of the commit's transaction: told by the batch's commit task, whichever task committed
-    commit    that transaction: told along with wait
+    plan      of a run: recorded by its plan
+    process   of an attempt, with its parts stage and seal: recorded when it ends, by the task that ran it, or, if its process
+              died, by the task that has fenced it
+    wait      from the seal to the begin of the commit's transaction: recorded by the batch's commit task, whichever task
+              committed
+    commit    that transaction: recorded along with wait
 
-Each is a child of the span in which the teller works: that of Airflow's task, or of `tidegate run`. So no step of the work has
-a hook, and a trace shows what the ledger shows. Telling never fails the work, and never waits for a collector.
+Each is a child of the span in which the listener works: that of Airflow's task, or of `tidegate run`. So no step of the work
+has a hook, and a trace shows what the ledger shows. Recording never fails the work, and never waits for a collector.
 
-Where no current span is recorded, nothing is told; this module then imports nothing, and costs nothing.
+Where no current span is recorded, nothing is recorded here; this module then imports nothing, and costs nothing.
 """
 
 import sys
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
-from jobs.engine.telling import Teller, harmless
+from jobs.engine.listeners import Listener, harmless
 from state_store import StateStore
 from state_store.attempt_times import AttemptTimes
 
@@ -33,14 +34,14 @@ Attributes = dict[str, str | int | bool | None]
 
 
 @dataclass(frozen=True)
-class Spans(Teller):
-    """Tells spans as children of one span. Threads may share it."""
+class Spans(Listener):
+    """Records spans as children of one span. Threads may share it."""
 
     context: "Context"
 
     @classmethod
     def here(cls) -> Self | None:
-        """Return what tells children of the current span; None if it is not recorded, so that nothing is traced."""
+        """Return what records children of the current span; None if that is not recorded, so that nothing is traced."""
         trace = sys.modules.get("opentelemetry.trace")
         if trace is None or not trace.get_current_span().is_recording():
             return None
@@ -48,51 +49,51 @@ class Spans(Teller):
 
         return cls(get_current())
 
-    def tell_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
-        """Tell of a plan that ends now."""
+    def on_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
+        """Record a plan that ends now."""
         ends = {"first_txid": txids[0], "last_txid": txids[-1]} if txids else {}
         with harmless(pipeline, MISSING):
-            self._tell("plan", begun, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
+            self._record("plan", begun, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
 
-    def tell_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
-        """Tell of these attempts at a batch, as far as they have ended: process, stage and seal."""
+    def on_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
+        """Record these attempts at a batch, as far as they have ended: process, stage and seal."""
         with harmless(pipeline, MISSING):
             for times in store.attempt_times(pipeline, [txid]):
                 if times.attempt in numbers:
-                    self._tell_attempt(times)
+                    self._record_attempt(times)
             _send()
 
-    def tell_commit(self, store: StateStore, pipeline: str, txid: int) -> None:
-        """Tell how a batch has waited for its turn, and its commit."""
+    def on_commit_task(self, store: StateStore, pipeline: str, txid: int) -> None:
+        """Record how a batch has waited for its turn, and its commit."""
         with harmless(pipeline, MISSING):
-            self.tell_commits(store.attempt_times(pipeline, [txid]))
+            self.record_commits(store.attempt_times(pipeline, [txid]))
 
-    def tell_commits(self, attempts: Iterable[AttemptTimes]) -> None:
-        """Tell the same of those of these attempts that have been committed."""
+    def record_commits(self, attempts: Iterable[AttemptTimes]) -> None:
+        """Record the same of those of these attempts that have been committed."""
         for times in attempts:
             with harmless(times.pipeline, MISSING):
-                self._tell_commit(times)
+                self._record_commit(times)
 
-    def _tell_attempt(self, times: AttemptTimes) -> None:
+    def _record_attempt(self, times: AttemptTimes) -> None:
         end = times.ended_at
         if end is None:
             return
         code = times.error.partition(":")[0] if times.error else None  # what follows it may quote data
         about = {**_key(times), "owner": times.owner, "source_rows": times.source_rows}
-        process = self._tell("process", times.started_at, end, about, error=code)
+        process = self._record("process", times.started_at, end, about, error=code)
         if times.staged_at is not None and times.sealed_at is not None:
             staged_at = min(max(times.started_at, times.staged_at), end)  # noted by another clock
-            process._tell("stage", times.started_at, staged_at, _key(times))
-            process._tell("seal", staged_at, end, _key(times))
+            process._record("stage", times.started_at, staged_at, _key(times))
+            process._record("seal", staged_at, end, _key(times))
 
-    def _tell_commit(self, times: AttemptTimes) -> None:
+    def _record_commit(self, times: AttemptTimes) -> None:
         if times.committed_at is None or times.merged_at is None:
             return
         # The transaction may have begun before the seal, and waited for the cursor's lock.
         sealed_at = times.ended_at if times.sealed_at is not None else None
         begun = max(times.committed_at, sealed_at or times.committed_at)
         if sealed_at is not None:
-            self._tell("wait", sealed_at, begun, _key(times))
+            self._record("wait", sealed_at, begun, _key(times))
         about = {
             **_key(times),
             "owner": times.committed_by,
@@ -100,10 +101,10 @@ class Spans(Teller):
             "quarantined_rows": times.quarantined_rows,
             "skipped": times.skipped_reason is not None,
         }
-        self._tell("commit", begun, times.merged_at, about)
+        self._record("commit", begun, times.merged_at, about)
 
-    def _tell(self, name: str, begin: datetime, end: datetime, about: Attributes, *, error: str | None = None) -> Self:
-        """Tell one span; return what tells its children. A clock that was set back makes it short, not negative."""
+    def _record(self, name: str, begin: datetime, end: datetime, about: Attributes, *, error: str | None = None) -> Self:
+        """Record one span; return what records its children. A clock that was set back makes it short, not negative."""
         from opentelemetry import trace  # noqa: PLC0415 - loaded already, see `here`
 
         attributes = {f"{NAME}.{key}": value for key, value in about.items() if value is not None}
@@ -125,7 +126,7 @@ def _nanoseconds(moment: datetime) -> int:
 
 
 def _send() -> None:
-    """Start to send what was told, before the process may be killed; a collector that hangs holds up a thread only."""
+    """Start to send what was recorded, before the process may be killed; a collector that hangs holds up a thread only."""
     from opentelemetry import trace  # noqa: PLC0415 - loaded already, see `Spans.here`
 
     if flush := getattr(trace.get_tracer_provider(), "force_flush", None):

@@ -19,11 +19,11 @@ from typing import Self
 
 from jobs.compute.route import Routing, choose
 from jobs.engine.committing import Committer
+from jobs.engine.listeners import Listener
 from jobs.engine.log_fields import about
 from jobs.engine.planning import plan_batches
 from jobs.engine.processing import POLICY, Processed, Processor, describe
 from jobs.engine.spans import Spans
-from jobs.engine.telling import Teller
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
 from state_store import StateStore
@@ -45,7 +45,7 @@ class Worker:
 
     `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker. A pipeline that is given
     by its name is loaded by the first step that needs it: a broken module keeps no one from asking, or reporting, by name.
-    `tellers` are told what the steps did; one of them tells the trace, where one is recorded.
+    `listeners` hear what the steps did; where a trace is recorded, one of them adds to it.
     """
 
     store: StateStore
@@ -53,7 +53,7 @@ class Worker:
     owner: str
     airflow: AirflowTry | None = None
     routing: Routing = choose
-    tellers: tuple[Teller, ...] = ()
+    listeners: tuple[Listener, ...] = ()
 
     @classmethod
     @contextmanager
@@ -65,7 +65,7 @@ class Worker:
         owner: str,
         airflow: AirflowTry | None = None,
         routing: Routing = choose,
-        tellers: tuple[Teller, ...] = (),
+        listeners: tuple[Listener, ...] = (),
     ) -> Iterator[Self]:
         """Connect to the store; close the connections at the end.
 
@@ -73,7 +73,7 @@ class Worker:
         """
         spans = Spans.here()
         with StateStore.connect(settings) as store:
-            yield cls(store, pipeline, owner, airflow, routing, (*tellers, spans) if spans else tellers)
+            yield cls(store, pipeline, owner, airflow, routing, (*listeners, spans) if spans else listeners)
 
     @property
     def name(self) -> str:
@@ -87,11 +87,11 @@ class Worker:
 
     @cached_property
     def _processor(self) -> Processor:
-        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing, self.tellers)
+        return Processor(self.store, self.pipeline, self.owner, self.airflow, self.routing, self.listeners)
 
     @cached_property
     def _committer(self) -> Committer:
-        return Committer(self.store, self.pipeline, self.owner, self.tellers)
+        return Committer(self.store, self.pipeline, self.owner, self.listeners)
 
     def plan(
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
@@ -101,8 +101,8 @@ class Worker:
         txids = plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
-        for teller in self.tellers:
-            teller.tell_plan(self.name, begun, txids)
+        for listener in self.listeners:
+            listener.on_plan(self.name, begun, txids)
         return txids
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
@@ -169,8 +169,8 @@ class Worker:
     def commit(self, txid: int) -> Commit:
         """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""
         done = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
-        for teller in self.tellers:
-            teller.tell_commit(self.store, self.name, txid)
+        for listener in self.listeners:
+            listener.on_commit_task(self.store, self.name, txid)
         return done
 
     def redo(self, txid: int, reason: str) -> Commit:
@@ -186,8 +186,8 @@ class Worker:
         self._processor.stage_for_redo(txid)
         with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
             done = replace(self, store=owners_store)._committer.redo(txid, reason)
-        for teller in self.tellers:
-            teller.tell_commit(self.store, self.name, txid)
+        for listener in self.listeners:
+            listener.on_commit_task(self.store, self.name, txid)
         return done
 
     def report_exhausted(self, txid: int, reason: str) -> None:

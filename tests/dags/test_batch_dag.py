@@ -148,6 +148,13 @@ def test_a_time_limit_of_an_author_keeps_each_task_to_its_own_batch_so_it_starts
     assert (process.execution_timeout, commit.execution_timeout) == (timedelta(minutes=5), None)
 
 
+def test_where_airflow_sends_lineage_each_process_task_starts_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The triggerer runs no listeners of Airflow, so a batch whose task ends there would have no events."""
+    assert batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", '{"type": "console"}')
+    assert not batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
+
+
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
     """The factory adds to the given arguments and removes none."""
     dag = batch_dag.batch_dag(
@@ -163,7 +170,7 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
 @pytest.mark.parametrize("given", ["one", ["one", "another"], ("one", "another")], ids=["one", "list", "tuple"])
 def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
-    """The ledger is told of a failure whatever else an author wants to hear."""
+    """The ledger notes a failure whatever else an author wants to hear."""
 
     def one(context: Any) -> None:
         """Tell somebody."""
@@ -396,7 +403,7 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_tells_its_trace_what_it_did(clicks: Batches, exporter: InMemorySpanExporter) -> None:
-    """Of its own batch, of one that it took over, and of one that it found in its run; its commits are told by their tasks."""
+    """Of its own batch, one that it took over, and one that it found in its run; its commits are recorded by their tasks."""
     clicks.plan("run", 3)
     clicks.seal(1)
     clicks.begin(2)
@@ -405,8 +412,8 @@ def test_a_task_tells_its_trace_what_it_did(clicks: Batches, exporter: InMemoryS
     with trace.get_tracer("test").start_as_current_span("worker.batch.commit[2]"):
         _commit(3).execute_complete({"ti": _task(2, task_id=COMMIT)})
 
-    told = [(s.name, s.attributes["tidegate.txid"], s.attributes["tidegate.attempt"]) for s in _ours(exporter)]
-    assert told == [
+    recorded = [(s.name, s.attributes["tidegate.txid"], s.attributes["tidegate.attempt"]) for s in _ours(exporter)]
+    assert recorded == [
         ("process", 2, 1),
         ("process", 2, 2),
         ("process", 3, 1),

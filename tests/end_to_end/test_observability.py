@@ -63,7 +63,7 @@ class Observed:
         return [s for f in parse(answer.text) for s in f.samples if s.labels.get("pipeline") == "flights"]
 
     def metrics(self) -> Facts:
-        """Return the facts that the metrics tell of flights."""
+        """Return the facts that the metrics show of flights."""
         samples = self.scrape()
         one = {s.name: int(s.value) for s in samples if set(s.labels) == {"pipeline"}}
 
@@ -163,8 +163,8 @@ def test_tasks_send_metrics_by_airflows_own_settings(observed: Observed) -> None
 
 
 @contextmanager
-def compared(observed: Observed, tell: Callable[[], Facts]) -> Iterator[Counter[str]]:
-    """Compare what is told with the ledger all the time; yield how often it was equal, or between two moments."""
+def compared(observed: Observed, report: Callable[[], Facts]) -> Iterator[Counter[str]]:
+    """Compare what is reported with the ledger all the time; yield how often it was equal, or between two moments."""
     seen: Counter[str] = Counter()
     failures: list[BaseException] = []
     over = threading.Event()
@@ -172,12 +172,12 @@ def compared(observed: Observed, tell: Callable[[], Facts]) -> Iterator[Counter[
     def compare() -> None:
         try:
             while not over.is_set():
-                before, told, after = observed.ledger(), tell(), observed.ledger()
+                before, reported, after = observed.ledger(), report(), observed.ledger()
                 if before == after:
-                    assert told == {name: before[name] for name in told}
+                    assert reported == {name: before[name] for name in reported}
                     seen["equal", before["committed"]] += 1
-                for name in [name for name in MONOTONE if name in told]:
-                    assert before[name] <= told[name] <= after[name], name
+                for name in [name for name in MONOTONE if name in reported]:
+                    assert before[name] <= reported[name] <= after[name], name
                 seen["between"] += 1
                 time.sleep(0.05)
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
@@ -196,7 +196,7 @@ def compared(observed: Observed, tell: Callable[[], Facts]) -> Iterator[Counter[
 
 @SEES_CONNECTIONS_OF_TASKS
 def test_metrics_page_status_and_sql_agree_while_tasks_are_killed(observed: Observed) -> None:
-    """One task dies in its seal, another in its commit: at every moment all four tell the same."""
+    """One task dies in its seal, another in its commit: at every moment all four say the same."""
     project = observed.project
     txids = project.next_flights(4)
     with (

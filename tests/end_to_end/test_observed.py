@@ -1,4 +1,4 @@
-"""What a real run, one of whose tasks is killed, tells the outside: traces, logs, lineage, and events for other Dags."""
+"""What a real run, one of whose tasks is killed, reports to the outside: traces, logs, lineage, and events for other Dags."""
 
 import json
 import os
@@ -27,7 +27,7 @@ pytestmark = SEES_CONNECTIONS_OF_TASKS
 
 @dataclass
 class Observed:
-    """A project, what it has told, and its runs: of four txids, then of two, one of which has two attempts."""
+    """A project, what it has reported, and its runs: of four txids, then of two, one of which has two attempts."""
 
     project: Project
     collector: Collector
@@ -40,7 +40,7 @@ class Observed:
         return {(b["status"]["txid"], a["attempt"]): a for b in batches for a in b["attempts"]}
 
     def spans(self, name: str) -> dict[tuple[int, int], Span]:
-        """Return the spans of a name by txid and attempt; each is told once."""
+        """Return the spans of a name by txid and attempt; each is recorded once."""
         found = [span for span in self.collector.spans() if span.name == name]
         assert len({span.attempt for span in found}) == len(found)
         return {span.attempt: span for span in found}
@@ -57,11 +57,11 @@ class Observed:
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[Observed]:
-    """A stack that tells all, after two runs; in the second, a task was killed just before the seal.
+    """A stack that reports all, after two runs; in the second, a task was killed just before the seal.
 
     The variable OTELCOL may name a collector of the OpenTelemetry project, which then takes the traces.
     """
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("reported")
     with ExitStack() as stack:
         traces, program = folder / "traces.jsonl", os.environ.get("OTELCOL")
         receiver = stack.enter_context(real_collector(program, free_port(), traces) if program else collector(traces))
@@ -91,7 +91,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], i
 
 
 def test_every_attempt_has_its_spans(observed: Observed) -> None:
-    """The killed one too: what it did is told by the task that took over."""
+    """The killed one too: what it did is recorded by the task that took over."""
     attempts = observed.attempts()
     sealed = {key for key, attempt in attempts.items() if attempt["sealed_at"]}
     fenced = attempts.keys() - sealed
@@ -186,7 +186,7 @@ def test_other_dags_follow_the_state_once_per_run(observed: Observed) -> None:
 
 
 def test_lineage_names_files_and_states_of_each_batch(observed: Observed) -> None:
-    """In events that keep to the spec; each process task tells its own batch, whichever task did the work."""
+    """In events that keep to the spec; each process task reports its own batch, whichever task did the work."""
 
     def complete() -> dict[int, dict[str, Any]]:
         done = [e for e in observed.events() if e["eventType"] == "COMPLETE" and e["job"]["name"] == f"flights.{PROCESS}"]

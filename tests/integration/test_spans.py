@@ -21,8 +21,8 @@ LATER = 3600
 
 
 @dataclass
-class Told:
-    """Tells spans as children of one of its own, and returns them."""
+class Recorded:
+    """Records spans as children of one of its own, and returns them."""
 
     exporter: InMemorySpanExporter
     spans: Spans
@@ -36,12 +36,12 @@ class Told:
 
 
 @pytest.fixture
-def told(exporter: InMemorySpanExporter) -> Iterator[Told]:
-    """What tells spans as children of a recorded span."""
+def recorded(exporter: InMemorySpanExporter) -> Iterator[Recorded]:
+    """What records spans as children of a recorded span."""
     with trace.get_tracer("test").start_as_current_span("task"):
         spans = Spans.here()
         assert spans is not None
-        yield Told(exporter, spans)
+        yield Recorded(exporter, spans)
 
 
 def seconds(span: ReadableSpan) -> tuple[float, float]:
@@ -57,17 +57,17 @@ def test_nothing_is_told_outside_a_recorded_span(exporter: InMemorySpanExporter)
         assert Spans.here() is None
 
 
-def test_an_attempt_and_its_commit_are_told_with_the_ledgers_times(tally: Tally, told: Told) -> None:
+def test_an_attempt_and_its_commit_are_recorded_with_the_ledgers_times(tally: Tally, recorded: Recorded) -> None:
     """Each span has the key, and the parts of processing follow each other."""
     (txid,) = tally.plan()
     attempt = tally.start(txid)
     staged_at = datetime.now(UTC)
     tally.store.seal(attempt, [], Tracked(source_rows=7, staged_at=staged_at))
     tally.commit(txid)
-    told.spans.tell_attempts(tally.store, "tally", txid, {1})
-    told.spans.tell_commit(tally.store, "tally", txid)
+    recorded.spans.on_attempts(tally.store, "tally", txid, {1})
+    recorded.spans.on_commit_task(tally.store, "tally", txid)
 
-    spans, (ledger,) = told.by_name(), tally.store.attempt_times("tally", [txid])
+    spans, (ledger,) = recorded.by_name(), tally.store.attempt_times("tally", [txid])
     assert spans.keys() == {f"{name}:1" for name in ("process", "stage", "seal", "wait", "commit")}
     for span in spans.values():
         assert {name: span.attributes[f"tidegate.{name}"] for name in ("pipeline", "txid")} == {
@@ -85,57 +85,59 @@ def test_an_attempt_and_its_commit_are_told_with_the_ledgers_times(tally: Tally,
     assert seconds(commit)[1] == pytest.approx(ledger.merged_at.timestamp())
 
 
-def test_a_fenced_attempt_says_so_and_one_that_works_is_not_told(tally: Tally, told: Told) -> None:
-    """The task that took over tells of the other; neither has an end of its own."""
+def test_a_fenced_attempt_says_so_and_one_that_works_is_not_recorded(tally: Tally, recorded: Recorded) -> None:
+    """The task that took over records the other; neither has an end of its own."""
     (txid,) = tally.plan()
     tally.start(txid)
     newer = tally.start(txid)
-    told.spans.tell_attempts(tally.store, "tally", txid, newer.fenced)
-    told.spans.tell_attempts(tally.store, "tally", txid, {newer.number})
+    recorded.spans.on_attempts(tally.store, "tally", txid, newer.fenced)
+    recorded.spans.on_attempts(tally.store, "tally", txid, {newer.number})
 
-    (span,) = told.by_name().values()
+    (span,) = recorded.by_name().values()
     assert (span.name, span.attributes["tidegate.attempt"]) == ("process", 1)
     assert (span.status.status_code, span.status.description) == (trace.StatusCode.ERROR, "ATTEMPT_FENCED")
     assert span.attributes["error.type"] == "ATTEMPT_FENCED"
 
 
-def test_what_an_error_quotes_is_not_told(tally: Tally, told: Told) -> None:
+def test_what_an_error_quotes_is_not_recorded(tally: Tally, recorded: Recorded) -> None:
     """Its code is: a trace goes to other machines, and a message may hold data."""
     (txid,) = tally.plan()
     attempt = tally.start(txid)
     tally.store.fail_attempt(attempt, "MALFORMED_RECORD: a.csv, line 3: hunter2", is_poison=True)
-    told.spans.tell_attempts(tally.store, "tally", txid, {1})
+    recorded.spans.on_attempts(tally.store, "tally", txid, {1})
 
-    (span,) = told.by_name().values()
+    (span,) = recorded.by_name().values()
     assert span.status.description == "MALFORMED_RECORD"
     assert "hunter2" not in span.to_json()
 
 
-def test_a_skipped_batch_is_told_as_such(tally: Tally, told: Told) -> None:
+def test_a_skipped_batch_is_recorded_as_such(tally: Tally, recorded: Recorded) -> None:
     """It has waited for nothing, as it was never sealed."""
     (txid,) = tally.plan()
     attempt = tally.start(txid)
     tally.store.fail_attempt(attempt, "MALFORMED_RECORD: a.csv", is_poison=True)
     assert tally.store.give_up("tally", txid, "somebody", "it is broken")
     tally.commit(txid)
-    told.spans.tell_commit(tally.store, "tally", txid)
+    recorded.spans.on_commit_task(tally.store, "tally", txid)
 
-    (span,) = told.by_name().values()
+    (span,) = recorded.by_name().values()
     assert (span.name, span.attributes["tidegate.skipped"]) == ("commit", True)
 
 
 @pytest.mark.parametrize("offset", [-LATER, LATER])
 @pytest.mark.parametrize("column", ["started_at", "staged_at", "sealed_at"])
-def test_a_clock_that_was_set_makes_no_span_negative(tally: Tally, told: Told, as_owner: Any, column: str, offset: int) -> None:
+def test_a_clock_that_was_set_makes_no_span_negative(
+    tally: Tally, recorded: Recorded, as_owner: Any, column: str, offset: int
+) -> None:
     """Parts stay within their whole, and what follows begins where the other ends."""
     (txid,) = tally.plan()
     tally.store.seal(tally.start(txid), [], Tracked(0, staged_at=datetime.now(UTC)))
     tally.commit(txid)
     as_owner(sa.update(tables.attempt).values({column: tables.attempt.c[column] + timedelta(seconds=offset)}))
-    told.spans.tell_attempts(tally.store, "tally", txid, {1})
-    told.spans.tell_commit(tally.store, "tally", txid)
+    recorded.spans.on_attempts(tally.store, "tally", txid, {1})
+    recorded.spans.on_commit_task(tally.store, "tally", txid)
 
-    spans = told.by_name()
+    spans = recorded.by_name()
     for span in spans.values():
         assert span.start_time <= span.end_time, span.name
     process, stage, seal, wait, commit = (spans[f"{name}:1"] for name in ("process", "stage", "seal", "wait", "commit"))
@@ -144,26 +146,26 @@ def test_a_clock_that_was_set_makes_no_span_negative(tally: Tally, told: Told, a
     assert wait.end_time == commit.start_time
 
 
-def test_a_commit_that_began_before_the_seal_was_not_waited_for(tally: Tally, told: Told, as_owner: Any) -> None:
+def test_a_commit_that_began_before_the_seal_was_not_waited_for(tally: Tally, recorded: Recorded, as_owner: Any) -> None:
     """Its transaction had waited for the cursor's lock while the batch was still processed."""
     (txid,) = tally.plan()
     tally.process(txid)
     tally.commit(txid)
     as_owner(sa.update(tables.commit).values(committed_at=tables.commit.c.committed_at - timedelta(seconds=5)))
-    told.spans.tell_commit(tally.store, "tally", txid)
+    recorded.spans.on_commit_task(tally.store, "tally", txid)
 
-    spans, (ledger,) = told.by_name(), tally.store.attempt_times("tally", [txid])
+    spans, (ledger,) = recorded.by_name(), tally.store.attempt_times("tally", [txid])
     assert ledger.committed_at < ledger.sealed_at < ledger.merged_at
     assert spans["wait:1"].start_time == spans["wait:1"].end_time == spans["commit:1"].start_time
     assert seconds(spans["commit:1"]) == pytest.approx((ledger.sealed_at.timestamp(), ledger.merged_at.timestamp()))
 
 
-def test_a_store_that_is_away_fails_no_work(tally: Tally, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_away_fails_no_work(tally: Tally, recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
     """The spans are missing, the log says so, and the caller goes on."""
     away = StateStore(sa.create_engine("postgresql+psycopg2://nobody@127.0.0.1:9/none"), tally.store.settings)
     with caplog.at_level(logging.WARNING):
-        told.spans.tell_attempts(away, "tally", 1, {1})
-        told.spans.tell_commit(away, "tally", 1)
+        recorded.spans.on_attempts(away, "tally", 1, {1})
+        recorded.spans.on_commit_task(away, "tally", 1)
 
-    assert told.by_name() == {}
+    assert recorded.by_name() == {}
     assert [record.getMessage() for record in caplog.records] == ["tally: a span is missing in the trace."] * 2

@@ -43,7 +43,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("place", "expression"), list(expressions()))
 def test_expressions_name_only_metrics_and_labels_that_exist(place: str, expression: str) -> None:
-    """A misspelt name would never match, and nobody would notice."""
+    """A misspelt name would never match, and stay unnoticed."""
     named = set(re.findall(r"\btidegate_\w+", expression))
 
     assert named <= EXPOSED
@@ -147,7 +147,7 @@ def test_a_panel_has_a_unit_and_a_description(panel: dict[str, Any]) -> None:
 
 
 def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
-    """What nobody looks at need not be exposed."""
+    """What is never looked at need not be exposed."""
     used = {name for _, expression in expressions() for name in re.findall(r"\btidegate_\w+", expression)}
 
     unused = {name for name, metric in METRICS.items() if not used & {name + suffix for suffix in SUFFIXES[metric.kind]}}

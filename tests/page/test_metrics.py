@@ -83,7 +83,7 @@ def _begin(store: StateStore, txid: int) -> Attempt:
 def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
     busy: None, server: Server, scrape: Scrape, visit: Callable[..., Visitor]
 ) -> None:
-    """Without a login or with another token, nothing is told."""
+    """Without a login or with another token, nothing is shown."""
     assert pipelines(scrape()) == {"broken", "clicks", "orphan", ODD}
     assert pipelines(visit("clerk").get("/metrics")) == {"clicks", "orphan"}
     assert pipelines(visit("nobody").get("/metrics")) == set()
@@ -117,7 +117,7 @@ def test_a_token_that_others_could_read_opens_nothing(server: Server, scrape: Sc
 def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None:
     """Numbers, codes with their faults, and text that no name of a pipeline can break."""
     found = scrape()
-    told = {
+    shown = {
         "tidegate_up": value(found, "tidegate_up"),
         "committed": value(found, "tidegate_committed_txid", pipeline="clicks"),
         "lag": value(found, "tidegate_lag_txids", pipeline="clicks"),
@@ -131,7 +131,7 @@ def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None
         "hole": value(found, "tidegate_hole", pipeline="clicks"),
         "hole elsewhere": value(found, "tidegate_hole", pipeline=ODD),
     }
-    assert told == {
+    assert shown == {
         "tidegate_up": 1,
         "committed": 2,
         "lag": 4,

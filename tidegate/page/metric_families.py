@@ -73,7 +73,7 @@ METRICS = {
             _OF_PIPELINE,
         ),
         Described("tidegate_quarantine_records", "gauge", "Bad records that wait in quarantine.", _OF_PIPELINE),
-        Described("tidegate_acks_due", "gauge", "Committed batches whose source has not been told so yet.", _OF_PIPELINE),
+        Described("tidegate_acks_due", "gauge", "Committed batches whose source has not been notified yet.", _OF_PIPELINE),
         Described("tidegate_staged_attempts", "gauge", "Attempts whose staging tables are kept.", _OF_PIPELINE),
         Described("tidegate_staged_bytes", "gauge", "Bytes that were copied into these tables.", _OF_PIPELINE),
         Described("tidegate_staging_tables", "gauge", "Tables in schema staging, of all pipelines."),
