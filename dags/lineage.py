@@ -67,4 +67,4 @@ def _input(dataset: Dataset) -> InputDataset:
 
 
 def _columns(state: StateSpec) -> SchemaDatasetFacet:
-    return SchemaDatasetFacet([SchemaDatasetFacetFields(c.name, type=c.type.name) for c in state.columns])
+    return SchemaDatasetFacet([SchemaDatasetFacetFields(c.name, type=c.type.name) for c in state.shown])

@@ -1,47 +1,88 @@
 """Aggregates: what a batch computes per key, and how the store merges that partial into the state.
 
 Each is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same value
-(I16). Sums over floating point are not, because they depend on the order of the rows, so there are none.
+(I16). Sums over floating point are not, because they depend on the order of the rows: doubles are added up as decimals.
+
+An aggregate is made of parts, each a column of the state's table with a merge of its own. Most have one, named like the
+aggregate. Those of several keep them beside a value that Postgres derives from them, as a mean from a sum and a count.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any, Literal, Protocol
 
-from state_store.declaration import ColumnType, Merge
+from state_store.declaration import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
+
+# Of a decimal whose square has to fit into Spark's 38 digits.
+SQUARED_DIGITS = 18
+MOST_ELEMENTS = 10_000  # of an array: each merge of a key reads and writes all of them
+Function = Literal[
+    "count", "sum", "sum_of_squares", "min", "max", "bit_and", "bit_or", "bit_xor", "first", "last", "collect_set",
+    "collect_list", "smallest", "largest", "histogram", "none",
+]  # fmt: skip
+
+# A column of the rows and its Postgres type.
+Kept = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A column that a state keeps: `function` computes its partial from the input column, `merge` joins partials.
+
+    `read_as` is the type that the input is converted to, without loss, if it is not the type of the column. `order` and `most`
+    are those of `ValueColumn`; `bounds` are those of a histogram.
+    """
+
+    name: str
+    type: str
+    merge: Merge
+    function: Function
+    column: str | None = None
+    read_as: str | None = None
+    order: tuple[str, ...] = ()
+    most: int | None = None
+    bounds: tuple[int | Decimal, ...] = ()
+
+    @property
+    def value_column(self) -> ValueColumn:
+        """Return the column as the store sees it."""
+        details = "".join(f" {detail}" for detail in (self.read_as, *self.bounds) if detail is not None)
+        computed = f"{self.function}({self.column or '*'}{details})"
+        return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, self.order, self.most)
 
 
 class Aggregate(Protocol):
     """One value per key."""
 
-    @property
-    def column(self) -> str | None:
-        """The input column; None if the aggregate has none."""
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the kept columns of an aggregate of this name."""
 
-    @property
-    def type(self) -> str:
-        """The Postgres type of the kept value."""
+    def derived(self, name: str) -> DerivedColumn | None:
+        """Return the column that is derived from these, if there is one."""
 
-    @property
-    def merge(self) -> Merge:
-        """How a partial joins the kept value."""
 
-    @property
-    def function(self) -> str:
-        """The name of the Spark function that computes the partial."""
+class _Kept:
+    """An aggregate whose value is itself kept."""
+
+    def derived(self, name: str) -> None:
+        """Return None: nothing is derived."""
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(_Kept):
     """Count the rows, or with a column those where it is not NULL. Kept as bigint."""
 
     column: str | None = None
-    type: str = field(default="bigint", init=False)
-    merge: Merge = field(default="sum", init=False)
-    function: str = field(default="count", init=False)
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the count."""
+        return [Part(name, "bigint", "sum", "count", self.column)]
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(_Kept):
     """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale).
 
     A transform that makes decimals of doubles decides what becomes of NaN and infinities: Spark casts them to NULL, in ANSI
@@ -50,29 +91,316 @@ class Sum:
 
     column: str
     type: str = "bigint"
-    merge: Merge = field(default="sum", init=False)
-    function: str = field(default="sum", init=False)
 
     def __post_init__(self) -> None:
         if self.type not in ("integer", "bigint") and ColumnType(self.type).precision_and_scale is None:
             raise ValueError(f"Sum({self.column!r}) cannot be kept as {self.type}: use bigint or numeric(precision,scale).")
 
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the sum."""
+        return [Part(name, self.type, "sum", "sum", self.column)]
+
 
 @dataclass(frozen=True)
-class Min:
+class Min(_Kept):
     """Keep the smallest value; NULL until there is one."""
 
     column: str
     type: str = "bigint"
-    merge: Merge = field(default="min", init=False)
-    function: str = field(default="min", init=False)
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the smallest value."""
+        return [Part(name, self.type, "min", "min", self.column)]
 
 
 @dataclass(frozen=True)
-class Max:
+class Max(_Kept):
     """Keep the largest value; NULL until there is one."""
 
     column: str
     type: str = "bigint"
-    merge: Merge = field(default="max", init=False)
-    function: str = field(default="max", init=False)
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the largest value."""
+        return [Part(name, self.type, "max", "max", self.column)]
+
+
+@dataclass(frozen=True)
+class Avg:
+    """Keep the mean of a number column, NULL until there is a value, rounded to `digits` decimals.
+
+    The sum and the count that it is made of are kept beside it, exactly, as ``<name>_sum`` and ``<name>_count``. `scale` is the
+    number of decimals of the input: a value with more is refused, and never rounded.
+    """
+
+    column: str
+    scale: int = 0
+    digits: int = 6
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the sum and the count."""
+        return [
+            Part(f"{name}_sum", _decimal(self.scale), "sum", "sum", self.column),
+            Part(f"{name}_count", "bigint", "sum", "count", self.column),
+        ]
+
+    def derived(self, name: str) -> DerivedColumn:
+        """Return the mean."""
+        return DerivedColumn(name, ColumnType(_decimal(self.digits)), "mean", (f"{name}_sum", f"{name}_count"))
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Keep the variance of a number column, of a sample or, with `population`, of all there is, rounded to `digits` decimals.
+
+    It is NULL as long as there are too few values: a sample needs two. The sum, the sum of squares and the count that it is
+    made of are kept beside it, exactly, as ``<name>_sum``, ``<name>_squares`` and ``<name>_count``. `scale` is the number of
+    decimals of the input; with scale 2, a value may have 16 digits before the point, as 18 is the most in all.
+    """
+
+    column: str
+    scale: int = 0
+    digits: int = 6
+    population: bool = False
+    _formula: Formula = field(default="variance", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale <= SQUARED_DIGITS:
+            raise ValueError(f"The scale of {self.column!r} is {self.scale}; use 0 to {SQUARED_DIGITS}, because it is squared.")
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the sum, the sum of squares and the count."""
+        read_as = f"numeric({SQUARED_DIGITS},{self.scale})"
+        return [
+            Part(f"{name}_sum", _decimal(self.scale), "sum", "sum", self.column, read_as),
+            Part(f"{name}_squares", _decimal(2 * self.scale), "sum", "sum_of_squares", self.column, read_as),
+            Part(f"{name}_count", "bigint", "sum", "count", self.column),
+        ]
+
+    def derived(self, name: str) -> DerivedColumn:
+        """Return the variance, or the standard deviation."""
+        formulas: dict[Formula, Formula] = {"variance": "variance_pop", "stddev": "stddev_pop"}
+        formula = formulas[self._formula] if self.population else self._formula
+        made_of = (f"{name}_sum", f"{name}_squares", f"{name}_count")
+        return DerivedColumn(name, ColumnType(_decimal(self.digits)), formula, made_of)
+
+
+@dataclass(frozen=True)
+class StdDev(Variance):
+    """Keep the standard deviation of a number column: the root of the variance, and otherwise like `Variance`."""
+
+    _formula: Formula = field(default="stddev", init=False, repr=False)
+
+
+@dataclass(frozen=True)
+class BoolAnd(_Kept):
+    """Keep whether a boolean column is true in all rows where it is not NULL; NULL until there is a value."""
+
+    column: str
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the smallest value: false is less than true."""
+        return [Part(name, "boolean", "min", "min", self.column)]
+
+
+@dataclass(frozen=True)
+class BoolOr(_Kept):
+    """Keep whether a boolean column is true in any row; NULL until there is a value."""
+
+    column: str
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the largest value."""
+        return [Part(name, "boolean", "max", "max", self.column)]
+
+
+@dataclass(frozen=True)
+class BitAnd(_Kept):
+    """Keep the bits that are set in all values of a whole-number column; NULL until there is a value."""
+
+    column: str
+    type: Literal["integer", "bigint"] = "bigint"
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the bits."""
+        return [Part(name, _whole(self), "bit_and", "bit_and", self.column)]
+
+
+@dataclass(frozen=True)
+class BitOr(_Kept):
+    """Keep the bits that are set in any value of a whole-number column; NULL until there is a value."""
+
+    column: str
+    type: Literal["integer", "bigint"] = "bigint"
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the bits."""
+        return [Part(name, _whole(self), "bit_or", "bit_or", self.column)]
+
+
+@dataclass(frozen=True)
+class BitXor(_Kept):
+    """Keep the bits that are set in an odd number of values of a whole-number column; NULL until there is a value."""
+
+    column: str
+    type: Literal["integer", "bigint"] = "bigint"
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the bits."""
+        return [Part(name, _whole(self), "bit_xor", "bit_xor", self.column)]
+
+
+@dataclass(frozen=True)
+class First(_Kept):
+    """Keep a column's value from the first row in an order, which may be NULL.
+
+    `by` maps the ordering columns to their Postgres types, the most significant first. They are kept too, as
+    ``<name>_<column>``. Where rows are equal in all of them, the smallest value wins; a row that has NULL in one comes after
+    those that have a value there.
+    """
+
+    column: str
+    type: str
+    by: Mapping[str, str]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the ordering columns and the value."""
+        return _value_in_order(name, self, "first")
+
+
+@dataclass(frozen=True)
+class Last(_Kept):
+    """Keep a column's value from the last row in an order, which may be NULL.
+
+    `by` maps the ordering columns to their Postgres types, the most significant first. They are kept too, as
+    ``<name>_<column>``. Where rows are equal in all of them, the largest value wins; a row that has NULL in one comes before
+    those that have a value there.
+    """
+
+    column: str
+    type: str
+    by: Mapping[str, str]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the ordering columns and the value."""
+        return _value_in_order(name, self, "last")
+
+
+@dataclass(frozen=True)
+class CollectSet(_Kept):
+    """Keep the different values of a column, in their order, as an array; NULLs are left out.
+
+    A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
+    """
+
+    column: str
+    type: str
+    most: int = 100
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, "union", "collect_set", self.column, self.most)]
+
+
+@dataclass(frozen=True)
+class CollectList(_Kept):
+    """Keep all values of a column, repeated ones too, in their order, as an array; NULLs are left out.
+
+    A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
+    """
+
+    column: str
+    type: str
+    most: int = 100
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, "list", "collect_list", self.column, self.most)]
+
+
+@dataclass(frozen=True)
+class Smallest(_Kept):
+    """Keep the `count` smallest values of a column, repeated ones too, in ascending order, as an array."""
+
+    column: str
+    count: int
+    type: str = "bigint"
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, "smallest", "smallest", self.column, self.count)]
+
+
+@dataclass(frozen=True)
+class Largest(_Kept):
+    """Keep the `count` largest values of a column (top-k), repeated ones too, in descending order, as an array."""
+
+    column: str
+    count: int
+    type: str = "bigint"
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the array."""
+        return [_array(name, self.type, "largest", "largest", self.column, self.count)]
+
+
+@dataclass(frozen=True)
+class Histogram(_Kept):
+    """Count the values of a number column between ascending bounds, as an array with one number more than there are bounds.
+
+    The first number counts values below the first bound, the last one those from the last bound on; a value that equals a bound
+    counts above it. NULLs are left out. `type` is that of the column.
+    """
+
+    column: str
+    bounds: Sequence[int | str]
+    type: str = "bigint"
+
+    def __post_init__(self) -> None:
+        bounds = self._bounds()
+        if not bounds or any(low >= high for low, high in pairwise(bounds)):
+            raise ValueError(f"Histogram({self.column!r}) needs bounds in ascending order, not {list(self.bounds)}.")
+        if len(bounds) >= MOST_ELEMENTS:
+            raise ValueError(f"Histogram({self.column!r}) has {len(bounds)} bounds; at most {MOST_ELEMENTS - 1} are possible.")
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the counts."""
+        return [Part(name, "bigint[]", "counts", "histogram", self.column, self.type, bounds=self._bounds())]
+
+    def _bounds(self) -> tuple[Decimal, ...]:
+        if any(isinstance(bound, float) for bound in self.bounds):
+            raise TypeError(f"Histogram({self.column!r}): write a bound with decimals as text, such as '0.5'.")
+        return tuple(Decimal(bound) for bound in self.bounds)
+
+
+def _decimal(scale: int) -> str:
+    return f"numeric(38,{scale})"
+
+
+def _whole(aggregate: Any) -> str:
+    if aggregate.type not in ("integer", "bigint"):
+        raise ValueError(f"{type(aggregate).__name__}({aggregate.column!r}) cannot be kept as {aggregate.type}: use bigint.")
+    kept: str = aggregate.type
+    return kept
+
+
+def _array(name: str, element: str, merge: Merge, function: Function, column: str, most: int) -> Part:
+    if not 1 <= most <= MOST_ELEMENTS:
+        raise ValueError(f"{name} would keep up to {most} values of {column!r}; use 1 to {MOST_ELEMENTS}.")
+    return Part(name, f"{element}[]", merge, function, column, element, most=most)
+
+
+def in_order(ordering: Mapping[str, Kept], values: Mapping[str, Kept], which: Literal["first", "last"]) -> list[Part]:
+    """Return the parts that keep the first or last row: `ordering` decides, and where that is equal, the values do.
+
+    Both map names of kept columns to the column of the rows and its Postgres type.
+    """
+    kept = {**ordering, **values}
+    return [Part(name, kind, which, which, column, order=tuple(kept)) for name, (column, kind) in kept.items()]
+
+
+def _value_in_order(name: str, aggregate: First | Last, which: Literal["first", "last"]) -> list[Part]:
+    if not aggregate.by:
+        raise ValueError(f"{name} needs at least one column in `by`, which says which row is the {which}.")
+    ordering = {f"{name}_{column}": (column, kind) for column, kind in aggregate.by.items()}
+    return in_order(ordering, {name: (aggregate.column, aggregate.type)}, which)

@@ -1,21 +1,12 @@
-"""Pipeline and State: an author's declarations, checked on construction. Nothing here imports pyspark."""
+"""Pipeline: an author's declaration, checked on construction. Nothing here imports pyspark."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.aggregates import Aggregate
-from state_store.declaration import (
-    WINDOW,
-    ColumnType,
-    KeyColumn,
-    PipelineSpec,
-    StateKind,
-    StateSpec,
-    ValueColumn,
-    exactly_once,
-)
+from jobs.states import AnyState
+from state_store.declaration import WINDOW, PipelineSpec, exactly_once
 
 if TYPE_CHECKING:
     from jobs.sources import Source
@@ -28,37 +19,8 @@ PoisonPolicy = Literal["block", "quarantine", "skip"]
 
 
 @dataclass(frozen=True)
-class State:
-    """One row per key, with its aggregates: a table of the same name in schema ``state``. Without a key: a single row.
-
-    `key` maps key columns to Postgres types, `aggregates` value columns to aggregates. A row whose key has a NULL fails the
-    batch, unless `null_keys` keeps such rows as a group of their own.
-
-    `kind` decides what a row keeps besides its values. An opaque state also keeps the values before the last txid, so that
-    this txid can be redone; opaque sources need one.
-
-    An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
-    """
-
-    key: Mapping[str, str] = field(default_factory=dict)
-    aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
-    null_keys: bool = False
-    kind: StateKind = "transactional"
-    unanchored: bool = False
-
-    def spec(self, name: str) -> StateSpec:
-        """Return the store's view of this state."""
-        keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.key.items())
-        values = tuple(
-            ValueColumn(column, ColumnType(a.type), a.merge, computed=f"{a.function}({a.column or '*'})")
-            for column, a in self.aggregates.items()
-        )
-        return StateSpec(name, keys, values, self.kind)
-
-
-@dataclass(frozen=True)
 class Pipeline:
-    """A source, a transform, and the states that its rows are aggregated into.
+    """A source, a transform, and the states that its rows become.
 
     `transform` takes and returns a DataFrame. It must be a function of its rows alone: the same rows in, the same rows out,
     whenever and however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrame
@@ -92,7 +54,7 @@ class Pipeline:
 
     name: str
     source: "Source"
-    states: Mapping[str, State]
+    states: Mapping[str, AnyState]
     transform: Transform | None = None
     concurrency: int = 4
     window: int = WINDOW

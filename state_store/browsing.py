@@ -19,7 +19,7 @@ ROWS_AT_ONCE = 2_000
 
 def columns_of(state: StateSpec) -> list[tuple[str, str]]:
     """Return names and types of a state's columns that readers see: keys, values, and the txid that wrote the row last."""
-    return [*((c.name, c.type.name) for c in state.columns), *([("txid", "bigint")] if state.has_txid else [])]
+    return [(column.name, column.type.name) for column in state.shown]
 
 
 def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int) -> list[Sequence[Any]]:
@@ -31,11 +31,11 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
     statement = _rows(table, state)
     if after is None:
         return list(connection.execute(statement.limit(limit)))
-    if len(after) != len(state.keys):
-        raise UsageError(f"State {state.name} is keyed by {len(state.keys)} columns, and {len(after)} values are given.")
+    if len(after) != len(state.row_key):
+        raise UsageError(f"State {state.name} is keyed by {len(state.row_key)} columns, and {len(after)} values are given.")
     found: list[Sequence[Any]] = []
     try:
-        for condition in _parts_after(table, state.keys, after):
+        for condition in _parts_after(table, state.row_key, after):
             if len(found) < limit:
                 found += connection.execute(statement.where(*condition).limit(limit - len(found)))
     except DataError as error:
@@ -48,9 +48,9 @@ def row_of_key(connection: Connection, state: StateSpec, key: Sequence[str]) -> 
 
     Raises: UsageError for a wrong number of values, or one that its column cannot hold.
     """
-    if len(key) != len(state.keys):
-        names = ", ".join(column.name for column in state.keys) or "nothing"
-        raise UsageError(f"State {state.name} is keyed by {names}: give {len(state.keys)} values, not {len(key)}.")
+    if len(key) != len(state.row_key):
+        names = ", ".join(column.name for column in state.row_key) or "nothing"
+        raise UsageError(f"State {state.name} is keyed by {names}: give {len(state.row_key)} values, not {len(key)}.")
     try:
         found = list(lookup.rows(connection.connection.driver_connection, state, [key]))
     except (psycopg2.DataError, ValueError) as error:
@@ -62,7 +62,7 @@ def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str 
     """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
     table = tables.state_table_of(state)
     as_text = (sa.cast(table.c[name], sa.Text) for name, _ in columns_of(state))
-    statement = sa.select(*as_text).order_by(*(table.c[key.name] for key in state.keys))
+    statement = sa.select(*as_text).order_by(*(table.c[key.name] for key in state.row_key))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(statement)
 
 
@@ -109,7 +109,7 @@ def newest_quarantined(connection: Connection, pipeline: str) -> list[tuple[int,
 
 def _rows(table: Table, state: StateSpec) -> sa.Select[Any]:
     shown = [table.c[name] for name, _ in columns_of(state)]
-    return sa.select(*shown).order_by(*(table.c[key.name] for key in state.keys))
+    return sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key))
 
 
 def _parts_after(

@@ -8,16 +8,15 @@ order are merged in that order; all others are grouped by hash.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.schema import DropTable
 
-from state_store import tables
+from state_store import combiners, tables
 from state_store.copy_in import STAGING
 from state_store.declaration import StateSpec, staged_in_order_of
 
@@ -91,40 +90,9 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
 
 def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
     keys = [rows.c[key.name] for key in state.keys]
-    values = [_all_of(rows.c[value.name], value.merge).label(value.name) for value in state.values]
+    values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
     stamp = [sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).group_by(*keys)
-
-
-def _all_of(column: sa.ColumnElement[Any], merge: str) -> sa.ColumnElement[Any]:
-    """Return the combined value of a key over several batches, in the type of the column."""
-    if merge == "sum":
-        # The sum of all absolute values: then no partial sum in any order is larger.
-        sizes = _sum(sa.func.abs(column, type_=column.type))
-        return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
-    if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 has no min and max for these
-        in_order = column.desc().nulls_last() if merge == "max" else column
-        found = sa.func.array_agg(aggregate_order_by(column, in_order), type_=ARRAY(column.type))
-        return sa.cast(found[1], column.type)
-    name = {"min": "bool_and", "max": "bool_or"}[merge] if isinstance(column.type, sa.Boolean) else merge
-    return sa.cast(getattr(sa.func, name)(column), column.type)
-
-
-def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.func.tidegate.add_up(column, type_=column.type) if isinstance(column.type, sa.BigInteger) else sa.func.sum(column)
-
-
-def half_of(kind: Any) -> sa.ColumnElement[Any]:
-    """Return half of the largest value of a number's type.
-
-    If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, then the partials
-    would have fitted one by one too. So whether a value leaves its column's range does not depend on the grouping.
-    """
-    if isinstance(kind, sa.Numeric):
-        limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
-    else:
-        limit = Decimal(2 ** (62 if isinstance(kind, sa.BigInteger) else 30) - 1)
-    return sa.literal_column(f"{limit:f}")
 
 
 def _parts(

@@ -20,12 +20,17 @@ WINDOW = 16
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
-Merge = Literal["sum", "min", "max"]
+# How a partial joins the kept value (`state_store.combiners`), and how a column that readers see comes of kept ones.
+Merge = Literal[
+    "sum", "min", "max", "bit_and", "bit_or", "bit_xor", "first", "last", "union", "list", "smallest", "largest", "counts",
+    "append",
+]  # fmt: skip
+Formula = Literal["mean", "variance", "variance_pop", "stddev", "stddev_pop"]
 # What a source promises about replays, and how a state makes use of it (docs/semantics.md).
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
 # Tidegate's own columns, and those that every Postgres table has already.
-SNAPSHOT, PREVIOUS_TXID = "snapshot", "previous_txid"
+SNAPSHOT, PREVIOUS_TXID, POSITION = "snapshot", "previous_txid", "position"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 # The range of dates and times that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds since 1970.
 DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -33,6 +38,10 @@ _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Settings that may change without changing what a stored value means.
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
+# Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
+_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False}
+_ARRAY, _NO_ELEMENTS = "[]", ("boolean", "uuid", "bytea")
+ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts")
 
 
 @dataclass(frozen=True)
@@ -42,17 +51,30 @@ class ColumnType:
     One of text, boolean, integer, bigint, date, timestamptz, timestamp, uuid, bytea, numeric(20,4). Text compares by bytes
     (COLLATE "C"), as in Spark, so that both agree on order and equality. A timestamp is without zone. Not supported: double,
     because its sums depend on the order of the rows (use numeric), and jsonb, which no aggregate merges (use text).
+
+    Aggregates that keep several values have arrays of these, such as bigint[], but not of boolean, uuid and bytea.
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        if self.name in _SIMPLE_TYPES:
+        element = self.name.removesuffix(_ARRAY)
+        if element in _SIMPLE_TYPES and (element == self.name or element not in _NO_ELEMENTS):
             return
-        numeric = NUMERIC.fullmatch(self.name)
+        numeric = NUMERIC.fullmatch(element)
         if not numeric or not (1 <= int(numeric[1]) <= 38 and int(numeric[2]) <= int(numeric[1])):  # 38: Spark's limit
             known = ", ".join([*_SIMPLE_TYPES, "numeric(precision,scale) with precision up to 38"])
             raise ValueError(f"{self.name!r} is not a column type. Choose one of: {known}.")
+
+    @property
+    def element(self) -> "ColumnType | None":
+        """Return the type of an array's elements, None for any other type."""
+        return ColumnType(self.name.removesuffix(_ARRAY)) if self.name.endswith(_ARRAY) else None
+
+    @property
+    def has_any_length(self) -> bool:
+        """Return whether a value may take any number of bytes."""
+        return self.name in ("text", "bytea") or self.element is not None
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:
@@ -70,19 +92,42 @@ class KeyColumn:
     nullable: bool = False
 
 
+_TXID = KeyColumn("txid", ColumnType("bigint"))
+
+
 @dataclass(frozen=True)
 class ValueColumn:
-    """A value kept per key: how it is computed, such as ``sum(cents)``, and how partials are merged into it."""
+    """A value kept per key: how it is computed, such as ``sum(cents)``, and how partials are merged into it.
+
+    `order` names the columns that decide which of two rows is the "first" or "last", the most significant first; `most` is the
+    largest number of elements of an array.
+    """
 
     name: str
     type: ColumnType
     merge: Merge
     computed: str = ""
+    order: tuple[str, ...] = ()
+    most: int | None = None
 
     @property
     def nullable(self) -> bool:
         """Return whether there may be no value: sums and counts of nothing are 0, the minimum of nothing is NULL."""
-        return self.merge != "sum"
+        return self.merge not in ("sum", *ARRAY_MERGES)
+
+
+@dataclass(frozen=True)
+class DerivedColumn:
+    """A value that Postgres derives from kept columns of the same row, whenever these change: nobody writes it.
+
+    A mean is made of a sum and a count; the others are made of a sum, a sum of squares and a count. The type is a numeric, to
+    whose scale it is rounded.
+    """
+
+    name: str
+    type: ColumnType
+    formula: Formula
+    made_of: tuple[str, ...]
 
 
 def previous_name(value: str) -> str:
@@ -101,21 +146,30 @@ class StateSpec:
 
     Its kind decides what it keeps besides the values: transactional keeps the txid that wrote the row last; opaque keeps that
     and the row's previous values; non-transactional keeps nothing.
+
+    A table that `appends` has one row per row of a batch instead, with the txid of the batch. Its key is the position within
+    the batch. It is opaque, and needs no previous values: its rows are never changed.
     """
 
     name: str
     keys: tuple[KeyColumn, ...]
     values: tuple[ValueColumn, ...]
     kind: StateKind = "transactional"
+    derived: tuple[DerivedColumn, ...] = ()
+    appends: bool = False
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
         if self.kind not in get_args(StateKind):
             raise ValueError(f"State {self.name} cannot be {self.kind!r}: use one of {', '.join(get_args(StateKind))}.")
         if not self.values:
-            raise ValueError(f"State {self.name} needs at least one aggregate.")
-        names = [column.name for column in self.columns]
-        if self.kind == "opaque":
+            raise ValueError(f"State {self.name} needs at least one {'column' if self.appends else 'aggregate'}.")
+        arrays = [key.name for key in self.keys if key.type.element]
+        arrays += [value.name for value in self.values if value.type.element and value.merge not in ARRAY_MERGES]
+        if arrays:
+            raise ValueError(f"State {self.name} cannot keep an array in {arrays[0]}: only aggregates of several values do.")
+        names = [column.name for column in (*self.columns, *self.derived)]
+        if self.keeps_previous:
             names += [previous_name(value.name) for value in self.values]
         for name in names:
             check_name(f"column of state {self.name}", name)
@@ -130,6 +184,22 @@ class StateSpec:
     def columns(self) -> tuple[KeyColumn | ValueColumn, ...]:
         """Return keys, then values, in the order in which they are staged and stored."""
         return (*self.keys, *self.values)
+
+    @property
+    def shown(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
+        """Return the columns that readers see: keys, values, what is derived from these, and the txid that wrote the row."""
+        txid = (_TXID,) if self.has_txid and not self.appends else ()
+        return (*self.row_key, *self.values, *self.derived, *txid)
+
+    @property
+    def row_key(self) -> tuple[KeyColumn, ...]:
+        """Return the columns by which a row is found: the keys, and if rows are appended, the txid before these."""
+        return (_TXID, *self.keys) if self.appends else self.keys
+
+    @property
+    def keeps_previous(self) -> bool:
+        """Return whether a row keeps the values from before its txid."""
+        return self.kind == "opaque" and not self.appends
 
     @property
     def has_txid(self) -> bool:
@@ -189,6 +259,11 @@ class PipelineSpec:
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
         meaning = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_MEANING}
+        for state in meaning["states"]:
+            for declared in (state, *state["values"]):
+                for name, usual in _LATER_FIELDS.items():
+                    if name in declared and declared[name] == usual:
+                        del declared[name]
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property

@@ -248,7 +248,7 @@ def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> I
     """Yield a state's rows in key order, keys and values and txid, without holding them all."""
     table = tables.state_table_of(state)
     columns = [column for column in table.c if column.name != SNAPSHOT]
-    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.keys)).limit(limit)
+    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
 
 

@@ -27,7 +27,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
     SchemaOutOfDate.
     """
-    columns = [column.name for column in state.keys]
+    columns = [column.name for column in state.row_key]
     if (wrong := next((key for key in keys if len(key) != len(columns)), None)) is not None:
         raise UsageError(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
@@ -49,8 +49,8 @@ def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> It
 
     Raises: the driver's DataError for a value that its column cannot hold.
     """
-    names = [*(column.name for column in state.columns), *(["txid"] if state.has_txid else [])]
-    requested = [sql.Identifier(f"key_{position}") for position in range(len(state.keys))]
+    names = [column.name for column in state.shown]
+    requested = [sql.Identifier(f"key_{position}") for position in range(len(state.row_key))]
     statement = sql.SQL(
         "SELECT requested.position, {columns} FROM (VALUES %s) AS requested ({requested}) JOIN {table} AS s ON {same}"
     ).format(
@@ -63,9 +63,9 @@ def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> It
             sql.SQL("{} = requested.{}::{}").format(
                 sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0])
             )
-            for key, name in zip(state.keys, requested, strict=True)
+            for key, name in zip(state.row_key, requested, strict=True)
         )
-        if state.keys
+        if state.row_key
         else sql.SQL("true"),
     )
     numbered = [(position, *key) for position, key in enumerate(keys)]

@@ -5,19 +5,21 @@
                                                            be undone for every key it touched (I13)
     non-transactional  (value)                             the value is merged in; nothing shows whether it was before
 
+Appended rows carry their txid, so that it can be undone; no row may be there already.
+
 In theory, states recognise a replay by the txids in their rows (docs/semantics.md). Here the cursor does, so an equal or newer
 txid in a row is never a replay: another writer put it there, and the commit stops.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 
-from state_store import staging, tables
-from state_store.combine import StagedBatch, combined, half_of
+from state_store import combiners, staging, tables
+from state_store.combine import StagedBatch, combined
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
 from state_store.staging import StagedPartition
@@ -63,6 +65,9 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
                 keys[txid, attempt] += rows
         if not staged:
             continue
+        if state.appends:
+            _append(connection, spec, state, staged)
+            continue
         txid, attempt = batches[0]
         if len(batches) > 1:
             with combined(connection, state, staged, txid) as together:
@@ -89,6 +94,24 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
 
 
+def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
+    """Add the rows of batches, each with its txid and position.
+
+    Raises: GuardMismatch if one is there already.
+    """
+    for batch in staged:
+        rows = batch.partials
+        added = insert(tables.state_table_of(state)).from_select([*(column.name for column in rows.selected_columns)], rows)
+        written = connection.execute(added.on_conflict_do_nothing()).rowcount
+        if written != batch.rows:
+            raise GuardMismatch(
+                f"{spec.name}: {batch.rows - written} of {batch.rows} rows of {batch.stage.name} are in state.{state.name} "
+                "already, or a trigger or a rule keeps them out: there is another writer. Nothing was committed; "
+                "restore the table, or find its other writer.",
+                pipeline=spec.name,
+            )
+
+
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
     """Move the attempt's bad records into quarantine, all or none."""
     staged = QuarantineSpec(spec.name)
@@ -110,11 +133,14 @@ def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: i
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
-    """Undo what a txid did to an opaque state: its rows get their previous values, new rows go.
+    """Undo what a txid did to an opaque state: its rows get their previous values, new and appended rows go.
 
     The whole table is read: an index on txid would end HOT updates for the sake of a rare operation.
     """
     table = tables.state_table_of(state)
+    if state.appends:
+        connection.execute(sa.delete(table).where(table.c.txid == txid))
+        return
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
     before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
     unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # older values are not kept
@@ -143,17 +169,10 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = 
     rows = rows.order_by(*(rows.selected_columns[key] for key in keys))
     upsert = insert(target).from_select([*(column.name for column in rows.selected_columns)], rows)
     new = upsert.excluded
-    merged: dict[str, Callable[[str], sa.ColumnElement[Any]]] = {
-        "sum": lambda name: target.c[name] + new[name],
-        "min": lambda name: sa.func.least(target.c[name], new[name]),
-        "max": lambda name: sa.func.greatest(target.c[name], new[name]),
-    }
-    changes: dict[str, Any] = {v.name: merged[v.merge](v.name) for v in state.values}
+    changes: dict[str, Any] = {v.name: combiners.merged(v, target.c, new) for v in state.values}
     if first_txid is not None:
-        for name in (v.name for v in state.values if v.merge == "sum"):
-            half = half_of(target.c[name].type)
-            changes[name] = sa.case((changes[name].between(-half, half), changes[name]))  # else NULL, which the column rejects
-    if state.kind == "opaque":
+        changes = {v.name: combiners.near_the_limit(v, changes[v.name], target.c[v.name]) for v in state.values}
+    if state.keeps_previous:
         changes |= {previous_name(v.name): target.c[v.name] for v in state.values}
         changes[PREVIOUS_TXID] = target.c.txid
     guard = None

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import tables
-from state_store.declaration import ColumnType, KeyColumn, PipelineSpec, StateSpec, ValueColumn
+from state_store.declaration import ColumnType, DerivedColumn, KeyColumn, PipelineSpec, StateSpec, ValueColumn
 from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
 from state_store.search import UNCOMMITTED
@@ -114,8 +114,23 @@ def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
         StateSpec(
             state["name"],
             tuple(KeyColumn(k["name"], ColumnType(k["type"]["name"]), k["nullable"]) for k in state["keys"]),
-            tuple(ValueColumn(v["name"], ColumnType(v["type"]["name"]), v["merge"], v["computed"]) for v in state["values"]),
+            tuple(
+                ValueColumn(
+                    v["name"],
+                    ColumnType(v["type"]["name"]),
+                    v["merge"],
+                    v["computed"],
+                    tuple(v.get("order", ())),
+                    v.get("most"),
+                )
+                for v in state["values"]
+            ),
             state["kind"],
+            tuple(
+                DerivedColumn(d["name"], ColumnType(d["type"]["name"]), d["formula"], tuple(d["made_of"]))
+                for d in state.get("derived", ())
+            ),
+            state.get("appends", False),
         )
         for state in declaration["states"]
     )

@@ -73,6 +73,72 @@ CREATE AGGREGATE tidegate.latest(bigint) (SFUNC = pg_catalog.int8larger, STYPE =
 
 REVOKE EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) FROM PUBLIC;
 
+-- One array of two, and of all of a key's: of different values, of all values, of some of them, and of counts that are added up.
+-- More values than a key keeps are out of range. A histogram's bounds are declared, so all its arrays have the same length.
+
+CREATE FUNCTION tidegate.checked(anyarray, most integer) RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    IF cardinality($1) > most THEN
+        RAISE numeric_value_out_of_range
+            USING MESSAGE = format('a key would have %s values, and keeps at most %s', cardinality($1), most);
+    END IF;
+    RETURN $1;
+END $$;
+
+CREATE FUNCTION tidegate.union_of_two(anyarray, anyarray, most integer) RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN tidegate.checked(ARRAY(SELECT DISTINCT value FROM unnest($1 || $2) AS value ORDER BY value), most);
+END $$;
+
+CREATE FUNCTION tidegate.list_of_two(anyarray, anyarray, most integer) RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN tidegate.checked(ARRAY(SELECT value FROM unnest($1 || $2) AS value ORDER BY value), most);
+END $$;
+
+CREATE FUNCTION tidegate.smallest_of_two(anyarray, anyarray, most integer) RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN ARRAY(SELECT value FROM unnest($1 || $2) AS value ORDER BY value LIMIT most);
+END $$;
+
+CREATE FUNCTION tidegate.largest_of_two(anyarray, anyarray, most integer) RETURNS anyarray
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN ARRAY(SELECT value FROM unnest($1 || $2) AS value ORDER BY value DESC LIMIT most);
+END $$;
+
+CREATE FUNCTION tidegate.counts_of_two(bigint[], bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN ARRAY(SELECT coalesce(a, 0) + coalesce(b, 0) FROM unnest($1, $2) WITH ORDINALITY AS pairs (a, b, place) ORDER BY place);
+END $$;
+
+CREATE AGGREGATE tidegate.union_of_all(anyarray, integer) (
+    SFUNC = tidegate.union_of_two, STYPE = anyarray, INITCOND = '{}', PARALLEL = SAFE
+);
+CREATE AGGREGATE tidegate.list_of_all(anyarray, integer) (
+    SFUNC = tidegate.list_of_two, STYPE = anyarray, INITCOND = '{}', PARALLEL = SAFE
+);
+CREATE AGGREGATE tidegate.smallest_of_all(anyarray, integer) (
+    SFUNC = tidegate.smallest_of_two, STYPE = anyarray, INITCOND = '{}', PARALLEL = SAFE
+);
+CREATE AGGREGATE tidegate.largest_of_all(anyarray, integer) (
+    SFUNC = tidegate.largest_of_two, STYPE = anyarray, INITCOND = '{}', PARALLEL = SAFE
+);
+CREATE AGGREGATE tidegate.counts_of_all(bigint[]) (
+    SFUNC = tidegate.counts_of_two, STYPE = bigint[], INITCOND = '{}', PARALLEL = SAFE
+);
+
+REVOKE EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of_two(anyarray, anyarray, integer),
+    tidegate.list_of_two(anyarray, anyarray, integer), tidegate.smallest_of_two(anyarray, anyarray, integer),
+    tidegate.largest_of_two(anyarray, anyarray, integer), tidegate.counts_of_two(bigint[], bigint[]),
+    tidegate.union_of_all(anyarray, integer), tidegate.list_of_all(anyarray, integer),
+    tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
+    tidegate.counts_of_all(bigint[]) FROM PUBLIC;
+
 -- tidegate: plans, processes and commits. It may not edit frozen metadata, delete, or truncate.
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
@@ -90,6 +156,12 @@ GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source
 GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;
+GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of_two(anyarray, anyarray, integer),
+    tidegate.list_of_two(anyarray, anyarray, integer), tidegate.smallest_of_two(anyarray, anyarray, integer),
+    tidegate.largest_of_two(anyarray, anyarray, integer), tidegate.counts_of_two(bigint[], bigint[]),
+    tidegate.union_of_all(anyarray, integer), tidegate.list_of_all(anyarray, integer),
+    tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
+    tidegate.counts_of_all(bigint[]) TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, and quarantine, for replays.

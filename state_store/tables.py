@@ -26,7 +26,17 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
 
 from state_store.copy_in import STAGING
-from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, WINDOW, ColumnType, PipelineSpec, Staged, StateSpec, previous_name
+from state_store.declaration import (
+    PREVIOUS_TXID,
+    SNAPSHOT,
+    WINDOW,
+    ColumnType,
+    DerivedColumn,
+    PipelineSpec,
+    Staged,
+    StateSpec,
+    previous_name,
+)
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -56,6 +66,7 @@ _TYPES: dict[str, Any] = {
     "uuid": sa.Uuid(),
     "bytea": BYTEA(),
 }
+DERIVED_PRECISION = 76
 HASH_SUM = "sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked"
 # No longer written; a later version drops the column, so that older code can still run.
 OLD_HASH = "XOR of their 64-bit hashes, of attempts by code from before revision 0014"
@@ -306,8 +317,10 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     NULLs too; a global state has one row, which the column `snapshot` ensures. An opaque state keeps each value from before the
     row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or on txid would end HOT
     updates. No CHECK on columns that the commit alone writes: each is evaluated twice per row of a merge.
+
+    Appended rows are keyed by txid and position.
     """
-    keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.keys]
+    keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.row_key]
     constraints: list[sa.Constraint] = []
     if not keys:
         keys = [Column(SNAPSHOT, Boolean, nullable=False, server_default=sa.true())]
@@ -317,10 +330,11 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     else:
         constraints.append(sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}"))
     columns = [*keys, *(Column(v.name, _sql_type(v.type), nullable=v.nullable) for v in state.values)]
-    if state.kind == "opaque":
+    if state.keeps_previous:
         columns += [Column(previous_name(v.name), _sql_type(v.type)) for v in state.values]
         columns.append(Column(PREVIOUS_TXID, BigInteger))
-    if state.has_txid:
+    columns += [_derived_column(derived, state) for derived in state.derived]
+    if state.has_txid and not state.appends:
         columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
     table = Table(
         state.name,
@@ -348,6 +362,30 @@ def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
     )
 
 
+def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
+    """Return a column that Postgres computes from others of its row: exactly, and then rounded to the scale of its type."""
+    made_of = [sa.column(name, _sql_type(v.type)) for name in derived.made_of for v in state.values if v.name == name]
+    total, count = made_of[0], sa.cast(made_of[-1], sa.Numeric)
+    assert derived.type.precision_and_scale is not None, "only a numeric is derived"
+    digits = derived.type.precision_and_scale[1]
+
+    def divisor(number: Any) -> sa.ColumnElement[Any]:
+        # Postgres gives a quotient at least as many decimals as its divisor has.
+        return sa.func.nullif(sa.cast(number, sa.Numeric(DERIVED_PRECISION, digits)), 0)
+
+    if derived.formula == "mean":
+        formula = total / divisor(count)
+    else:
+        others = count if derived.formula.endswith("_pop") else count - 1
+        squares = made_of[1]
+        formula = (count * squares - total * total) / divisor(count * others)
+        if derived.formula.startswith("stddev"):
+            formula = sa.func.sqrt(formula)
+    return Column(derived.name, _sql_type(derived.type), sa.Computed(formula, persisted=True))
+
+
 def _sql_type(declared: ColumnType) -> Any:
+    if declared.element:
+        return sa.ARRAY(_sql_type(declared.element))
     numeric = declared.precision_and_scale
     return sa.Numeric(*numeric) if numeric else _TYPES[declared.name]

@@ -125,9 +125,21 @@ def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
     settings = Settings.load(environ)
     embedded.up(settings, without_airflow=True, extras=extras)
     try:
-        yield Settings.load(environ)
+        settings = Settings.load(environ)
+        do_not_sync(settings)
+        yield settings
     finally:
         embedded.down(settings, delete_data=True)
+
+
+def do_not_sync(settings: Settings) -> None:
+    """Let a test's Postgres leave syncing to the operating system: killed processes lose nothing by it, only machines do.
+
+    Dropping a test's database then takes a seventh of the time.
+    """
+    server = Server(settings)
+    server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
+    server.execute(sql.SQL("SELECT pg_reload_conf()"))
 
 
 @pytest.fixture(scope="session")

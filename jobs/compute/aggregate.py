@@ -1,47 +1,48 @@
-"""Aggregate a batch's rows into a state's partials: one row per key, with columns in their declared types."""
+"""Turn a batch's rows into a state's partials: one row per key, or per row, with columns in their declared types."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.compute import state_columns
+from jobs.aggregates import Part
+from jobs.compute import arrays, state_columns
 from jobs.compute.tracking import HASH, ID, ROWS, hash_sum
-from jobs.pipeline import State
-from state_store.declaration import StateSpec
+from jobs.states import AnyState
+from state_store.declaration import POSITION, ColumnType, StateSpec
 
 
 def aggregate(
-    rows: DataFrame, schema: T.StructType, state: State, spec: StateSpec, *, follow: Literal["rows", "partials"] | None = None
+    rows: DataFrame,
+    schema: T.StructType,
+    state: AnyState,
+    spec: StateSpec,
+    *,
+    follow: Literal["rows", "partials"] | None = None,
 ) -> DataFrame:
-    """Return the partials of one state: a row per key with the state's columns, in their declared types.
+    """Return the partials of one state: a row per key, or per row, with the state's columns, in their declared types.
 
     `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. With `follow`, each partial also has
     the number of rows that it was made of, and the sum of their hashes ("rows") or a hash of its own ("partials").
 
     Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
     """
-    keys = [state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in spec.keys]
-    values = []
-    for value in spec.values:
-        declared = state.aggregates[value.name]
-        if declared.column is None:
-            values.append(F.count(F.lit(1)).alias(value.name))
-            continue
-        exact = declared.function != "count"
-        column = state_columns.column_of(schema, spec, declared.column, value.type if exact else None)
-        result: Column = getattr(F, declared.function)(column)
-        if declared.function == "sum":
-            result = F.coalesce(result, F.lit(0))
-        values.append(result.cast(state_columns.spark_type(value.type)).alias(value.name))
+    counted = bool(follow) and counter_of(state) == ROWS
+    anchors = {ROWS: F.count(F.lit(1)), HASH: hash_sum(ID)}
+    if spec.appends:
+        anchors = {ROWS: F.lit(1), HASH: F.col(ID)}
+    chosen = [name for name, is_needed in ((ROWS, counted), (HASH, follow == "rows")) if is_needed]
+    values = [*_values(schema, state, spec), *(anchors[name].alias(name) for name in chosen)]
+    if spec.appends:
+        partials = rows.select(F.monotonically_increasing_id().alias(POSITION), *values)
+    else:
+        keys = (state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in spec.keys)
+        partials = rows.groupBy(*keys).agg(*values)
     types = {column.name: state_columns.spark_type(column.type) for column in spec.columns}
-    if follow and counter_of(state) == ROWS:
-        values.append(F.count(F.lit(1)).alias(ROWS))
+    if counted:
         types[ROWS] = T.LongType()
-    if follow == "rows":
-        values.append(hash_sum(ID).alias(HASH))
-    partials = rows.groupBy(*keys).agg(*values)
     if follow == "partials":
         partials = partials.withColumn(HASH, F.xxhash64(*types))
     if follow:
@@ -50,6 +51,55 @@ def aggregate(
     return partials.to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
-def counter_of(state: State) -> str:
+def _values(schema: T.StructType, state: AnyState, spec: StateSpec) -> list[Column]:
+    inputs = {part.name: _input(schema, spec, part) for part in state.parts}
+    return [
+        _partial(part, inputs, f"State {spec.name}: {part.name}").cast(state_columns.spark_type(value.type)).alias(part.name)
+        for part, value in zip(state.parts, spec.values, strict=True)
+    ]
+
+
+def counter_of(state: AnyState) -> str:
     """Return the column that counts a partial's rows: one of the state's own, if it counts them."""
-    return next((name for name, a in state.aggregates.items() if a.function == "count" and a.column is None), ROWS)
+    return next((part.name for part in state.parts if part.function == "count" and part.column is None), ROWS)
+
+
+def _input(schema: T.StructType, spec: StateSpec, part: Part) -> Column:
+    """Return what a part is computed from, in the type that it is read as."""
+    if part.column is None:
+        return F.lit(1)
+    read_as = None if part.function == "count" else ColumnType(part.read_as or part.type)
+    return state_columns.column_of(schema, spec, part.column, read_as)
+
+
+def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
+    """Return a part's value over the rows of a key, or of a single row."""
+    column = inputs[part.name]
+    if part.function == "none":
+        return column
+    if part.function == "sum":
+        return F.coalesce(F.sum(column), F.lit(0))
+    if part.function == "sum_of_squares":
+        return F.coalesce(F.sum(column * column), F.lit(0))
+    if part.function in ("first", "last"):
+        return _of_row_in_order(part, inputs)
+    if part.value_column.type.element:
+        return arrays.partial(part, column, place)
+    found: Column = getattr(F, part.function)(column)
+    return found
+
+
+def _of_row_in_order(part: Part, inputs: Mapping[str, Column]) -> Column:
+    """Return a column of the first or last row. Spark computes that row once for all columns that are ordered alike."""
+    is_first = part.function == "first"
+    # Spark takes NULL for the smallest value: a boolean before each decides, as in `state_store.combiners`.
+    parts = [
+        field
+        for number, column in enumerate(inputs[name] for name in part.order)
+        for field in (
+            (column.isNull() if is_first else column.isNotNull()).alias(f"known_{number}"),
+            column.alias(f"v_{number}"),
+        )
+    ]
+    row = F.min(F.struct(*parts)) if is_first else F.max(F.struct(*parts))
+    return row.getField(f"v_{part.order.index(part.name)}")

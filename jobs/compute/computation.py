@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.compute import quarantine, staging, state_columns
+from jobs.compute import arrays, quarantine, staging, state_columns
 from jobs.compute.aggregate import aggregate, counter_of
 from jobs.compute.purity import check_pure
 from jobs.compute.route import Route, Routing, choose, is_flagged, is_untouched
@@ -23,8 +23,9 @@ from jobs.compute.session import application_of, expect_brief, interruptible
 from jobs.compute.spark_errors import meaning_of
 from jobs.compute.staging import NeedsExecutors, StagedRows
 from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, used_columns
-from jobs.pipeline import Pipeline, State, Transform
+from jobs.pipeline import Pipeline, Transform
 from jobs.sources import ORIGIN, REFUSAL, Emitter, InputFacts
+from jobs.states import AnyState
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
@@ -203,7 +204,7 @@ class _Computation:
             rows = apply_transform(self._pipeline.transform, rows, schema.names)
         return rows
 
-    def _stage(self, state: State, spec: StateSpec, partials: DataFrame, route: Route) -> StagedRows:
+    def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame, route: Route) -> StagedRows:
         counter = counter_of(state)
         if spec.name in route.in_process:
             most = route.most_in_process
@@ -264,6 +265,11 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
         explained = emitter.explain(error) or error
         raise type(explained)(str(explained).removeprefix(f"{attempt}: "), **attempt.identity) from error
     except (PySparkException, grpc.RpcError) as error:
-        if cause := quarantine.explain(error) or state_columns.explain(error) or emitter.explain(error):
+        if cause := _explain(error) or emitter.explain(error):
             raise type(cause)(str(cause), **attempt.identity) from error
         raise meaning_of(error, **attempt.identity) from error
+
+
+def _explain(error: Exception) -> errors.TidegateError | None:
+    """Return what a query of ours has refused; None if the error is about something else."""
+    return quarantine.explain(error) or state_columns.explain(error) or arrays.explain(error)

@@ -18,13 +18,13 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from jobs.marked_reports import report_behind
-from jobs.pipeline import State
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.formats.json_records import JsonParser
 from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import quoted
+from jobs.states import AnyState
 from state_store.attempts import Attempt
 from state_store.errors import MalformedRecord, SourceChanged
 
@@ -49,7 +49,7 @@ ORDER BY txid, number
 """
 
 
-def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[State] = ()) -> DataFrame:
+def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[AnyState] = ()) -> DataFrame:
     """Flag the records that fail one of the author's checks, with the first such check as the reason.
 
     Records whose keys or texts one of the `storable` states cannot keep are flagged too: these states are computed from the
@@ -62,7 +62,7 @@ def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequenc
     all_texts = {name for name, kind in columns.items() if isinstance(kind, T.StringType)}
     for state in storable:
         texts = state.key.keys() & all_texts
-        values = {a.column for a in state.aggregates.values() if a.column and a.function != "count"} & all_texts
+        values = {part.column for part in state.parts if part.column and part.function != "count"} & all_texts
         for name in sorted(state.key.keys() & columns.keys()) if not state.null_keys else ():
             refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"key column {name} is NULL"))
         for name, limit in (dict.fromkeys(values, MAX_VALUE_BYTES) | dict.fromkeys(texts, MAX_KEY_BYTES)).items():

@@ -68,7 +68,7 @@ def has_short_rows(pipeline: Pipeline) -> bool:
     Then only the number of rows in an Arrow batch is limited, for the whole session: Spark would work out the bytes per row.
     """
     columns = (column for staged in pipeline.spec.staged for column in staged.columns)
-    return pipeline.transform is None and not any(column.type.name in ("text", "bytea") for column in columns)
+    return pipeline.transform is None and not any(column.type.has_any_length for column in columns)
 
 
 def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
@@ -78,7 +78,7 @@ def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | No
         most = attempt.rows_before.get(spec.name, rows) if spec.keys else 1
         if pipeline.transform is None and rows is not None and most is not None:
             most = min(most, rows)
-        has_texts = any(value.type.name in ("text", "bytea") for value in spec.values)
+        has_texts = any(value.type.has_any_length for value in spec.values)
         return most is not None and most <= FEW_ROWS and not has_texts
 
     return frozenset(name for name, state in pipeline.states.items() if has_few(state.spec(name)))

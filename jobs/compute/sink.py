@@ -203,11 +203,11 @@ class PartialsReader:
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
         """Refuse a text or bytes that Postgres cannot store, or cannot put into an index if it is a key."""
-        long = [c for c in self._staged.columns if c.type.name in ("text", "bytea")]
+        long = [c for c in self._staged.columns if c.type.has_any_length]
         key_bytes = 0
         for column in long:
             values = batch.column(column.name)
-            if column.type.name == "text" and pc.any(pc.match_substring(values, "\0")).as_py():
+            if column.type.name != "bytea" and pc.any(pc.match_substring(values, "\0")).as_py():
                 raise BadKey(f"State {self._staged.name}: a text in column {column.name} holds a NUL character. Remove it.")
             longest = pc.max(pc.binary_length(values)).as_py() or 0
             limit, kind = (MAX_KEY_BYTES, BadKey) if column in self._staged.keys else (MAX_VALUE_BYTES, Overflow)

@@ -74,6 +74,8 @@ def spark_type(declared: ColumnType) -> T.DataType:
     """Return the Spark type in which a state's column is computed and staged."""
     if numeric := declared.precision_and_scale:
         return T.DecimalType(*numeric)
+    if declared.element:
+        return T.StringType()  # as Postgres writes an array
     return _SPARK_TYPES[declared.name]
 
 

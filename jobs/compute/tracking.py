@@ -139,7 +139,7 @@ def used_columns(pipeline: Pipeline) -> list[str] | None:
         return None
     used: dict[str, None] = {}
     for state in pipeline.states.values():
-        used |= dict.fromkeys([*state.key, *(a.column for a in state.aggregates.values() if a.column is not None)])
+        used |= dict.fromkeys([*state.key, *(part.column for part in state.parts if part.column is not None)])
     return list(used)
 
 

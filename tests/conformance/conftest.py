@@ -7,17 +7,22 @@ the ranges of the committed batches lie end to end, and Python computes the stat
 import io
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
+from functools import reduce
 from itertools import count
+from operator import xor
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
 
-from jobs import Count, Max, Min, Pipeline, State, Sum
+from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
+from jobs.aggregates import Aggregate
 from jobs.sources import Coordinator, Emitter, Source
 from state_store import Settings, StateStore, tables
 from state_store.attempts import Attempt, Tracked
@@ -29,7 +34,7 @@ from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, So
 from state_store.errors import AttemptNotSealed, StagingLost
 from state_store.settings import STACK_FOLDER
 from state_store.staging import StagedPartition, digest_statement
-from tests.conftest import Server, migrated_database
+from tests.conftest import Server, do_not_sync, migrated_database
 from tidegate.stack import component
 from tidegate.stack.component import reserve_port
 from tidegate.stack.postgres import EmbeddedPostgres
@@ -74,7 +79,9 @@ def running_postgres_15(home: Path, like: Settings) -> Iterator[Settings]:
             try:
                 assert component.wait_until(lambda: cluster.component().check() is None, 60), "PostgreSQL 15 does not start"
                 cluster.bootstrap()
-                yield replace(like, pg_port=cluster.port, pg_passfile=cluster.passfile)
+                settings = replace(like, pg_port=cluster.port, pg_passfile=cluster.passfile)
+                do_not_sync(settings)
+                yield settings
             finally:
                 server.send_signal(cluster.component().stop_signal)
                 try:
@@ -132,40 +139,78 @@ class Stream(Source):
         raise NotImplementedError
 
 
-AGGREGATES = {
+AGGREGATES: dict[str, Aggregate] = {
     "records": Count(),
     "known": Count("amount"),
     "total": Sum("amount"),
     "least": Min("amount"),
     "most": Max("amount"),
+    "mean": Avg("amount", digits=3),
+    "bits": BitXor("amount"),
+    "last": Last("amount", "bigint", {"key": "text"}),
+    "amounts": CollectSet("amount", "bigint", most=10_000),
+    "shares": Histogram("amount", [0, 5]),
 }
 
 
 def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
-    """Declare a pipeline with a keyed state, whose key may be NULL, and a global one, both of this kind."""
+    """Declare a pipeline with a keyed state, whose key may be NULL, a global one, both of this kind, and one of all records."""
     states = {
         "per_key": State(key={"key": "text"}, aggregates=AGGREGATES, null_keys=True, kind=state),
         "overall": State(aggregates=AGGREGATES, kind=state),
+        "log": Rows({"key": "text", "amount": "bigint"}),
     }
     return Pipeline(**{"name": "flow", "source": Stream(source), "states": states, "guarantee": "at_least_once"} | changes)
 
 
-def fold(records: Iterable[Record]) -> dict[str | None, tuple[int, int, int, int | None, int | None]]:
+def fold(records: Iterable[Record]) -> dict[str | None, Row]:
     """Compute the values of `AGGREGATES` per key in plain Python."""
-    amounts: dict[str | None, list[int | None]] = {}
-    for key, amount in records:
-        amounts.setdefault(key, []).append(amount)
-    return {key: _folded(found) for key, found in amounts.items()}
+    return {key: _values(found) for key, found in _per_key(records).items()}
 
 
-def fold_all(records: Iterable[Record]) -> tuple[int, int, int, int | None, int | None]:
+def fold_all(records: Iterable[Record]) -> Row:
     """Compute the values of `AGGREGATES` over all records in plain Python."""
-    return _folded([amount for _, amount in records])
+    return _values(list(records))
 
 
-def _folded(amounts: list[int | None]) -> tuple[int, int, int, int | None, int | None]:
-    known = [amount for amount in amounts if amount is not None]
-    return len(amounts), len(known), sum(known), min(known, default=None), max(known, default=None)
+def _per_key(records: Iterable[Record]) -> dict[str | None, list[Record]]:
+    found: dict[str | None, list[Record]] = {}
+    for record in records:
+        found.setdefault(record[0], []).append(record)
+    return found
+
+
+def _kept(records: list[Record]) -> dict[str, Any]:
+    """Return what a state keeps of these records, by column."""
+    known = [amount for _, amount in records if amount is not None]
+    # NULL comes before all values, in the key as in the amount.
+    last = max(records, key=lambda r: [(part is not None, part) for part in r], default=(None, None))
+    return {
+        "records": len(records),
+        "known": len(known),
+        "total": sum(known),
+        "least": min(known, default=None),
+        "most": max(known, default=None),
+        "mean_sum": sum(known),
+        "mean_count": len(known),
+        "bits": reduce(xor, known) if known else None,
+        "last_key": last[0],
+        "last": last[1],
+        "amounts": sorted(set(known)),
+        "shares": [sum(n < 0 for n in known), sum(0 <= n < 5 for n in known), sum(n >= 5 for n in known)],
+    }
+
+
+def _values(records: list[Record]) -> Row:
+    kept = _kept(records)
+    total, count = kept["mean_sum"], kept["mean_count"]
+    kept["mean"] = (Decimal(total) / count).quantize(Decimal("0.001"), ROUND_HALF_UP) if count else None
+    return tuple(kept[name] for name in AGGREGATES)
+
+
+def _partial(records: list[Record]) -> Row:
+    """Return what a task stages of these records; arrays as Postgres writes them."""
+    return [f"{{{','.join(map(str, v))}}}" if isinstance(v, list) else v for v in _kept(records).values()]
 
 
 def is_bad(record: Record) -> bool:
@@ -248,8 +293,9 @@ class Flow:
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
         staged = [
-            self.stage(attempt, "per_key", [(key, *values) for key, values in fold(good).items()]),
-            self.stage(attempt, "overall", [fold_all(good)]),
+            self.stage(attempt, "per_key", [(key, *_partial(found)) for key, found in _per_key(good).items()]),
+            self.stage(attempt, "overall", [_partial(good)]),
+            self.stage(attempt, "log", [(position, *record) for position, record in enumerate(good)]),
         ]
         if self.spec.quarantines:
             rows = [("it is negative", None, f"{key}:{amount}", True) for key, amount in bad]
@@ -334,6 +380,7 @@ class Flow:
         if self.spec.quarantines:
             counted = [record for record in counted if not is_bad(record)]
         assert self.state() == fold(counted)
+        assert Counter((row["key"], row["amount"]) for row in self.rows("log")) == Counter(counted)
         assert self.state("overall") == ({None: fold_all(counted)} if any(counts for *_, counts in ranges) else {})
 
 

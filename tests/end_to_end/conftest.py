@@ -17,7 +17,7 @@ import pytest
 from psycopg2 import sql
 
 from state_store import Settings
-from tests.conftest import COMMAND
+from tests.conftest import COMMAND, do_not_sync
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -178,6 +178,7 @@ def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -
             environment.setenv(name, value)
         embedded.up(Settings.load(environ))
     try:
+        do_not_sync(Settings.load(environ))
         yield Project(home, reservoir, Settings.load(environ))
     finally:
         embedded.down(Settings.load(environ), delete_data=True)

@@ -15,7 +15,7 @@ import pytest
 
 import migrations
 from state_store import Settings, StateStore
-from tests.conftest import register_pipelines
+from tests.conftest import do_not_sync, register_pipelines
 from tests.page.pipelines import REGISTERED
 from tidegate.stack import component as components
 from tidegate.stack.component import Component, log_file
@@ -44,6 +44,7 @@ class Server:
         self.layout.postgres.initialize()
         self.start_postgres()
         self.layout.postgres.bootstrap()
+        do_not_sync(self.settings)
         migrations.upgrade(self.settings, [])
         self.layout.airflow.initialize()
         passwords = json.dumps({name: f"password of {name}" for name in USERS})

@@ -110,9 +110,9 @@ def inspect(
 def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
-    width = len(spec.keys)
+    width = len(spec.row_key)
     if len(key) % width or (not key and not keys_from):
-        names = " ".join(column.name.upper() for column in spec.keys)
+        names = " ".join(column.name.upper() for column in spec.row_key)
         raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}")
     keys = [key[start : start + width] for start in range(0, len(key), width)]
     keys += list(_keys_of_file(keys_from, width)) if keys_from else []
@@ -135,8 +135,8 @@ def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int |
         return
     shown = limit or ROWS_FOR_PEOPLE
     rows = list(islice(store.state_rows(spec, shown + 1), shown + 1))
-    columns = [*(column.name for column in spec.columns), "txid"]
-    output.print_table(f"State {name}", columns, [list(row.values()) for row in rows[:shown]])
+    columns = [column.name for column in spec.shown]
+    output.print_table(f"State {name}", columns, [[row[column] for column in columns] for row in rows[:shown]])
     if len(rows) > shown:
         output.say("There are more rows: --limit N shows more, --json all of them.")
 

@@ -9,7 +9,8 @@ import click
 
 from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
-from state_store.declaration import SourceKind, StateKind, exactly_once
+from jobs.states import AnyState
+from state_store.declaration import DerivedColumn, SourceKind, StateKind, ValueColumn, exactly_once
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
@@ -43,8 +44,8 @@ def pipelines(matrix: bool, as_json: bool) -> None:
             p.name,
             name,
             state.kind,
-            ", ".join(state.key),
-            textwrap.wrap(", ".join(state.aggregates), VALUES_CHARACTERS),
+            ", ".join(column.name for column in state.spec(name).row_key),
+            textwrap.wrap(", ".join(_values(name, state)), VALUES_CHARACTERS),
             _guarantee(exactly_once(p.source.kind, state.kind)),
         ]
         for p in declared
@@ -56,6 +57,12 @@ def pipelines(matrix: bool, as_json: bool) -> None:
         output.print_table("To know", ["pipeline", "what"], notes)
 
 
+def _values(name: str, state: AnyState) -> list[str]:
+    spec = state.spec(name)
+    columns: tuple[ValueColumn | DerivedColumn, ...] = (*spec.values, *spec.derived)
+    return [column.name for column in columns]
+
+
 def _facts(pipeline: Pipeline) -> dict[str, Any]:
     """Return a pipeline's declaration for JSON."""
     return {
@@ -65,8 +72,8 @@ def _facts(pipeline: Pipeline) -> dict[str, Any]:
         "states": {
             name: {
                 "kind": state.kind,
-                "key": list(state.key),
-                "values": list(state.aggregates),
+                "key": [column.name for column in state.spec(name).row_key],
+                "values": _values(name, state),
                 "guarantee": _guarantee(exactly_once(pipeline.source.kind, state.kind)),
                 "why": why_not_exactly_once(pipeline.source.kind, state.kind),
             }

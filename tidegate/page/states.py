@@ -57,7 +57,7 @@ def rows(
     return Rows(
         columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
         rows=[_as_json(spec, row) for row in shown],
-        next=_token(spec, shown[-1]) if len(found) > limit and spec.keys else None,
+        next=_token(spec, shown[-1]) if len(found) > limit and spec.row_key else None,
     )
 
 
@@ -142,7 +142,7 @@ def _value(value: Any, kind: str) -> Any:
 
 def _token(spec: StateSpec, row: Sequence[Any]) -> str:
     """Return the key of a row as an opaque text, from which the next page begins."""
-    key = [None if value is None else str(value) for value in _as_json(spec, row)[: len(spec.keys)]]
+    key = [None if value is None else str(value) for value in _as_json(spec, row)[: len(spec.row_key)]]
     return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
 
 

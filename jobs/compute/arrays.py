@@ -1,0 +1,62 @@
+"""Arrays of a key's values, as the text that Postgres reads."""
+
+from itertools import pairwise
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+from jobs.aggregates import Part
+from jobs.marked_reports import report_behind
+from state_store.errors import Overflow
+
+MARK = "TIDEGATE_TOO_MANY"
+# Times with their zone, where they have one, and all their digits.
+_TIMES = {"timestamptz": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestamp": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+
+
+def partial(part: Part, column: Column, place: str) -> Column:
+    """Return the array of a part over the rows of a key, in its order. Memory: all values of a key, before any is left out.
+
+    More values than the part keeps fail the query, with a message for `explain`; the smallest and largest are a choice.
+    """
+    if part.function == "histogram":
+        return _text(F.array(*_counts(part, column)), "bigint")
+    values = F.collect_set(column) if part.function == "collect_set" else F.collect_list(column)
+    values = F.sort_array(values, asc=part.function != "largest")
+    kind = part.read_as or ""
+    assert part.most is not None, "only a histogram has no limit"
+    if part.function in ("smallest", "largest"):
+        return _text(F.slice(values, 1, part.most), kind)
+    message = F.struct(F.lit(place).alias("place"), F.size(values).alias("found"), F.lit(part.most).alias("most"))
+    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("string")
+    return F.when(F.size(values) <= part.most, _text(values, kind)).otherwise(refusal)
+
+
+def explain(error: Exception) -> Overflow | None:
+    """Return an error that names the state and the limit; None if the error is about something else."""
+    if (found := report_behind(MARK, error)) is None:
+        return None
+    return Overflow(
+        f"{found['place']} would have {found['found']} values of a key, and keeps at most {found['most']}. Nothing is dropped: "
+        "leave rows out in the transform, or declare another aggregate, in a pipeline or state with a new name."
+    )
+
+
+def _counts(part: Part, column: Column) -> list[Column]:
+    bounds = [F.lit(bound) for bound in part.bounds]
+    below = [column < bound for bound in bounds]
+    # A value is in the first range whose upper bound is above it.
+    ranges = [below[0], *(~lower & upper for lower, upper in pairwise(below)), ~below[-1]]
+    return [F.count_if(within) for within in ranges]
+
+
+def _text(values: Column, kind: str) -> Column:
+    def written(value: Column) -> Column:
+        if kind == "text":
+            quoted = F.replace(F.replace(value, F.lit("\\"), F.lit("\\\\")), F.lit('"'), F.lit('\\"'))
+            return F.concat(F.lit('"'), quoted, F.lit('"'))
+        if kind in _TIMES:
+            return F.date_format(value, _TIMES[kind])
+        return value.cast("string")
+
+    return F.concat(F.lit("{"), F.array_join(F.transform(values, written), ","), F.lit("}"))

@@ -1,0 +1,135 @@
+"""States: what the rows of a batch become in Postgres. A table of the state's name in schema ``state`` each.
+
+State     one row per key, with aggregates of all rows
+Newest    one row per key: its newest version
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jobs.aggregates import Aggregate, Part, in_order
+from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, StateKind, StateSpec
+
+
+class _Keyed(ABC):
+    """What states have in common that keep one row per key."""
+
+    key: Mapping[str, str]
+    null_keys: bool
+    kind: StateKind
+    unanchored: bool
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """Return the kept columns."""
+
+    @property
+    def derived(self) -> tuple[DerivedColumn, ...]:
+        """Return the columns that Postgres derives from others."""
+        return ()
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of this state."""
+        keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.key.items())
+        return StateSpec(name, keys, tuple(part.value_column for part in self.parts), self.kind, self.derived)
+
+
+@dataclass(frozen=True)
+class State(_Keyed):
+    """One row per key, with its aggregates. Without a key: a single row.
+
+    `key` maps key columns to Postgres types, `aggregates` value columns to aggregates. A row whose key has a NULL fails the
+    batch, unless `null_keys` keeps such rows as a group of their own.
+
+    `kind` decides what a row keeps besides its values. An opaque state also keeps the values before the last txid, so that
+    this txid can be redone; opaque sources need one.
+
+    An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
+    """
+
+    key: Mapping[str, str] = field(default_factory=dict)
+    aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
+    null_keys: bool = False
+    kind: StateKind = "transactional"
+    unanchored: bool = False
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """Return the columns that the aggregates keep."""
+        return tuple(part for name, aggregate in self.aggregates.items() for part in aggregate.parts(name))
+
+    @cached_property
+    def derived(self) -> tuple[DerivedColumn, ...]:
+        """Return the columns that Postgres derives from others."""
+        found = (aggregate.derived(name) for name, aggregate in self.aggregates.items())
+        return tuple(column for column in found if column is not None)
+
+
+@dataclass(frozen=True)
+class Newest(_Keyed):
+    """One row per key, its newest version: a feed of changes becomes a table.
+
+    `key`, `columns` and `order_by` map columns of the rows to Postgres types; the row that is greatest in `order_by`, the most
+    significant column first, is the newest, in whatever order the rows come. Where two are equal there, a deletion is newer,
+    and then the greater in `columns`, so that replays agree. A row with NULL in `order_by` is older than one with a value.
+
+    `deleted` names a boolean column of the rows that says that the key was deleted. The row then stays, as a tombstone with
+    this column true, because an older version may still come: read with ``WHERE NOT deleted``.
+
+    `null_keys`, `kind` and `unanchored` are those of `State`.
+    """
+
+    key: Mapping[str, str]
+    columns: Mapping[str, str]
+    order_by: Mapping[str, str]
+    deleted: str | None = None
+    null_keys: bool = False
+    kind: StateKind = "transactional"
+    unanchored: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("Newest needs a key: the columns that say of what a row is a version.")
+        if not self.order_by:
+            raise ValueError("Newest needs order_by: the columns that say which version is newer.")
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """Return the kept columns; all are those of the newest row."""
+        deleted = {} if self.deleted is None else {self.deleted: "boolean"}
+        values = {column: (column, kind) for column, kind in {**deleted, **self.columns}.items() if column not in self.order_by}
+        return tuple(in_order({column: (column, kind) for column, kind in self.order_by.items()}, values, "last"))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row per row of a batch: each is appended once, and never changed.
+
+    `columns` maps columns of the rows to Postgres types; any may be NULL. A row also has the `txid` of its batch, and its
+    `position` within it; both are its key. Positions are different, and ascend in the order in which a Spark task has read the
+    rows, with gaps between tasks. A redo of the last batch replaces its rows, so an opaque source will do.
+
+    `unanchored` is that of `State`.
+    """
+
+    columns: Mapping[str, str]
+    unanchored: bool = False
+    kind: StateKind = field(default="opaque", init=False)
+    key: Mapping[str, str] = field(default_factory=dict, init=False)
+    null_keys: bool = field(default=True, init=False)
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """Return the columns."""
+        return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of this state."""
+        position = KeyColumn(POSITION, ColumnType("bigint"))
+        return StateSpec(name, (position,), tuple(part.value_column for part in self.parts), self.kind, appends=True)
+
+
+AnyState = State | Newest | Rows

@@ -1,0 +1,340 @@
+"""Every aggregate: any split and order of the rows into batches gives the value of one pass over all rows (I16)."""
+
+import math
+import random
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from functools import reduce
+from itertools import islice, permutations
+from operator import and_, or_, xor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs import (
+    Avg,
+    BitAnd,
+    BitOr,
+    BitXor,
+    BoolAnd,
+    BoolOr,
+    CollectList,
+    CollectSet,
+    Count,
+    First,
+    Histogram,
+    Largest,
+    Last,
+    Newest,
+    Pipeline,
+    Smallest,
+    State,
+    StdDev,
+    Variance,
+)
+from state_store import StateStore
+from state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
+from tests import steps
+from tests.jobs.conftest import Tables
+
+Row = dict[str, Any]
+COLUMNS = {
+    "name": pa.string(),
+    "n": pa.int64(),
+    "small": pa.int32(),
+    "price": pa.decimal128(10, 2),
+    "ratio": pa.float64(),
+    "ok": pa.bool_(),
+    "label": pa.string(),
+    "at": pa.timestamp("us", tz="UTC"),
+    "day": pa.date32(),
+}
+BY = {"at": "timestamptz", "n": "bigint"}
+AGGREGATES = {
+    "lines": Count(),
+    "mean": Avg("n"),
+    "mean_price": Avg("price", scale=2, digits=4),
+    "mean_ratio": Avg("ratio", scale=3, digits=8),
+    "spread": Variance("small"),
+    "spread_all": Variance("price", scale=2, digits=5, population=True),
+    "deviation": StdDev("ratio", scale=3),
+    "all_ok": BoolAnd("ok"),
+    "any_ok": BoolOr("ok"),
+    "bits_all": BitAnd("n"),
+    "bits_any": BitOr("small", "integer"),
+    "bits_odd": BitXor("n"),
+    "first_label": First("label", "text", BY),
+    "last_label": Last("label", "text", BY),
+    "labels": CollectSet("label", "text"),
+    "days": CollectSet("day", "date"),
+    "prices": CollectList("price", "numeric(10,2)", most=1000),
+    "moments": CollectList("at", "timestamptz", most=1000),
+    "least": Smallest("n", 3),
+    "most": Largest("label", 2, "text"),
+    "shares": Histogram("ratio", ["-0.5", 0, "0.125", 3], "numeric(10,3)"),
+}
+# What Spark, CSV, arrays and JSON might take for something else.
+LABELS = ["", "a", "A", "b,c", 'say "x"', "back\\slash", "{curly}", "NULL", "null", " ", "ä", "𝄞", "line\nbreak", None]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def rows_of(seed: int, count: int) -> list[Row]:
+    """Return random rows with many NULLs, equal moments and repeated values."""
+    rng = random.Random(seed)
+
+    def known(value: Any) -> Any:
+        return None if rng.random() < 0.2 else value
+
+    return [
+        {
+            "name": rng.choice(["a", "b", "only NULL"]),
+            "n": known(rng.choice([0, -1, 7, 2**62, -(2**62), rng.randint(-9, 9)])),
+            "small": known(rng.randint(-(2**31), 2**31 - 1)),
+            "price": known(Decimal(rng.randint(-999, 999)).scaleb(-2)),
+            "ratio": known(rng.randint(-4000, 4000) / 1000),
+            "ok": known(rng.random() < 0.8),
+            "label": rng.choice(LABELS),
+            "at": known(START + timedelta(microseconds=rng.randint(0, 3))),
+            "day": known(date(2026, 1, rng.randint(1, 5))),
+        }
+        for _ in range(count)
+    ]
+
+
+def nulled(rows: list[Row]) -> list[Row]:
+    """Return the rows, without values for the key that has none."""
+    return [{"name": row["name"]} | dict.fromkeys(list(COLUMNS)[1:]) if row["name"] == "only NULL" else row for row in rows]
+
+
+def as_table(rows: list[Row]) -> pa.Table:
+    """Return rows as an Arrow table."""
+    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in COLUMNS.items()})
+
+
+def rounded(value: Decimal, digits: int) -> Decimal:
+    """Return a number rounded as Postgres rounds numerics."""
+    return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+
+
+def one_pass(rows: list[Row]) -> Row:
+    """Return what the aggregates keep of one key's rows, computed in plain Python."""
+
+    def known(column: str, convert: Callable[[Any], Any] = lambda value: value) -> list[Any]:
+        return [convert(row[column]) for row in rows if row[column] is not None]
+
+    def exact(column: str) -> list[Decimal]:
+        return known(column, lambda value: Decimal(str(value)))
+
+    def mean(column: str, digits: int) -> Decimal | None:
+        found = exact(column)
+        return rounded(sum(found) / len(found), digits) if found else None
+
+    def variance(column: str, *, sample: bool) -> Decimal | None:
+        found = exact(column)
+        if len(found) < 1 + sample:
+            return None
+        return (sum(v * v for v in found) - sum(found) ** 2 / len(found)) / (len(found) - sample)
+
+    def in_order(*, last: bool) -> Row:
+        def place(row: Row) -> list[tuple[bool, Any]]:
+            parts = [row["at"], row["n"], row["label"] and row["label"].encode()]
+            return [((part is not None) == last, 0 if part is None else part) for part in parts]
+
+        return (max if last else min)(rows, key=place)
+
+    def text_order(texts: list[str]) -> list[str]:
+        return sorted(texts, key=str.encode)
+
+    bounds = [Decimal("-0.5"), Decimal(0), Decimal("0.125"), Decimal(3)]
+    first, last = in_order(last=False), in_order(last=True)
+    with localcontext(prec=80):
+        spread, spread_all = variance("small", sample=True), variance("price", sample=False)
+        deviation = variance("ratio", sample=True)
+        return {
+            "lines": len(rows),
+            "mean": mean("n", 6),
+            "mean_price": mean("price", 4),
+            "mean_ratio": mean("ratio", 8),
+            "spread": None if spread is None else rounded(spread, 6),
+            "spread_all": None if spread_all is None else rounded(spread_all, 5),
+            "deviation": None if deviation is None else rounded(deviation.sqrt(), 6),
+            "all_ok": all(known("ok")) if known("ok") else None,
+            "any_ok": any(known("ok")) if known("ok") else None,
+            "bits_all": reduce(and_, known("n")) if known("n") else None,
+            "bits_any": reduce(or_, known("small")) if known("small") else None,
+            "bits_odd": reduce(xor, known("n")) if known("n") else None,
+            "first_label": first["label"],
+            "first_label_at": first["at"],
+            "first_label_n": first["n"],
+            "last_label": last["label"],
+            "last_label_at": last["at"],
+            "last_label_n": last["n"],
+            "labels": text_order(list(set(known("label")))),
+            "days": sorted(set(known("day"))),
+            "prices": sorted(known("price")),
+            "moments": sorted(known("at")),
+            "least": sorted(known("n"))[:3],
+            "most": text_order(known("label"))[::-1][:2],
+            "shares": [
+                sum(low <= v < high for v in exact("ratio"))
+                for low, high in zip([-math.inf, *bounds], [*bounds, math.inf], strict=True)
+            ],
+        }
+
+
+def expected(rows: list[Row]) -> dict[str, Row]:
+    """Return the whole state, computed in one pass."""
+    return {name: one_pass([row for row in rows if row["name"] == name]) for name in {row["name"] for row in rows}}
+
+
+def kept(tables: Tables, pipeline: Pipeline) -> dict[str, Row]:
+    """Return the state's rows by name, without the parts that values are derived from."""
+    parts = ("_sum", "_count", "_squares")
+    return {
+        row["name"]: {name: value for name, value in row.items() if name != "name" and not name.endswith(parts)}
+        for row in tables.rows(pipeline)
+    }
+
+
+def run_together(tables: Tables, pipeline: Pipeline) -> None:
+    """Process all batches, and commit them in one transaction."""
+    txids = tables.plan(pipeline, "together")
+    for txid in txids[:-1]:
+        steps.process(tables.settings, pipeline, txid, owner="test", routing=tables.routing)
+    steps.process(tables.settings, pipeline, txids[-1], owner="test", commit_ready=True, routing=tables.routing)
+    with StateStore.connect(tables.settings) as store:
+        assert store.committed(pipeline.name) == txids[-1]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+@pytest.mark.parametrize("routing", ["chosen", "safe"])
+def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables, routing: str, *, together: bool) -> None:
+    """Random rows in random batches, one of them empty, merged one by one or in one transaction."""
+    tables.routing = steps.ROUTINGS[routing]
+    rng = random.Random(f"{routing} {together}")
+    rows = nulled(rows_of(rng.randint(0, 10**9), 120))
+    cuts = sorted(rng.sample(range(1, len(rows)), 4))
+    batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=AGGREGATES))
+    tables.put(*map(as_table, [*batches[:3], [], *batches[3:]]))
+    if together:
+        run_together(tables, pipeline)
+    else:
+        tables.run(pipeline)
+    assert kept(tables, pipeline) == expected(rows)
+
+
+def test_a_global_state_of_no_rows_has_each_aggregates_identity(tables: Tables) -> None:
+    """An empty first batch gives nothing, 0 or an empty array, and later batches count as if it had not been."""
+    pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
+    rows = rows_of(1, 10)
+    tables.put(as_table([]))
+    tables.run(pipeline, "empty")
+    (found,) = tables.rows(pipeline)
+    assert (found["lines"], found["mean"], found["spread"], found["all_ok"], found["bits_any"]) == (0, None, None, None, None)
+    assert (found["labels"], found["prices"], found["most"], found["shares"]) == ([], [], [], [0] * 5)
+    tables.put(as_table(rows))
+    tables.run(pipeline, "rows")
+    (found,) = tables.rows(pipeline)
+    assert {name: found[name] for name in one_pass(rows)} == one_pass(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ newest
+
+VERSIONS = Newest(
+    key={"name": "text"}, columns={"label": "text", "price": "numeric(10,2)"}, order_by={"at": "timestamptz"}, deleted="ok"
+)
+
+
+def newest(rows: list[Row]) -> dict[str, Row]:
+    """Return the newest row per name in plain Python."""
+
+    def place(row: Row) -> list[tuple[bool, Any]]:
+        parts = [row["at"], row["ok"], row["label"] and row["label"].encode(), row["price"]]
+        return [(part is not None, 0 if part is None else part) for part in parts]
+
+    found = {}
+    for name in {row["name"] for row in rows}:
+        row = max((row for row in rows if row["name"] == name), key=place)
+        found[name] = {column: row[column] for column in ("at", "ok", "label", "price")}
+    return found
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables, *, together: bool) -> None:
+    """Five orders of three batches, with equal moments and NULLs: the same row wins. More would not fit into the window."""
+    rows = rows_of(7, 60)
+    batches = [rows[:20], rows[20:40], rows[40:]]
+    pipeline = tables.declare_over(as_table([]).schema, VERSIONS)
+    for number, order in enumerate(islice(permutations(batches), 5)):
+        key = [[row | {"name": f"{row['name']} {number}"} for row in batch] for batch in order]
+        tables.put(*map(as_table, key))
+    if together:
+        run_together(tables, pipeline)
+    else:
+        tables.run(pipeline)
+    found = {row["name"]: {column: row[column] for column in row if column != "name"} for row in tables.rows(pipeline)}
+    assert found == {f"{name} {number}": row for number in range(5) for name, row in newest(rows).items()}
+
+
+def test_an_older_version_does_not_bring_a_deleted_key_back(tables: Tables) -> None:
+    """The tombstone stays: without it, the late row would be taken for a new one."""
+    empty = dict.fromkeys(COLUMNS)
+    gone = empty | {"name": "plane", "at": START + timedelta(seconds=2), "ok": True}
+    late = empty | {"name": "plane", "at": START + timedelta(seconds=1), "ok": False, "label": "old"}
+    pipeline = tables.declare_over(as_table([]).schema, VERSIONS)
+    tables.put(as_table([gone]), as_table([late]))
+    tables.run(pipeline)
+    (row,) = tables.rows(pipeline)
+    assert (row["ok"], row["label"], row["at"]) == (True, None, gone["at"])
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "values", "error", "message"),
+    [
+        (CollectSet("n", "bigint", most=2), [1, 2, 3], Overflow, "value would have 3 values of a key, and keeps at most 2"),
+        (CollectList("n", "bigint", most=2), [1, 1, 1], Overflow, "value would have 3 values of a key, and keeps at most 2"),
+        (Variance("n"), [10**18], Overflow, "out of range|cannot be represented"),
+        (Avg("ratio", scale=1), [0.25], MalformedRecord, "column ratio, declared numeric"),
+        (Avg("ratio"), [float("nan")], MalformedRecord, "has the value NaN"),
+        (Avg("ratio", scale=3), [float("inf")], MalformedRecord, "has the value Infinity"),
+        (Histogram("ratio", [0], "numeric(10,2)"), [0.001], MalformedRecord, "column ratio, declared numeric"),
+        (CollectSet("label", "bigint"), ["a"], DeclarationInvalid, "is declared bigint, but the transform returns string"),
+        (BitOr("price"), [Decimal(1)], DeclarationInvalid, "is declared bigint, but the transform returns decimal"),
+        (Last("label", "text", {"day": "timestamptz"}), ["a"], DeclarationInvalid, "declared timestamptz"),
+        (CollectSet("label", "text"), ["a\0b"], TidegateError, "NUL character"),
+    ],
+)
+def test_what_cannot_be_kept_exactly_is_refused(
+    tables: Tables, aggregate: Any, values: list[Any], error: type[TidegateError], message: str
+) -> None:
+    """Nothing is rounded, cut or dropped: the batch is refused as a whole."""
+    state = State(key={"name": "text"}, aggregates={"value": aggregate})
+    pipeline = tables.declare_over(as_table([]).schema, state)
+    tables.put(as_table([dict.fromkeys(COLUMNS) | {"name": "a", aggregate.column: value} for value in values]))
+    (txid,) = tables.plan(pipeline, "refused")
+    with pytest.raises(error, match=message):
+        steps.process(tables.settings, pipeline, txid, owner="test")
+    assert tables.rows(pipeline) == []
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables, *, together: bool) -> None:
+    """Each batch alone is within the limit. The first one that leads beyond it does not commit; those before it do."""
+    state = State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})
+    pipeline = tables.declare_over(as_table([]).schema, state)
+    empty = dict.fromkeys(COLUMNS) | {"name": "a"}
+    tables.put(*(as_table([empty | {"n": n} for n in values]) for values in ([1, 2], [2, 3], [3, 4])))
+    txids = tables.plan(pipeline, "run")
+    for txid in txids:
+        steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=together and txid == txids[-1])
+    for txid in txids[:2]:
+        steps.commit(tables.settings, pipeline, txid, owner="test")
+    with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
+        steps.commit(tables.settings, pipeline, 3, owner="test")
+    assert tables.rows(pipeline) == [{"name": "a", "values": [1, 2, 3]}]
