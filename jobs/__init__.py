@@ -23,6 +23,7 @@ from jobs.aggregates import (
 )
 from jobs.pipeline import Pipeline
 from jobs.sources import Source
+from jobs.sources.changes import Changes
 from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.kafka.source import Kafka
@@ -36,6 +37,7 @@ __all__ = [
     "BitXor",
     "BoolAnd",
     "BoolOr",
+    "Changes",
     "CollectList",
     "CollectSet",
     "Count",

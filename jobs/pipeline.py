@@ -86,6 +86,8 @@ class Pipeline:
         ):
             if chosen not in get_args(choice):
                 raise ValueError(f"Pipeline {self.name} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
+        if self.source.follows == self.name:
+            raise ValueError(f"Pipeline {self.name} follows itself: each batch would make the next one, without an end.")
         _ = self.spec
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._no_exactly_once())

@@ -20,6 +20,7 @@ class _Keyed(ABC):
     null_keys: bool
     kind: StateKind
     unanchored: bool
+    changes: bool
 
     @property
     @abstractmethod
@@ -34,7 +35,8 @@ class _Keyed(ABC):
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this state."""
         keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.key.items())
-        return StateSpec(name, keys, tuple(part.value_column for part in self.parts), self.kind, self.derived)
+        values = tuple(part.value_column for part in self.parts)
+        return StateSpec(name, keys, values, self.kind, self.derived, changes=self.changes)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class State(_Keyed):
     this txid can be redone; opaque sources need one.
 
     An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
+
+    With `changes`, an opaque state records what each txid changed, by key, in the table ``<state>_changes``: the values after
+    it, and those before it as ``previous_<value>``. Another pipeline can follow them: `jobs.sources.changes.Changes`.
     """
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +60,7 @@ class State(_Keyed):
     null_keys: bool = False
     kind: StateKind = "transactional"
     unanchored: bool = False
+    changes: bool = False
 
     @cached_property
     def parts(self) -> Sequence[Part]:
@@ -79,7 +85,7 @@ class Newest(_Keyed):
     `deleted` names a boolean column of the rows that says that the key was deleted. The row then stays, as a tombstone with
     this column true, because an older version may still come: read with ``WHERE NOT deleted``.
 
-    `null_keys`, `kind` and `unanchored` are those of `State`.
+    `null_keys`, `kind`, `unanchored` and `changes` are those of `State`.
     """
 
     key: Mapping[str, str]
@@ -89,6 +95,7 @@ class Newest(_Keyed):
     null_keys: bool = False
     kind: StateKind = "transactional"
     unanchored: bool = False
+    changes: bool = False
 
     def __post_init__(self) -> None:
         if not self.key:

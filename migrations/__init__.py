@@ -80,10 +80,10 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str,
     owners: dict[str, str] = {}
     shared: dict[str, str] = {}
     for spec in specs:
-        for state in spec.states:
-            if owners.setdefault(state.name, spec.name) != spec.name:
+        for table in spec.tables:
+            if owners.setdefault(table, spec.name) != spec.name:
                 shared[spec.name] = (
-                    f"State {state.name} of pipeline {spec.name} belongs to pipeline {owners[state.name]}: a state has one "
+                    f"State {table} of pipeline {spec.name} belongs to pipeline {owners[table]}: a state has one "
                     "writer. Rename one of them."
                 )
     specs = [spec for spec in specs if spec.name not in shared]
@@ -108,7 +108,7 @@ class _Table(NamedTuple):
 
 
 def _state_tables(spec: PipelineSpec) -> set[_Table]:
-    return {_Table(tables.STATE, state.name, is_new) for state in spec.states for is_new in (False, True)}
+    return {_Table(tables.STATE, table, is_new) for table in spec.tables for is_new in (False, True)}
 
 
 def _unmigrated(spec: PipelineSpec, differing: set[_Table]) -> str:

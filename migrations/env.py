@@ -24,20 +24,21 @@ def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
 
 
 def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write the single-writer trigger into every migration that creates a state table."""
+    """Write the single-writer trigger, and the grant of what others follow, into every migration that creates a state table."""
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
-            script.upgrade_ops.ops.append(
-                ops.ExecuteSQLOp(tables.SINGLE_WRITER.format(table=f"{tables.STATE}.{operation.table_name}"))
-            )
+            table = f"{tables.STATE}.{operation.table_name}"
+            after = [tables.SINGLE_WRITER, *([tables.FOLLOWED] if states.tables[table].info else [])]
+            script.upgrade_ops.ops += [ops.ExecuteSQLOp(statement.format(table=table)) for statement in after]
 
 
 connection = context.config.attributes["connection"]
+states = tables.state_tables(context.config.attributes["specs"])
 connection.execute(CreateSchema(tables.LEDGER, if_not_exists=True))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, tables.state_tables(context.config.attributes["specs"])],
+    target_metadata=[tables.ledger, states],
     version_table=VERSION_TABLE,
     version_table_schema=tables.LEDGER,
     include_schemas=True,

@@ -475,7 +475,7 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
             f"{spec.name}: this code's declaration is not the registered one. Run: tidegate migrate", pipeline=spec.name
         )
     owned = set(connection.scalars(sa.select(s.state).where(s.pipeline == spec.name)))
-    if owned != {state.name for state in spec.states}:
+    if owned != set(spec.tables):
         raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
 
 

@@ -8,7 +8,7 @@ one declaration never meet state that belongs to another.
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -39,7 +39,7 @@ _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 # Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
-_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False}
+_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False, "changes": False}
 _ARRAY, _NO_ELEMENTS = "[]", ("boolean", "uuid", "bytea")
 ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts")
 
@@ -149,6 +149,8 @@ class StateSpec:
 
     A table that `appends` has one row per row of a batch instead, with the txid of the batch. Its key is the position within
     the batch. It is opaque, and needs no previous values: its rows are never changed.
+
+    With `changes`, a second table records what each txid changed, by key: the values after it and before it.
     """
 
     name: str
@@ -157,6 +159,7 @@ class StateSpec:
     kind: StateKind = "transactional"
     derived: tuple[DerivedColumn, ...] = ()
     appends: bool = False
+    changes: bool = False
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -164,6 +167,8 @@ class StateSpec:
             raise ValueError(f"State {self.name} cannot be {self.kind!r}: use one of {', '.join(get_args(StateKind))}.")
         if not self.values:
             raise ValueError(f"State {self.name} needs at least one {'column' if self.appends else 'aggregate'}.")
+        if self.changes and not self.keeps_previous:
+            raise ValueError(f"State {self.name} cannot record changes without the values before: declare kind='opaque'.")
         arrays = [key.name for key in self.keys if key.type.element]
         arrays += [value.name for value in self.values if value.type.element and value.merge not in ARRAY_MERGES]
         if arrays:
@@ -195,6 +200,30 @@ class StateSpec:
     def row_key(self) -> tuple[KeyColumn, ...]:
         """Return the columns by which a row is found: the keys, and if rows are appended, the txid before these."""
         return (_TXID, *self.keys) if self.appends else self.keys
+
+    @property
+    def changes_name(self) -> str:
+        """Return the name of the table of changes."""
+        return f"{self.name}_changes"
+
+    @property
+    def stream(self) -> tuple[str, tuple[KeyColumn | ValueColumn, ...]] | None:
+        """Return the table by whose txid other pipelines follow this state, and its columns; None if it has none.
+
+        That is the table of appended rows itself, or the table of changes, whose previous values are NULL for a new key.
+        """
+        if self.appends:
+            return self.name, (*self.row_key, *self.values)
+        if not self.changes:
+            return None
+        before = (replace(value, name=previous_name(value.name), merge="last") for value in self.values)
+        return self.changes_name, (
+            _TXID,
+            *self.keys,
+            *self.values,
+            *before,
+            KeyColumn(PREVIOUS_TXID, _TXID.type, nullable=True),
+        )
 
     @property
     def keeps_previous(self) -> bool:
@@ -254,6 +283,8 @@ class PipelineSpec:
         check_name("pipeline", self.name)
         if not self.states:
             raise ValueError(f"Pipeline {self.name} declares no state.")
+        if twice := [table for table in self.tables if self.tables.count(table) > 1]:
+            raise ValueError(f"Pipeline {self.name} has two tables named {twice[0]}: of a state, and of a state's changes.")
 
     @property
     def declaration(self) -> dict[str, Any]:
@@ -270,6 +301,11 @@ class PipelineSpec:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the declaration in hex."""
         return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the names of all tables in schema ``state`` that the pipeline owns."""
+        return (*(s.name for s in self.states), *(s.changes_name for s in self.states if s.changes))
 
     @property
     def staged(self) -> tuple[Staged, ...]:

@@ -252,5 +252,19 @@ def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> I
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
 
 
+def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield what txids after one changed in a state, by txid and key, without holding it all.
+
+    Raises: ValueError for a state that does not record changes.
+    """
+    if state.stream is None:
+        raise ValueError(f"State {state.name} does not record changes.")
+    table = tables.state_table_of(state) if state.appends else tables.changes_table_of(state)
+    order = [table.c.txid, *(table.c[key.name] for key in state.keys)]
+    columns = [table.c[column.name] for column in state.stream[1]]
+    statement = sa.select(*columns).where(table.c.txid > after_txid).order_by(*order).limit(limit)
+    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
+
+
 def _dicts(rows: sa.Result[Any]) -> Iterator[dict[str, Any]]:
     return (dict(row) for row in rows.mappings())

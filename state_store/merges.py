@@ -81,7 +81,8 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
                 )
             continue
         expected = staged[0].rows
-        written = connection.execute(_upsert(state, staged[0].partials)).rowcount
+        upsert = _upsert(state, staged[0].partials)
+        written = connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount
         if written != expected:
             raise GuardMismatch(
                 f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -110,6 +111,15 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
                 "restore the table, or find its other writer.",
                 pipeline=spec.name,
             )
+
+
+def _recorded(state: StateSpec, upsert: Insert) -> Insert:
+    """Return an upsert that also records the rows that it writes in the state's table of changes."""
+    target, changes = tables.state_table_of(state), tables.changes_table_of(state)
+    assert state.stream is not None
+    names = [column.name for column in state.stream[1]]
+    written = upsert.returning(*(target.c[name] for name in names)).cte("written")
+    return insert(changes).from_select(names, sa.select(*(written.c[name] for name in names)))
 
 
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:

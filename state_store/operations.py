@@ -136,6 +136,13 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
             pipeline=spec.name,
             txid=txid,
         )
+    if followed := [state.name for state in spec.states if state.changes]:
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: pipelines that follow the changes of state {followed[0]} may have counted "
+            "them. Correct it by a later batch.",
+            pipeline=spec.name,
+            txid=txid,
+        )
     if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",

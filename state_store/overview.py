@@ -131,6 +131,7 @@ def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
                 for d in state.get("derived", ())
             ),
             state.get("appends", False),
+            state.get("changes", False),
         )
         for state in declaration["states"]
     )

@@ -113,7 +113,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     """
     p, c, s = tables.pipeline.c, tables.cursor.c, tables.state_table.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
-    declared = [state.name for state in spec.states]
+    declared = spec.tables
     owned = connection.execute(sa.select(s.state, s.pipeline).where(s.state.in_(declared))).all()
     for state, owner in owned:
         if owner != spec.name:
@@ -151,9 +151,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
-    connection.execute(
-        insert(tables.state_table).values([{"state": state.name, "pipeline": spec.name} for state in spec.states])
-    )
+    connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": commits.current_epoch(connection)}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     return True

@@ -164,9 +164,10 @@ GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of
     tidegate.counts_of_all(bigint[]) TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
--- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, and quarantine, for replays.
+-- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, quarantine, for replays, and those tables of states
+-- that other pipelines follow (tables.FOLLOWED): appended rows, and changes.
 
-GRANT USAGE ON SCHEMA tidegate, staging TO tidegate_stager;
+GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;
 GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
 
 -- tidegate_reader: people. It reads ledger and states.

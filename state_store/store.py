@@ -563,6 +563,17 @@ class StateStore:
         with self._transaction(f"reading state {state.name}") as connection:
             yield from history.state_rows(connection, state, limit)
 
+    def changes(self, state: StateSpec, after_txid: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield what each txid after one changed in a state, by txid and key, from one snapshot, without holding it all.
+
+        A change has the key, the values after the txid, and those before it as ``previous_<value>``: NULL for a new key. The
+        changes of a state of appended rows are its rows.
+
+        Raises: ValueError for a state that does not record changes.
+        """
+        with self._transaction(f"reading the changes of state {state.name}") as connection:
+            yield from history.changes(connection, state, after_txid, limit)
+
     @contextmanager
     def _session(self, doing: str) -> Iterator[Connection]:
         """Yield a separate autocommit connection, and discard it with its session afterwards."""

@@ -55,6 +55,8 @@ SINGLE_WRITER = (
     "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
 )
+# Spark's tasks read what other pipelines follow: appended rows and changes.
+FOLLOWED = "GRANT SELECT ON {table} TO tidegate_stager"
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
     "boolean": sa.Boolean(),
@@ -307,6 +309,8 @@ def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     for spec in specs:
         for state in spec.states:
             state_table_of(state, metadata)
+            if state.changes:
+                changes_table_of(state, metadata)
     return metadata
 
 
@@ -336,14 +340,29 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     columns += [_derived_column(derived, state) for derived in state.derived]
     if state.has_txid and not state.appends:
         columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
-    table = Table(
-        state.name,
-        sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata,
-        *columns,
-        *constraints,
-        postgresql_with=STATE_STORAGE,
-    )
-    sa.event.listen(table, "after_create", sa.DDL(SINGLE_WRITER.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
+    return _table(state.name, metadata, [*columns, *constraints], STATE_STORAGE, is_followed=state.appends)
+
+
+def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
+    """Return the table of a state's changes: txid and key, the values after the txid, and those before it.
+
+    Like the state's rows, those values that are derived are derived here, too. `previous_txid` is NULL for a new key.
+    """
+    assert state.stream is not None, "only a state that records changes has this table"
+    name, kept = state.stream
+    key = ["txid", *(key.name for key in state.keys)]
+    columns = [Column(c.name, _sql_type(c.type), nullable=c.nullable) for c in kept]
+    unique: sa.Constraint = sa.PrimaryKeyConstraint(*key, name=f"pk_{name}")
+    if any(column.nullable for column in state.keys):
+        unique = sa.UniqueConstraint(*key, name=f"uq_{name}_key", postgresql_nulls_not_distinct=True)
+    return _table(name, metadata, [*columns, *(_derived_column(d, state) for d in state.derived), unique], {}, is_followed=True)
+
+
+def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], *, is_followed: bool) -> Table:
+    found = sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata
+    table = Table(name, found, *parts, postgresql_with=storage, info={FOLLOWED: True} if is_followed else {})
+    for statement in (SINGLE_WRITER, *([FOLLOWED] if is_followed else [])):
+        sa.event.listen(table, "after_create", sa.DDL(statement.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
     return table
 
 

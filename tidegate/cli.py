@@ -36,6 +36,7 @@ VERBS = {
     "why": "explaining",
     "inspect": "inspection",
     "get": "inspection",
+    "changes": "inspection",
     "retry": "operations",
     "skip": "operations",
     "redo": "operations",

@@ -231,6 +231,11 @@ class Source(Protocol):
         return ()
 
     @property
+    def follows(self) -> str | None:
+        """The pipeline whose states are this source; None if it is something else."""
+        return None
+
+    @property
     def keeps_files(self) -> bool:
         """Whether metadata lists files under `files`; the ledger then keeps them, so that each content counts once."""
         return False

@@ -208,7 +208,7 @@ def _values(records: list[Record]) -> Row:
     return tuple(kept[name] for name in AGGREGATES)
 
 
-def _partial(records: list[Record]) -> Row:
+def partial(records: list[Record]) -> Row:
     """Return what a task stages of these records; arrays as Postgres writes them."""
     return [f"{{{','.join(map(str, v))}}}" if isinstance(v, list) else v for v in _kept(records).values()]
 
@@ -293,8 +293,8 @@ class Flow:
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
         staged = [
-            self.stage(attempt, "per_key", [(key, *_partial(found)) for key, found in _per_key(good).items()]),
-            self.stage(attempt, "overall", [_partial(good)]),
+            self.stage(attempt, "per_key", [(key, *partial(found)) for key, found in _per_key(good).items()]),
+            self.stage(attempt, "overall", [partial(good)]),
             self.stage(attempt, "log", [(position, *record) for position, record in enumerate(good)]),
         ]
         if self.spec.quarantines:

@@ -1,4 +1,4 @@
-"""The verbs inspect and get, which show the ledger and states."""
+"""The verbs inspect, get and changes, which show the ledger and states."""
 
 import csv
 import io
@@ -111,10 +111,11 @@ def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, 
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
     width = len(spec.row_key)
-    if len(key) % width or (not key and not keys_from):
+    is_whole = len(key) % width == 0 and bool(key or keys_from) if width else not (key or keys_from)
+    if not is_whole:
         names = " ".join(column.name.upper() for column in spec.row_key)
-        raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}")
-    keys = [key[start : start + width] for start in range(0, len(key), width)]
+        raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}".rstrip())
+    keys = [key[start : start + width] for start in range(0, len(key), width)] if width else [()]
     keys += list(_keys_of_file(keys_from, width)) if keys_from else []
     rows = lookup.get(Settings.load(), spec, keys)
     if as_json:
@@ -126,6 +127,31 @@ def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, 
         output.say(f"State {state} has no row for {shlex.join(absent)}.")
     if missing:
         raise click.exceptions.Exit(NOT_FOUND)
+
+
+@click.command()
+@pipeline_name
+@click.argument("state", shell_complete=completion.states, help="The state's name; it records changes, or appends rows.")
+@click.option("--after-txid", metavar="TXID", type=click.IntRange(0), help="Only what later txids changed.")
+@click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N changes [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
+@as_json
+def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None, as_json: bool) -> None:
+    """Show what each txid changed in a state, in the order of txids: the values after it, and those before it."""
+    from state_store import StateStore  # noqa: PLC0415 - it loads SQLAlchemy
+
+    spec = _state(find_pipeline(pipeline), state)
+    if spec.stream is None:
+        raise UsageError(f"State {state} does not record changes: declare it with changes=True, in a pipeline with new names.")
+    with StateStore.connect(Settings.load()) as store:
+        if as_json:
+            output.print_json_rows(store.changes(spec, after_txid or 0, limit))
+            return
+        shown = limit or ROWS_FOR_PEOPLE
+        rows = list(islice(store.changes(spec, after_txid or 0, shown + 1), shown + 1))
+    columns = [column.name for column in spec.stream[1]]
+    output.print_table(f"Changes of {state}", columns, [[row[column] for column in columns] for row in rows[:shown]])
+    if len(rows) > shown:
+        output.say(f"There are more: --after-txid {rows[shown - 1]['txid']} shows later ones, --json all of them.")
 
 
 def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int | None, as_json: bool) -> None:

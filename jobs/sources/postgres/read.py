@@ -122,8 +122,13 @@ class PostgresReader(Emitter):
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error that an executor raised, None if it is another error."""
-        report = report_behind(MARK, error)
-        return None if report is None else cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
+        return refusal_in(error)
+
+
+def refusal_in(error: Exception) -> TidegateError | None:
+    """Return the error that a `PartsReader` raised on an executor, None if it is another error."""
+    report = report_behind(MARK, error)
+    return None if report is None else cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
 
 
 def parts_of(metadata: SourceMetadata) -> list[Part]:

@@ -1,0 +1,293 @@
+"""A source that follows a state of another pipeline: its changes, or its appended rows, in the order of their txids.
+
+    metadata = {"after": [txid] or null, "to": [txid], "splits": [[txid], ...], "rows": how many, "history": its commits'}
+
+A batch is what a range of the other pipeline's txids has changed. These have committed, so nothing is added to the range later,
+and both pipelines together are exactly once from end to end.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+from psycopg2 import sql
+
+from jobs.sources import Coordinator, Dataset, Emitter, Source
+from jobs.sources.postgres.query import Query, SparkType
+from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_name
+from state_store.driver_errors import translate
+from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_store.attempts import Attempt
+
+_SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
+_UPSTREAM = """
+SELECT c.txid, c.history::text, p.declaration
+FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %s
+"""
+_COUNTS = "SELECT txid, count(*) FROM {table} WHERE txid > %s AND txid <= %s GROUP BY txid ORDER BY txid"
+
+
+@dataclass(frozen=True)
+class Changes(Source):
+    """What another pipeline's state becomes, each change once and in txid order: ``Changes("flights.daily")``.
+
+    The rows have the state's key and values, the `txid` that changed them and, if the state records changes (`State.changes`),
+    ``previous_<value>`` and `previous_txid`, which are NULL for a new key. A state of appended rows (`Rows`) is followed by its
+    rows. An array is a string, as Postgres writes it.
+
+    A batch covers at most `max_txids` of the other pipeline's txids, and more than `max_rows` rows only if a single txid has
+    more; it is read over at most `partitions` connections. A txid without changes gives no rows.
+    """
+
+    of: str
+    max_txids: int = 100
+    max_rows: int = 1_000_000
+    partitions: int = 4
+    kind: SourceKind = field(default="transactional", init=False)
+
+    def __post_init__(self) -> None:
+        """Check the names and numbers.
+
+        Raises: ValueError.
+        """
+        if self.of.count(".") != 1:
+            raise ValueError(f'Changes({self.of!r}) has to name pipeline and state: Changes("flights.daily").')
+        for what, name in (("pipeline", self.pipeline), ("state", self.state)):
+            check_name(what, name)
+        if min(self.max_txids, self.max_rows, self.partitions) < 1:
+            raise ValueError(f"Changes({self.of!r}) needs max_txids, max_rows and partitions of at least 1.")
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline that is followed."""
+        return self.of.partition(".")[0]
+
+    @property
+    def state(self) -> str:
+        """The name of its state."""
+        return self.of.partition(".")[2]
+
+    @property
+    def follows(self) -> str:
+        """Return the name of the pipeline that is followed."""
+        return self.pipeline
+
+    @property
+    def identity(self) -> str:
+        """Return whose changes these are."""
+        return f"changes of {self.of}"
+
+    def coordinator(self, settings: Settings) -> "ChangesCoordinator":
+        """Return a coordinator that plans ranges of committed txids."""
+        return ChangesCoordinator(self, settings)
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "ChangesEmitter":
+        """Return a reader of the range that the metadata names."""
+        return ChangesEmitter(self, spark, settings)
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
+        """Return the table of the state."""
+        del metadata
+        place = settings.conninfo()
+        return [Dataset(f"postgres://{place['host']}:{place['port']}", f"{place['dbname']}.state.{self.state}")]
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    """The followed pipeline, as of one moment of the ledger."""
+
+    committed: int
+    history: str
+    query: Query
+
+
+class ChangesCoordinator(Coordinator):
+    """Plans ranges of txids that had committed at its first look."""
+
+    def __init__(self, source: Changes, settings: Settings) -> None:
+        self._source = source
+        self._settings = settings
+        self._upstream: _Upstream | None = None
+
+    def initialize_transaction(
+        self,
+        txid: int,  # noqa: ARG002 - ranges follow each other by the other pipeline's txids alone
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
+    ) -> SourceMetadata | None:
+        """Return the next range of the other pipeline's txids, None if it has not committed any since.
+
+        Raises: SourceUnreadable, SourceChanged, StoreUnavailable.
+        """
+        if current_metadata is not None:
+            return current_metadata
+        source = self._source
+        with _connected(self._settings, self._settings.pg_user, source) as connection:
+            self._upstream = self._upstream or _look(connection, source)
+            upstream = self._upstream
+            if previous_metadata is not None:
+                _check_history(source, previous_metadata, upstream)
+            after = int(previous_metadata["to"][0]) if previous_metadata else 0
+            if after >= upstream.committed:
+                return None
+            last = min(upstream.committed, after + source.max_txids)
+            with connection.cursor() as cursor:
+                cursor.execute(sql.SQL(_COUNTS).format(table=upstream.query.relation), [after, last])
+                counts: list[tuple[int, int]] = cursor.fetchall()
+        to, rows, splits = _cut(counts, last, source)
+        return {
+            "after": [str(after)] if after else None,
+            "to": [str(to)],
+            "splits": splits,
+            "rows": rows,
+            "history": upstream.history,
+        }
+
+
+class ChangesEmitter(Emitter):
+    """Reads the range that the metadata names, with one connection per part."""
+
+    def __init__(self, source: Changes, spark: "SparkSession", settings: Settings) -> None:
+        self._source = source
+        self._spark = spark
+        self._settings = settings
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
+        """Return the rows of the range; each part is read when Spark requests it."""
+        from jobs.compute.staging import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+        from jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
+
+        query = self._look(metadata).query
+        parts = parts_of(metadata)
+        numbers = self._spark.range(0, len(parts), 1, len(parts))
+        return numbers.mapInArrow(PartsReader(conninfo_of_tasks(self._settings), query, parts), _schema(query))
+
+    def row_schema(self) -> str:
+        """Return the columns of the state's changes."""
+        with _connected(self._settings, self._settings.pg_user, self._source) as connection:
+            return _schema(_look(connection, self._source).query)
+
+    def expected_rows(self, metadata: SourceMetadata) -> int:
+        """Return the planned number of rows."""
+        rows: int = metadata["rows"]
+        return rows
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
+        """Check that the range still has its planned rows.
+
+        Raises: SourceChanged.
+        """
+        query = self._look(metadata).query
+        with _connected(self._settings, self._settings.pg_user, self._source) as connection, connection.cursor() as cursor:
+            condition = query.between(metadata["after"], metadata["to"])
+            cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
+            (found,) = cursor.fetchone()
+        if found != metadata["rows"]:
+            raise SourceChanged(
+                f"{query.name} has {found} row(s) in txids {_range(metadata)}, but {metadata['rows']} when the batch was "
+                "planned. Rows of a committed txid never change: restore the table."
+            )
+
+    def explain(self, error: Exception) -> Any:
+        """Return the error that an executor raised, None if it is another error."""
+        from jobs.sources.postgres.read import refusal_in  # noqa: PLC0415 - it loads pyarrow
+
+        return refusal_in(error)
+
+    def _look(self, metadata: SourceMetadata) -> _Upstream:
+        with _connected(self._settings, self._settings.pg_user, self._source) as connection:
+            found = _look(connection, self._source)
+        _check_history(self._source, metadata, found)
+        return found
+
+
+def _look(connection: Any, source: Changes) -> _Upstream:
+    """Return the followed pipeline.
+
+    Raises: SourceUnreadable if there is no such state, or it cannot be followed.
+    """
+    from state_store.overview import spec_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+
+    with connection.cursor() as cursor:
+        cursor.execute(_UPSTREAM, [source.pipeline])
+        found = cursor.fetchone()
+    if found is None:
+        raise SourceUnreadable(
+            f"Changes({source.of!r}): pipeline {source.pipeline} is not registered. Declare it, then run: tidegate migrate"
+        )
+    committed, history, declaration = found
+    state = spec_of(declaration).state(source.state)
+    if state is None or state.stream is None:
+        why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
+        raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {why}.")
+    return _Upstream(committed, history, _query(source, state))
+
+
+def _query(source: Changes, state: StateSpec) -> Query:
+    assert state.stream is not None
+    table, columns = state.stream
+    kinds = {column.name: SparkType.parse(_spark_name(column.type)) for column in columns}
+    return Query(f"The changes of {source.of}", ("state", table), "", ("txid",), kinds)
+
+
+def _spark_name(kind: ColumnType) -> str:
+    if numeric := kind.precision_and_scale:
+        return f"decimal({numeric[0]},{numeric[1]})"
+    return "string" if kind.element or kind.name == "uuid" else _SPARK_NAMES.get(kind.name, kind.name)
+
+
+def _schema(query: Query) -> str:
+    def shown(kind: SparkType) -> str:
+        return f"decimal({kind.precision},{kind.scale})" if kind.name == "decimal" else kind.name
+
+    return ", ".join(f"`{name}` {shown(kind)}" for name, kind in query.columns.items())
+
+
+def _cut(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int, int, list[list[str]]]:
+    """Return the end of a range, its number of rows, and where to divide it into parts of about the same size."""
+    rows, to, ends = 0, last, []
+    for txid, count in counts:
+        if rows and rows + count > source.max_rows:
+            to = txid - 1
+            break
+        rows += count
+        ends.append((txid, rows))
+    share = max(1, rows // source.partitions)
+    splits: list[list[str]] = []
+    goal = share
+    for txid, so_far in ends[:-1]:
+        if so_far >= goal and len(splits) < source.partitions - 1:
+            splits.append([str(txid)])
+            goal = so_far + share
+    return to, rows, splits
+
+
+def _check_history(source: Changes, metadata: SourceMetadata, upstream: _Upstream) -> None:
+    if metadata["history"] != upstream.history or int(metadata["to"][0]) > upstream.committed:
+        raise SourceChanged(
+            f"Changes({source.of!r}): pipeline {source.pipeline} has lost commits that were followed up to txid "
+            f"{metadata['to'][0]}: its database was restored, or is a copy. Restore both pipelines from the same backup; or "
+            "begin again with a new pipeline and states."
+        )
+
+
+def _range(metadata: SourceMetadata) -> str:
+    first = int(metadata["after"][0]) + 1 if metadata["after"] else 1
+    return f"{first} to {metadata['to'][0]}"
+
+
+@contextmanager
+def _connected(settings: Settings, user: str, source: Changes) -> Iterator[Any]:
+    try:
+        with closing(psycopg2.connect(**settings.conninfo(user=user), application_name="tidegate follow")) as connection:
+            connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+            yield connection
+    except psycopg2.Error as error:
+        raise translate(error, f"following {source.of}") from error

@@ -1,0 +1,213 @@
+"""Pipelines that follow the states of others: each change once, in txid order, from end to end."""
+
+from collections import Counter as Tally
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from jobs import Avg, Changes, Count, Files, Pipeline, Rows, State, Sum
+from state_store import Settings, StateStore
+from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
+from state_store.tables import changes_table_of
+from tests import steps
+from tests.sources.conftest import SCHEMA, Inbox
+
+PER_NAME = State(
+    key={"name": "text"},
+    aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount")},
+    kind="opaque",
+    changes=True,
+)
+STATES = {
+    "per_name": PER_NAME,
+    "total": State(aggregates={"amount": Sum("amount")}, kind="opaque", changes=True),
+    "log": Rows({"name": "text", "amount": "integer"}),
+}
+
+
+def differences(rows: Any) -> Any:
+    """Return the change of a value as a number of its own."""
+    return rows.selectExpr("name", "txid", "lines", "amount - coalesce(previous_amount, 0) AS more", "previous_txid")
+
+
+@pytest.fixture
+def upstream(inbox: Inbox) -> Pipeline:
+    """A pipeline over the inbox, a file a batch, whose states are followed."""
+    return inbox.declare(Files("inbox", format="csv", schema=SCHEMA, header=False), states=STATES)
+
+
+@pytest.fixture
+def follow(register: Callable[..., None]) -> Callable[..., Pipeline]:
+    """A function that declares and registers a pipeline that follows a state of the inbox."""
+
+    def declare(state: str = "per_name", *, of: dict[str, int] | None = None, **pipeline: Any) -> Pipeline:
+        states = {
+            "followed": State(
+                key={"name": "text"},
+                aggregates={"changes": Count(), "amount": Sum("more"), "new": Count("is_new")},
+                kind="opaque",
+            )
+        }
+        transform = lambda rows: differences(rows).selectExpr("*", "IF(previous_txid IS NULL, 1, NULL) AS is_new")  # noqa: E731
+        declared = Pipeline(
+            "follower", Changes(f"inbox.{state}", **(of or {})), **{"states": states, "transform": transform, **pipeline}
+        )
+        register(declared)
+        return declared
+
+    return declare
+
+
+def run(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
+    """Plan, process and commit all batches that can be planned."""
+    txids = steps.plan(settings, pipeline, run_id=run_id)
+    for txid in txids:
+        steps.process(settings, pipeline, txid, owner=run_id)
+        steps.commit(settings, pipeline, txid, owner=run_id)
+    return txids
+
+
+FILES = ["a,1\nb,2\n", "a,3\n", "", "b,4\na,5\nc,6\n", "c,-6\n"]
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_txids": 1}, {"max_rows": 2}], ids=["one range", "txid by txid", "two rows"])
+def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:
+    """The differences add up to the followed state, in ranges of any size, while the other pipeline goes on."""
+    follower = follow(of=limits)
+    for number, content in enumerate(FILES):
+        inbox.write(f"{number}.csv", content)
+        inbox.run(upstream, f"run {number}")
+        if number in (1, 4):
+            run(inbox.settings, follower, f"run {number}")
+    assert run(inbox.settings, follower, "nothing new") == []
+    followed = {row["name"]: (row["amount"], row["new"]) for row in inbox.rows(follower, "followed")}
+    assert followed == {row["name"]: (row["amount"], 1) for row in inbox.rows(upstream)}
+    assert followed == {"a": (9, 1), "b": (6, 1), "c": (0, 1)}
+
+
+def test_changes_have_the_values_after_and_before(inbox: Inbox, upstream: Pipeline) -> None:
+    """By txid and key; a key's first values have none before them, and a mean is derived again."""
+    for number, content in enumerate(FILES[:2]):
+        inbox.write(f"{number}.csv", content)
+    inbox.run(upstream)
+    table = changes_table_of(upstream.spec.states[0])
+    with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
+        columns = [table.c[name] for name in ("txid", "name", "lines", "amount", "mean", "previous_amount", "previous_txid")]
+        rows = connection.execute(sa.select(*columns).order_by(table.c.txid, table.c.name)).all()
+    assert [tuple(row) for row in rows] == [
+        (1, "a", 1, 1, 1, None, None),
+        (1, "b", 1, 2, 2, None, None),
+        (2, "a", 2, 4, 2, 1, 1),
+    ]
+
+
+def test_appended_rows_are_followed_like_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """A state of rows is its own stream."""
+    follower = follow(
+        "log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})}
+    )
+    for number, content in enumerate(FILES):
+        inbox.write(f"{number}.csv", content)
+    inbox.run(upstream)
+    run(inbox.settings, follower, "run")
+    with StateStore.connect(inbox.settings) as store:
+        rows = Tally((row["name"], row["amount"]) for row in store.state_rows(follower.spec.states[0]))
+    assert rows == Tally([("a", 1), ("b", 2), ("a", 3), ("b", 4), ("a", 5), ("c", 6), ("c", -6)])
+
+
+def test_a_global_state_is_followed_too(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """Its changes have no key."""
+    history = Rows({"amount": "bigint", "before": "bigint"})
+    follower = follow(
+        "total", transform=lambda rows: rows.withColumnRenamed("previous_amount", "before"), states={"steps": history}
+    )
+    for number, content in enumerate(FILES[:3]):
+        inbox.write(f"{number}.csv", content)
+    inbox.run(upstream)
+    run(inbox.settings, follower, "run")
+    assert [(row["amount"], row["before"]) for row in inbox.rows(follower, "steps")] == [(3, None), (6, 3), (6, 6)]
+
+
+def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]) -> None:
+    """A -> B* -> C -> D*: two committers in the middle, and the last one still has each change once."""
+    per_name = State(key={"name": "text"}, aggregates={"amount": Sum("more")}, kind="opaque", changes=True)
+    middle = follow(transform=differences, states={"followed": per_name})
+    total = {"grand_total": State(aggregates={"amount": Sum("more"), "changes": Count()})}
+    last = Pipeline("last", Changes("follower.followed"), total, transform=differences_of_sums)
+    register(last)
+    for number, content in enumerate(FILES):
+        inbox.write(f"{number}.csv", content)
+        inbox.run(upstream, f"run {number}")
+        run(inbox.settings, middle, f"run {number}")
+    run(inbox.settings, last, "run")
+    (row,) = inbox.rows(last, "grand_total")
+    assert (row["amount"], row["changes"]) == (15, 7)
+
+
+def differences_of_sums(rows: Any) -> Any:
+    """Return the change of a sum."""
+    return rows.selectExpr("amount - coalesce(previous_amount, 0) AS more")
+
+
+def test_a_txid_that_others_may_have_followed_is_not_redone(inbox: Inbox, upstream: Pipeline) -> None:
+    """They would have counted what is taken back."""
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    with pytest.raises(RangeRefused, match="pipelines that follow the changes of state per_name may have counted them"):
+        steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
+
+
+def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """Changes never change: a row that was deleted after it was planned refuses the batch."""
+    follower = follow()
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    (txid,) = steps.plan(inbox.settings, follower, run_id="run")
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
+        connection.execute(sa.select(sa.func.set_config("tidegate.writer", "inbox", True)))
+        connection.execute(sa.delete(changes_table_of(upstream.spec.states[0])).where(sa.text("name = 'a'")))
+    with pytest.raises(SourceChanged, match=r"has 1 row\(s\) in txids 1 to 1, but 2 when the batch was planned"):
+        steps.process(inbox.settings, follower, txid, owner="test")
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("nothing.per_name", "pipeline nothing is not registered"),
+        ("inbox.nothing", "pipeline inbox has no such state"),
+        ("inbox.plain", "does not record changes of it: declare the state with changes=True"),
+    ],
+)
+def test_a_state_that_cannot_be_followed_is_named(inbox: Inbox, register: Callable[..., None], of: str, message: str) -> None:
+    """At the first plan, with what to do."""
+    inbox.declare(Files("inbox", format="csv", schema=SCHEMA), states={"plain": State(aggregates={"lines": Count()})})
+    follower = Pipeline("follower", Changes(of), {"followed": State(aggregates={"lines": Count()})})
+    register(follower)
+    with pytest.raises(SourceUnreadable, match=message):
+        steps.plan(inbox.settings, follower, run_id="run")
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: Changes("flights"), "has to name pipeline and state"),
+        (lambda: Changes("flights.Daily"), "cannot be the name of a state"),
+        (lambda: Changes("flights.daily", max_txids=0), "at least 1"),
+        (lambda: State(aggregates={"lines": Count()}, changes=True).spec("plain"), "declare kind='opaque'"),
+        (
+            lambda: Pipeline("loop", Changes("loop.state"), {"state": State(aggregates={"n": Count()}, kind="opaque")}),
+            "follows itself",
+        ),
+        (
+            lambda: Pipeline("two", Changes("a.b"), {"x": replace(PER_NAME), "x_changes": PER_NAME}),
+            "two tables named x_changes",
+        ),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused(declare: Callable[[], Any], message: str) -> None:
+    """When it is made."""
+    with pytest.raises(ValueError, match=message):
+        declare()
