@@ -28,7 +28,7 @@ class CommandLine:
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command; keyword arguments are environment variables."""
-        return subprocess.run(**self._command(arguments, environment), timeout=120, check=False)
+        return subprocess.run(**self._command(arguments, environment), timeout=400, check=False)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start one command."""

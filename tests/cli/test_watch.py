@@ -28,7 +28,7 @@ from tests.conftest import Server
 
 SPEC = flights.PIPELINE.spec
 INTERRUPTED, READER_GONE = 130, 1
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 180
 
 
 def plan(store: StateStore, number: int) -> None:

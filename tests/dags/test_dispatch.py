@@ -18,7 +18,7 @@ from state_store.attempts import Attempt, Tracked
 from state_store.declaration import WINDOW
 from tests.dags.conftest import CLICKS, Batches
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 CONCURRENCY = 2
 
 

@@ -22,7 +22,7 @@ from state_store.turns import Turn
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 END_CONNECTIONS = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s")
 
 

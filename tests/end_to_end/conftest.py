@@ -23,7 +23,7 @@ from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 
 DAGS = Path(__file__).resolve().parent / "dags"
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 400
 FILES_PER_BATCH = 15
 FLIGHTS_FROM_RAW_FILES = """
     SELECT carrier, make_date(year, month, day) AS date, count(*) AS flights,

@@ -34,7 +34,7 @@ TALLY = Pipeline(
         "per_day": State(key={"day": "date"}, aggregates={"sold": Count()}),
     },
 )
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 BIGINT_MAX = 2**63 - 1
 _task_attempts = count(100)
 

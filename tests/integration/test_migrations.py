@@ -482,7 +482,7 @@ def _tidegate(clone: Path, settings: Settings, *arguments: str) -> subprocess.Co
 
 def _python(clone: Path, settings: Settings, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the clone's code on the test's database."""
-    return subprocess.run(**_command(clone, settings, code, *arguments), capture_output=True, timeout=120, check=False)
+    return subprocess.run(**_command(clone, settings, code, *arguments), capture_output=True, timeout=400, check=False)
 
 
 def _command(clone: Path, settings: Settings, code: str, *arguments: str) -> dict[str, Any]:

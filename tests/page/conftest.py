@@ -157,7 +157,7 @@ def _write_authors(folder: Path) -> None:
 def token_of(server: Server, name: str) -> str:
     """Log a user in; return what their browser keeps as cookie `_token`."""
     login = {"username": name, "password": f"password of {name}"}
-    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=120)
+    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=400)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["access_token"])
 
@@ -169,7 +169,7 @@ def visit(server: Server) -> Iterator[Visit]:
 
         def visitor(name: str | None = None) -> Visitor:
             transport = httpx.HTTPTransport(limits=NO_IDLE_CONNECTIONS, socket_options=SMALL_BUFFER)
-            http = opened.enter_context(httpx.Client(base_url=server.url, timeout=120, transport=transport))
+            http = opened.enter_context(httpx.Client(base_url=server.url, timeout=400, transport=transport))
             if name:
                 http.cookies.set("_token", token_of(server, name))
             return Visitor(http)

@@ -31,7 +31,7 @@ def account() -> int:
 
 def run_as(user: int, program: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a Python program as another user."""
-    return subprocess.run(command_as(user, program, *arguments), capture_output=True, text=True, timeout=120, check=check)
+    return subprocess.run(command_as(user, program, *arguments), capture_output=True, text=True, timeout=400, check=check)
 
 
 def command_as(user: int, program: str, *arguments: object, imports: str = "") -> list[str]:

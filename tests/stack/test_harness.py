@@ -59,7 +59,7 @@ def test_servers_end_with_a_killed_test_run(tmp_path: Path, free_port: Callable[
         env={**environment, "PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 

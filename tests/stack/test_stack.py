@@ -323,7 +323,7 @@ def test_another_account_sees_nothing(full: Stack) -> None:
         "listeners": listeners,
     }
     command = command_as(user, SCAN, imports=f"import os; os.chdir({str(full.folder)!r})\n")
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=400, check=False)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

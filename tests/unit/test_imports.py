@@ -72,7 +72,7 @@ def run(program: str, cwd: Path) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_"))}
     environ |= {"PYTHONPATH": str(REPOSITORY), "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], env=environ, cwd=cwd, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]

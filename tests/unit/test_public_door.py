@@ -39,7 +39,7 @@ def run(program: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
     }
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], cwd=folder, env=environ, capture_output=True, text=True, timeout=400, check=False
     )
 
 
