@@ -106,9 +106,7 @@ def test_changes_have_the_values_after_and_before(inbox: Inbox, upstream: Pipeli
 
 def test_appended_rows_are_followed_like_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """A state of rows is its own stream."""
-    follower = follow(
-        "log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})}
-    )
+    follower = follow("log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})})
     for number, content in enumerate(FILES):
         inbox.write(f"{number}.csv", content)
     inbox.run(upstream)

@@ -110,13 +110,7 @@ def inspect(
 def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
-    width = len(spec.row_key)
-    is_whole = len(key) % width == 0 and bool(key or keys_from) if width else not (key or keys_from)
-    if not is_whole:
-        names = " ".join(column.name.upper() for column in spec.row_key)
-        raise UsageError(f"State {state} is keyed by {width} value(s): tidegate get {pipeline} {state} {names}".rstrip())
-    keys = [key[start : start + width] for start in range(0, len(key), width)] if width else [()]
-    keys += list(_keys_of_file(keys_from, width)) if keys_from else []
+    keys = _keys(pipeline, spec, key, keys_from)
     rows = lookup.get(Settings.load(), spec, keys)
     if as_json:
         output.print_json_rows({"key": list(k), "row": row} for k, row in zip(keys, rows, strict=True))
@@ -213,6 +207,23 @@ def _state(pipeline: Pipeline, name: str) -> StateSpec:
     if spec := pipeline.spec.state(name):
         return spec
     raise UsageError(f"Pipeline {pipeline.name} has no state {name}. States: {', '.join(pipeline.states)}.")
+
+
+def _keys(pipeline: str, spec: StateSpec, given: tuple[str, ...], file: str | None) -> list[tuple[str, ...]]:
+    """Return the keys that the command line names; that of a state without a key is empty.
+
+    Raises: UsageError.
+    """
+    width = len(spec.row_key)
+    if not width and not given and not file:
+        return [()]
+    if not width or len(given) % width or not (given or file):
+        names = " ".join(column.name.upper() for column in spec.row_key)
+        raise UsageError(
+            f"State {spec.name} is keyed by {width} value(s): tidegate get {pipeline} {spec.name} {names}".rstrip()
+        )
+    keys = [given[start : start + width] for start in range(0, len(given), width)]
+    return keys + (list(_keys_of_file(file, width)) if file else [])
 
 
 def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
