@@ -52,7 +52,7 @@ def lineage_of(pipeline_name: str, txid: int) -> OperatorLineage:
         inputs=[_input(dataset) for dataset in read],
         outputs=[
             OutputDataset(server, f"{database}.state.{state.name}", facets={"schema": _columns(state)})
-            for state in pipeline.spec.states
+            for state in pipeline.spec.readable
         ],
         run_facets={"tidegate_batch": facet},
     )

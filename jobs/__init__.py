@@ -28,7 +28,7 @@ from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.kafka.source import Kafka
 from jobs.sources.postgres.source import PostgresTable
-from jobs.states import Newest, Rows, State
+from jobs.states import Newest, Rows, State, Update
 
 __all__ = [
     "Avg",
@@ -59,5 +59,6 @@ __all__ = [
     "State",
     "StdDev",
     "Sum",
+    "Update",
     "Variance",
 ]

@@ -5,12 +5,16 @@ Newest    one row per key: its newest version
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from jobs.aggregates import Aggregate, Part, in_order
 from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, StateKind, StateSpec
+
+if TYPE_CHECKING:
+    from state_store.updates import UpdateBatch
 
 
 class _Keyed(ABC):
@@ -139,4 +143,39 @@ class Rows:
         return StateSpec(name, (position,), tuple(part.value_column for part in self.parts), self.kind, appends=True)
 
 
-AnyState = State | Newest | Rows
+@dataclass(frozen=True)
+class Update:
+    """The author's own statements over the rows of a batch, for what no other state covers: an outbox, several tables at once.
+
+    ``update(batch)`` runs in the commit of each batch, under the cursor's lock and after the other states have been merged:
+    once per txid that counts, in txid order. `batch.rows` are the rows as a table of SQLAlchemy, `batch.execute` executes
+    statements, `batch.txid` is the txid (`state_store.updates.UpdateBatch`). If the commit fails, nothing of it is left.
+
+    It writes tables of the author's, which the author makes, and on which the role of setting `pg_user` needs privileges. It
+    can neither end the transaction nor open a connection: both are refused. What it does should be quick, as all other commits
+    of the pipeline wait. Like a transform, it is code: raise the pipeline's version if its meaning changes.
+
+    `columns` maps columns of the rows to Postgres types; any may be NULL. The last batch cannot be redone, so the source has to
+    be transactional.
+    """
+
+    columns: Mapping[str, str]
+    update: "Callable[[UpdateBatch], None]"
+    unanchored: bool = False
+    kind: StateKind = field(default="transactional", init=False)
+    key: Mapping[str, str] = field(default_factory=dict, init=False)
+    null_keys: bool = field(default=True, init=False)
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """Return the columns."""
+        return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of this update."""
+        position = KeyColumn(POSITION, ColumnType("bigint"))
+        values = tuple(part.value_column for part in self.parts)
+        return StateSpec(name, (position,), values, self.kind, appends=True, updates=True, update=self.update)
+
+
+AnyState = State | Newest | Rows | Update

@@ -8,7 +8,8 @@ one declaration never meet state that belongs to another.
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -39,7 +40,7 @@ _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 # Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
-_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False, "changes": False}
+_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False}
 _ARRAY, _NO_ELEMENTS = "[]", ("boolean", "uuid", "bytea")
 ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts")
 
@@ -151,6 +152,9 @@ class StateSpec:
     the batch. It is opaque, and needs no previous values: its rows are never changed.
 
     With `changes`, a second table records what each txid changed, by key: the values after it and before it.
+
+    If the state `updates`, it has no table of its own: `update`, the author's code, runs over the rows in the commit. A spec
+    that was read from the ledger lacks the code, and cannot commit.
     """
 
     name: str
@@ -160,6 +164,8 @@ class StateSpec:
     derived: tuple[DerivedColumn, ...] = ()
     appends: bool = False
     changes: bool = False
+    updates: bool = False
+    update: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -212,7 +218,7 @@ class StateSpec:
 
         That is the table of appended rows itself, or the table of changes, whose previous values are NULL for a new key.
         """
-        if self.appends:
+        if self.appends and self.is_table:
             return self.name, (*self.row_key, *self.values)
         if not self.changes:
             return None
@@ -224,6 +230,16 @@ class StateSpec:
             *before,
             KeyColumn(PREVIOUS_TXID, _TXID.type, nullable=True),
         )
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether the state is a table that can be read; the other kind is an author's update."""
+        return not self.updates
+
+    @property
+    def commits_alone(self) -> bool:
+        """Return whether each batch has to be merged by itself, because what is between two batches is kept or seen."""
+        return self.keeps_previous or self.updates
 
     @property
     def keeps_previous(self) -> bool:
@@ -289,8 +305,10 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        meaning = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_MEANING}
+        without_code = replace(self, states=tuple(replace(state, update=None) for state in self.states))
+        meaning = {name: value for name, value in asdict(without_code).items() if name not in _WITHOUT_MEANING}
         for state in meaning["states"]:
+            del state["update"]
             for declared in (state, *state["values"]):
                 for name, usual in _LATER_FIELDS.items():
                     if name in declared and declared[name] == usual:
@@ -305,7 +323,12 @@ class PipelineSpec:
     @property
     def tables(self) -> tuple[str, ...]:
         """Return the names of all tables in schema ``state`` that the pipeline owns."""
-        return (*(s.name for s in self.states), *(s.changes_name for s in self.states if s.changes))
+        return (*(s.name for s in self.readable), *(s.changes_name for s in self.states if s.changes))
+
+    @property
+    def readable(self) -> tuple[StateSpec, ...]:
+        """Return the states that are tables."""
+        return tuple(state for state in self.states if state.is_table)
 
     @property
     def staged(self) -> tuple[Staged, ...]:

@@ -18,11 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 
-from state_store import combiners, staging, tables
+from state_store import combiners, staging, tables, updates
 from state_store.combine import StagedBatch, combined
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
-from state_store.staging import StagedPartition
 
 
 class Merged(NamedTuple):
@@ -56,43 +55,66 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     """
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
-    for state in spec.states:
+    for state in spec.readable:
         staged = []
         for txid, attempt in batches:
-            sealed = staging.recount(connection, spec.name, state, txid, attempt)
-            if rows := sum(partition.rows for partition in sealed):
-                staged.append(_staged(state, txid, attempt, sealed, rows))
-                keys[txid, attempt] += rows
-        if not staged:
-            continue
-        if state.appends:
-            _append(connection, spec, state, staged)
-            continue
-        txid, attempt = batches[0]
-        if len(batches) > 1:
-            with combined(connection, state, staged, txid) as together:
-                written = connection.execute(_upsert(state, together.sums, first_txid=txid)).rowcount
-            if written != together.keys:
-                raise GuardMismatch(
-                    f"{spec.name} {txid} to {batches[-1][0]}: {together.keys - written} of {together.keys} rows were not "
-                    f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed.",
-                    pipeline=spec.name,
-                    txid=txid,
-                )
-            continue
-        expected = staged[0].rows
-        upsert = _upsert(state, staged[0].partials)
-        written = connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount
-        if written != expected:
+            batch = _staged(connection, spec, state, txid, attempt)
+            if batch.rows:
+                staged.append(batch)
+                keys[txid, attempt] += batch.rows
+        if staged:
+            _merge(connection, spec, state, batches, staged)
+    _update(connection, spec, batches)
+    return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
+
+
+def _merge(
+    connection: Connection,
+    spec: PipelineSpec,
+    state: StateSpec,
+    batches: Sequence[tuple[int, int]],
+    staged: Sequence[StagedBatch],
+) -> None:
+    if state.appends:
+        _append(connection, spec, state, staged)
+        return
+    txid, attempt = batches[0]
+    if len(batches) > 1:
+        with combined(connection, state, staged, txid) as together:
+            written = connection.execute(_upsert(state, together.sums, first_txid=txid)).rowcount
+        if written != together.keys:
             raise GuardMismatch(
-                f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
-                f"at least {txid} already: another writer changed them. Nothing was committed; "
-                "restore the table, or find its other writer.",
+                f"{spec.name} {txid} to {batches[-1][0]}: {together.keys - written} of {together.keys} rows were not "
+                f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed.",
                 pipeline=spec.name,
                 txid=txid,
-                attempt=attempt,
             )
-    return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
+        return
+    expected = staged[0].rows
+    upsert = _upsert(state, staged[0].partials)
+    written = connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount
+    if written != expected:
+        raise GuardMismatch(
+            f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
+            f"at least {txid} already: another writer changed them. Nothing was committed; "
+            "restore the table, or find its other writer.",
+            pipeline=spec.name,
+            txid=txid,
+            attempt=attempt,
+        )
+
+
+def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> None:
+    """Run the author's updates, after the states, so that they see what the batch has made of these."""
+    own = [state for state in spec.states if state.updates]
+    if not own:
+        return
+    updates.begin(connection, spec.name)
+    for txid, attempt in batches:
+        for state in own:
+            rows = _staged(connection, spec, state, txid, attempt).partials
+            updates.run(connection, spec.name, state, txid, rows)
+    updates.end(connection, spec.name)
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
@@ -157,14 +179,15 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
-def _staged(state: StateSpec, txid: int, attempt: int, sealed: Sequence[StagedPartition], rows: int) -> StagedBatch:
-    """Return the sealed rows of one attempt: the state's columns and, if its rows carry it, the txid."""
+def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, attempt: int) -> StagedBatch:
+    """Return the sealed rows of one attempt, recounted: the state's columns and, if its rows carry it, the txid."""
+    sealed = staging.recount(connection, spec.name, state, txid, attempt)
     stage = tables.staging_table_of(state, txid, attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
     stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
     partials = sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-    return StagedBatch(stage, rows, partials)
+    return StagedBatch(stage, sum(partition.rows for partition in sealed), partials)
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:

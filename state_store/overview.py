@@ -132,6 +132,7 @@ def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
             ),
             state.get("appends", False),
             state.get("changes", False),
+            state.get("updates", False),
         )
         for state in declaration["states"]
     )

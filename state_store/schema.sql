@@ -61,6 +61,20 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- A commit that runs an author's update has a row in open_commit until its end, so that the update cannot end it.
+
+CREATE FUNCTION tidegate.unfinished() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    IF EXISTS (SELECT FROM tidegate.open_commit WHERE pipeline = NEW.pipeline) THEN
+        RAISE EXCEPTION 'the commit of a batch of pipeline % has not ended', NEW.pipeline USING ERRCODE = 'invalid_transaction_termination',
+            HINT = 'An update may not end the transaction.';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER unfinished AFTER INSERT ON tidegate.open_commit DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION tidegate.unfinished();
+
 -- Sum of bigints that stays a bigint: Postgres' own sum goes through numeric. Out of range is an error, as in a state's sum.
 
 CREATE AGGREGATE tidegate.add_up(bigint) (
@@ -154,6 +168,7 @@ GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source
     quarantined_rows, transformed_rows, transformed_hash, transformed_hash_sum, staged_bytes, spark_application, spark_tag,
     dropped_at) ON tidegate.attempt TO tidegate;
 GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
+GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of_two(anyarray, anyarray, integer),

@@ -288,6 +288,13 @@ quarantine = Table(
     comment="Bad records: set aside in the commit of their batch, so that none is lost.",
 )
 
+open_commit = Table(
+    "open_commit",
+    ledger,
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), primary_key=True),
+    comment="Empty, but for the commits that run an author's update: a transaction that leaves a row here is refused.",
+)
+
 operator_action = Table(
     "operator_action",
     ledger,
@@ -307,7 +314,7 @@ def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     """Return the metadata of the state tables of these pipelines."""
     metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
     for spec in specs:
-        for state in spec.states:
+        for state in spec.readable:
             state_table_of(state, metadata)
             if state.changes:
                 changes_table_of(state, metadata)

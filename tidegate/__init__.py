@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         State,
         StdDev,
         Sum,
+        Update,
         Variance,
     )
     from jobs.engine.local_run import run_pipeline
@@ -79,6 +80,7 @@ __all__ = [
     "StateStore",
     "StdDev",
     "Sum",
+    "Update",
     "Variance",
     "batch_dag",
     "run_pipeline",

@@ -204,9 +204,10 @@ def _newest(store: "StateStore", pipeline: str, wanted: "Wanted", limit: int) ->
 
 
 def _state(pipeline: Pipeline, name: str) -> StateSpec:
-    if spec := pipeline.spec.state(name):
+    if (spec := pipeline.spec.state(name)) and spec.is_table:
         return spec
-    raise UsageError(f"Pipeline {pipeline.name} has no state {name}. States: {', '.join(pipeline.states)}.")
+    known = ", ".join(state.name for state in pipeline.spec.readable)
+    raise UsageError(f"Pipeline {pipeline.name} has no state {name}. States: {known}.")
 
 
 def _keys(pipeline: str, spec: StateSpec, given: tuple[str, ...], file: str | None) -> list[tuple[str, ...]]:

@@ -135,7 +135,7 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
         guarantee="exactly once" if is_exactly_once else "at least once",
         window=found.window,
         registered_at=found.registered_at,
-        states=[_state(state) for state in spec.states],
+        states=[_state(state) for state in spec.readable],
         declared=declared(pipeline) is not None,
         actions=[Action(**action) for action in actions],
     )

@@ -120,7 +120,7 @@ def _field(value: str) -> str:
 
 
 def _state(spec: StateSpec | None, pipeline: str, name: str) -> StateSpec:
-    if spec is None:
+    if spec is None or not spec.is_table:
         raise Refusal(404, "UNKNOWN_STATE", f"{pipeline} has no state {name}.")
     return spec
 
