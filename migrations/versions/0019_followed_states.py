@@ -1,8 +1,4 @@
-"""States that other pipelines follow, and authors' updates.
-
-Spark's tasks, as the role tidegate_stager, reach those tables of states that they are given. A commit that runs an update cannot be
-ended in the middle.
-"""
+"""States that other pipelines follow, whose tables Spark's tasks may read; and commits that an update cannot end."""
 
 import sqlalchemy as sa
 from alembic import op

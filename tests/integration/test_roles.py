@@ -12,12 +12,13 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("source_file", "quarantine", "operator_action"),
+    *("source_file", "quarantine", "operator_action", "open_commit"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
 APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - {"pipeline", "state_table", "cursor", "alembic_version"})}
+APPENDS["tidegate.open_commit"] = {"INSERT", "DELETE"}  # its row lives as long as the commit
 # The privileges of each role on whole tables, besides the owner's on its own.
 TABLE_PRIVILEGES = {
     "tidegate": {
@@ -58,7 +59,7 @@ COLUMN_UPDATES = {
 SCHEMA_PRIVILEGES = {
     "tidegate": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "staging": {"USAGE", "CREATE"}, "public": {"USAGE"}},
     "tidegate_reader": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "public": {"USAGE"}},
-    "tidegate_stager": {"tidegate": {"USAGE"}, "staging": {"USAGE"}, "public": {"USAGE"}},
+    "tidegate_stager": {"tidegate": {"USAGE"}, "state": {"USAGE"}, "staging": {"USAGE"}, "public": {"USAGE"}},
     "airflow": {"public": {"USAGE"}},
 }
 ROLES = ["tidegate", "tidegate_stager", "tidegate_reader", "airflow"]
