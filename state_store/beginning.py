@@ -100,6 +100,7 @@ def begin(
     batch = attempts.lock_batch(connection, spec.name, txid)
     if request.mode == "redo":
         operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
+        operations.check_not_followed(connection, spec, txid)
     elif done := commits.find(connection, spec.name, txid):
         return done
     commits.check_history(connection, spec.name, witness)

@@ -340,6 +340,11 @@ class PipelineSpec:
         return next((state for state in self.states if state.name == name), None)
 
 
+def followed_as(pipeline: str, state: str) -> str:
+    """Return the identity of a source that follows this state."""
+    return f"changes of {pipeline}.{state}"
+
+
 def check_name(what: str, name: str) -> None:
     """Refuse a name that is not a plain Postgres identifier with room for a txid and an attempt."""
     if not NAME.fullmatch(name):

@@ -173,6 +173,9 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return
+    if state.changes:
+        changes = tables.changes_table_of(state)
+        connection.execute(sa.delete(changes).where(changes.c.txid == txid))
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
     before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
     unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # older values are not kept

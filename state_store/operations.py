@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from state_store import attempts, batches, commits, merges, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit, registered
-from state_store.declaration import PipelineSpec
+from state_store.declaration import PipelineSpec, followed_as
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost
 from state_store.witness import Witness
 
@@ -82,6 +82,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     cursor = commits.lock_cursor(connection, spec.name, witness)
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
+    check_not_followed(connection, spec, txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
     if batch.attempt == cursor.attempt:
         raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
@@ -136,16 +137,27 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
             pipeline=spec.name,
             txid=txid,
         )
-    if followed := [state.name for state in spec.states if state.changes]:
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: pipelines that follow the changes of state {followed[0]} may have counted "
-            "them. Correct it by a later batch.",
-            pipeline=spec.name,
-            txid=txid,
-        )
     if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+
+
+def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+    """Refuse to redo what a registered pipeline follows: it may have counted it.
+
+    Raises: RangeRefused.
+    """
+    p = tables.pipeline.c
+    streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
+    source = p.declaration["source_identity"].astext
+    found = connection.execute(sa.select(p.pipeline, source).where(source.in_(list(streams))).order_by(p.pipeline)).first()
+    if found:
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: pipeline {found[0]} follows its state {streams[found[1]]}, and may have "
+            "counted what would be taken back. Correct it by a later batch.",
             pipeline=spec.name,
             txid=txid,
         )

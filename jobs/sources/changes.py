@@ -1,6 +1,6 @@
 """A source that follows a state of another pipeline: its changes, or its appended rows, in the order of their txids.
 
-    metadata = {"after": [txid] or null, "to": [txid], "splits": [[txid], ...], "rows": how many, "history": its commits'}
+    metadata = {"after": [txid] or null, "to": [txid], "splits": [[txid], ...], "rows": how many, "commit": that of `to`}
 
 A batch is what a range of the other pipeline's txids has changed. These have committed, so nothing is added to the range later,
 and both pipelines together are exactly once from end to end.
@@ -16,7 +16,7 @@ from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.postgres.query import Query, SparkType
-from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_name
+from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_name, followed_as
 from state_store.driver_errors import translate
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
 _UPSTREAM = """
-SELECT c.txid, c.history::text, p.declaration
-FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %s
+SELECT c.txid, p.declaration FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %s
 """
+# What identifies a commit, also after others have been lost and made again.
+_COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
 _COUNTS = "SELECT txid, count(*) FROM {table} WHERE txid > %s AND txid <= %s GROUP BY txid ORDER BY txid"
 
 
@@ -82,7 +83,7 @@ class Changes(Source):
     @property
     def identity(self) -> str:
         """Return whose changes these are."""
-        return f"changes of {self.of}"
+        return followed_as(self.pipeline, self.state)
 
     def coordinator(self, settings: Settings) -> "ChangesCoordinator":
         """Return a coordinator that plans ranges of committed txids."""
@@ -104,7 +105,6 @@ class _Upstream:
     """The followed pipeline, as of one moment of the ledger."""
 
     committed: int
-    history: str
     query: Query
 
 
@@ -133,7 +133,7 @@ class ChangesCoordinator(Coordinator):
             self._upstream = self._upstream or _look(connection, source)
             upstream = self._upstream
             if previous_metadata is not None:
-                _check_history(source, previous_metadata, upstream)
+                _check_history(connection, source, previous_metadata)
             after = int(previous_metadata["to"][0]) if previous_metadata else 0
             if after >= upstream.committed:
                 return None
@@ -141,14 +141,9 @@ class ChangesCoordinator(Coordinator):
             with connection.cursor() as cursor:
                 cursor.execute(sql.SQL(_COUNTS).format(table=upstream.query.relation), [after, last])
                 counts: list[tuple[int, int]] = cursor.fetchall()
-        to, rows, splits = _cut(counts, last, source)
-        return {
-            "after": [str(after)] if after else None,
-            "to": [str(to)],
-            "splits": splits,
-            "rows": rows,
-            "history": upstream.history,
-        }
+            to, rows, splits = _cut(counts, last, source)
+            begin = [str(after)] if after else None
+            return {"after": begin, "to": [str(to)], "splits": splits, "rows": rows, "commit": _commit(connection, source, to)}
 
 
 class ChangesEmitter(Emitter):
@@ -203,9 +198,8 @@ class ChangesEmitter(Emitter):
 
     def _look(self, metadata: SourceMetadata) -> _Upstream:
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
-            found = _look(connection, self._source)
-        _check_history(self._source, metadata, found)
-        return found
+            _check_history(connection, self._source, metadata)
+            return _look(connection, self._source)
 
 
 def _look(connection: Any, source: Changes) -> _Upstream:
@@ -222,12 +216,12 @@ def _look(connection: Any, source: Changes) -> _Upstream:
         raise SourceUnreadable(
             f"Changes({source.of!r}): pipeline {source.pipeline} is not registered. Declare it, then run: tidegate migrate"
         )
-    committed, history, declaration = found
+    committed, declaration = found
     state = spec_of(declaration).state(source.state)
     if state is None or state.stream is None:
         why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
         raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {why}.")
-    return _Upstream(committed, history, _query(source, state))
+    return _Upstream(committed, _query(source, state))
 
 
 def _query(source: Changes, state: StateSpec) -> Query:
@@ -269,12 +263,21 @@ def _cut(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int
     return to, rows, splits
 
 
-def _check_history(source: Changes, metadata: SourceMetadata, upstream: _Upstream) -> None:
-    if metadata["history"] != upstream.history or int(metadata["to"][0]) > upstream.committed:
+def _commit(connection: Any, source: Changes, txid: int) -> str | None:
+    with connection.cursor() as cursor:
+        cursor.execute(_COMMIT, [source.pipeline, txid])
+        found = cursor.fetchone()
+    return found[0] if found else None
+
+
+def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:
+    """Refuse to go on after commits that are not those that were followed."""
+    to = int(metadata["to"][0])
+    if _commit(connection, source, to) != metadata["commit"]:
         raise SourceChanged(
-            f"Changes({source.of!r}): pipeline {source.pipeline} has lost commits that were followed up to txid "
-            f"{metadata['to'][0]}: its database was restored, or is a copy. Restore both pipelines from the same backup; or "
-            "begin again with a new pipeline and states."
+            f"Changes({source.of!r}): pipeline {source.pipeline} has lost its commit of txid {to}, which was followed, or has "
+            "made it again: its database was restored without this one. Restore both from the same backup; or begin again with "
+            "a new pipeline and states."
         )
 
 

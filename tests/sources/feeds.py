@@ -11,10 +11,12 @@ import psycopg2
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from jobs import Files, FixedBatches, Kafka, PostgresTable
+from jobs import Changes, Files, FixedBatches, Kafka, Pipeline, PostgresTable, Rows
 from jobs.sources.kafka.login import kafka_client
 from jobs.testing import NotPossible
 from state_store import Settings
+from tests.conformance.conftest import Flow, Stream
+from tests.conftest import register_pipelines
 from tidegate.stack.component import wait_until
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -140,6 +142,45 @@ class Unhidable(TableFeed):
         raise NotPossible
 
 
+class ChangesFeed:
+    """The appended rows of another pipeline, two rows a txid, a txid a batch."""
+
+    def __init__(self, settings: Settings, number: int) -> None:
+        self._settings = settings
+        name = f"feed_{number}"
+        states = {f"{name}_rows": Rows({"name": "text", "amount": "integer"})}
+        pipeline = Pipeline(name, Stream("transactional"), states)
+        register_pipelines(settings, pipeline)
+        self._spec = pipeline.spec
+        self._rows = 0
+        self.source = Changes(f"{name}.{name}_rows", max_txids=1, partitions=2)
+
+    def put(self, count: int) -> list[tuple]:
+        """Let the other pipeline commit rows."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        pairs = [rows[start : start + 2] for start in range(0, count, 2)]
+        flow = Flow(self._settings, self._spec)
+        emitted = []
+        for txid, pair in zip(flow.plan(*map(len, pairs), run_id=f"run {self._rows}") or [], pairs, strict=True):
+            attempt = flow.start(txid)
+            flow.seal(attempt, flow.stage(attempt, self._spec.states[0], [(place, *row) for place, row in enumerate(pair)]))
+            flow.commit(txid)
+            emitted += [(txid, place, *row) for place, row in enumerate(pair)]
+        flow.close()
+        return emitted
+
+    def change(self) -> None:
+        """Delete a row, which nobody is allowed to do."""
+        with psycopg2.connect(**self._settings.conninfo(user="tidegate_owner")) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('tidegate.writer', %s, true)", [self._spec.name])
+            cursor.execute(f"DELETE FROM state.{self._spec.states[0].name} WHERE name = 'row 0'")
+
+    def hide(self) -> Any:
+        """Refuse: the rows are in the database of the ledger."""
+        raise NotPossible
+
+
 class KafkaFeed:
     """A topic of two partitions, two records a batch."""
 
@@ -195,6 +236,7 @@ FEEDS: dict[str, Callable[[Settings, int], Any]] = {
     "opaque Files": _files(kind="opaque"),
     "opaque Files with a done folder": _files(kind="opaque", done=True),
     "FixedBatches": lambda _settings, _number: FixedFeed(),
+    "Changes": ChangesFeed,
     "PostgresTable by key": lambda settings, _number: TableFeed(settings, by_time=False),
     "PostgresTable by time": lambda settings, _number: Unhidable(settings, by_time=True),
 }

@@ -150,12 +150,31 @@ def differences_of_sums(rows: Any) -> Any:
     return rows.selectExpr("amount - coalesce(previous_amount, 0) AS more")
 
 
-def test_a_txid_that_others_may_have_followed_is_not_redone(inbox: Inbox, upstream: Pipeline) -> None:
-    """They would have counted what is taken back."""
+def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """It may have counted what would be taken back; without a follower, the changes are recorded again."""
     inbox.write("1.csv", FILES[0])
     inbox.run(upstream)
-    with pytest.raises(RangeRefused, match="pipelines that follow the changes of state per_name may have counted them"):
+    steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
+    with StateStore.connect(inbox.settings) as store:
+        assert [(c["txid"], c["name"], c["amount"]) for c in store.changes(upstream.spec.states[0])] == [
+            (1, "a", 1),
+            (1, "b", 2),
+        ]
+    follow()
+    with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
+
+
+def test_a_commit_that_was_made_again_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """The follower was restored to an earlier state than the other pipeline, or the other way round."""
+    follower = follow()
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    run(inbox.settings, follower, "first")
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE tidegate.commit SET committed_at = now() WHERE pipeline = 'inbox'"))
+    with pytest.raises(SourceChanged, match="has lost its commit of txid 1, which was followed, or has made it again"):
+        steps.plan(inbox.settings, follower, run_id="second")
 
 
 def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
