@@ -151,7 +151,8 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
-    connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
+    if declared:
+        connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": commits.current_epoch(connection)}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     return True

@@ -1,0 +1,108 @@
+"""All kinds of states in one pipeline: crashes at any statement of a commit leave each of them as a clean run would."""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from jobs import Count, Newest, Pipeline, Rows, State, Update
+from state_store import Settings
+from state_store.updates import UpdateBatch
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import Flow, Stream
+
+OUTBOX = sa.Table(
+    "outbox",
+    sa.MetaData(schema="shop"),
+    sa.Column("word", sa.Text),
+    sa.Column("moment", sa.BigInteger),
+    sa.Column("txid", sa.BigInteger),
+)
+
+
+def to_outbox(batch: UpdateBatch) -> None:
+    """Write each row, in two statements."""
+    for parity in (0, 1):
+        chosen = sa.select(batch.rows.c.word, batch.rows.c.moment, sa.literal(batch.txid, sa.BigInteger)).where(
+            batch.rows.c.moment % 2 == parity
+        )
+        batch.execute(sa.insert(OUTBOX).from_select(["word", "moment", "txid"], chosen))
+
+
+PIPELINE = Pipeline(
+    "kinds",
+    Stream("transactional"),
+    {
+        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True),
+        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}),
+        "log": Rows({"word": "text", "moment": "bigint"}),
+        "own": Update({"word": "text", "moment": "bigint"}, to_outbox),
+    },
+)
+
+
+class Kinds(Flow):
+    """Batches of words, each with the moment at which it came."""
+
+    def finish_words(self, txid: int, words: list[tuple[str, int]]) -> None:
+        """Process a batch of these words."""
+        attempt = self.start(txid)
+        by_word = {word: [moment for other, moment in words if other == word] for word, _ in words}
+        numbered = [(place, *row) for place, row in enumerate(words)]
+        staged = [
+            self.stage(attempt, "counted", [(word, len(moments)) for word, moments in by_word.items()]),
+            self.stage(attempt, "newest", [(word, max(moments)) for word, moments in by_word.items()]),
+            self.stage(attempt, "log", numbered),
+            self.stage(attempt, "own", numbered),
+        ]
+        self.seal(attempt, *staged)
+
+
+def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Each batch counts once in all of them; the author's table has each row once, too."""
+    register(PIPELINE)
+    f = Kinds(settings, PIPELINE.spec)
+    with f.owner.engine.begin() as connection:
+        connection.execute(sa.schema.CreateSchema("shop"))
+        OUTBOX.metadata.create_all(connection)
+        connection.execute(sa.text("GRANT USAGE ON SCHEMA shop TO tidegate"))
+        connection.execute(sa.text("GRANT SELECT, INSERT ON shop.outbox TO tidegate"))
+    points: list[str] = []
+    words: list[tuple[str, int, int]] = []
+    is_done = False
+    while not is_done:
+        (txid,) = f.plan(3, run_id=f"run {len(points)}") or []
+        moment = 10 * txid
+        batch = [("a", moment), (f"word {txid}", moment + 1), ("a", moment + 2)]
+        words += [(*row, txid) for row in batch]
+        f.finish_words(txid, batch)
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                f.commit(txid)
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+            f.commit(txid)
+    counts = {word: sum(word == other for other, _, _ in words) for word, _, _ in words}
+    assert {row["word"]: row["lines"] for row in f.rows("counted")} == counts
+    assert {row["word"]: row["moment"] for row in f.rows("newest")} == {word: moment for word, moment, _ in words}
+    assert sorted((row["word"], row["moment"], row["txid"]) for row in f.rows("log")) == sorted(words)
+    with f.store.engine.connect() as connection:
+        assert sorted(map(tuple, connection.execute(sa.select(OUTBOX)))) == sorted(words)
+    changes = list(f.store.changes(PIPELINE.spec.states[0]))
+    added = dict.fromkeys(counts, 0)
+    for change in changes:
+        added[change["word"]] += change["lines"] - (change["previous_lines"] or 0)
+    assert added == counts
+    assert len(changes) == len({(change["txid"], change["word"]) for change in changes}) == 2 * (len(points) + 1)
+    for step in (
+        "INSERT INTO shop.outbox",
+        "INSERT INTO state.log",
+        "WITH written",
+        "INSERT INTO tidegate.open_commit",
+        "after COMMIT",
+    ):
+        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+    f.close()
