@@ -29,16 +29,17 @@ def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
             table = f"{tables.STATE}.{operation.table_name}"
-            after = [tables.SINGLE_WRITER, *([tables.FOLLOWED] if states.tables[table].info else [])]
+            after = [tables.SINGLE_WRITER, *([tables.FOLLOWED] if operation.table_name in followed else [])]
             script.upgrade_ops.ops += [ops.ExecuteSQLOp(statement.format(table=table)) for statement in after]
 
 
 connection = context.config.attributes["connection"]
-states = tables.state_tables(context.config.attributes["specs"])
+specs = context.config.attributes["specs"]
+followed = {state.stream[0] for spec in specs for state in spec.states if state.stream}
 connection.execute(CreateSchema(tables.LEDGER, if_not_exists=True))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, states],
+    target_metadata=[tables.ledger, tables.state_tables(specs)],
     version_table=VERSION_TABLE,
     version_table_schema=tables.LEDGER,
     include_schemas=True,

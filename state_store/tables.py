@@ -367,7 +367,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], *, is_followed: bool) -> Table:
     found = sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata
-    table = Table(name, found, *parts, postgresql_with=storage, info={FOLLOWED: True} if is_followed else {})
+    table = Table(name, found, *parts, **({"postgresql_with": storage} if storage else {}))
     for statement in (SINGLE_WRITER, *([FOLLOWED] if is_followed else [])):
         sa.event.listen(table, "after_create", sa.DDL(statement.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
     return table

@@ -115,7 +115,7 @@ def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, 
     if as_json:
         output.print_json_rows({"key": list(k), "row": row} for k, row in zip(keys, rows, strict=True))
     elif found := [row for row in rows if row is not None]:
-        output.print_table(None, list(found[0]), [list(row.values()) for row in found])
+        output.print_table(None, list(found[0]), [_for_people(row, list(row)) for row in found])
     missing = [k for k, row in zip(keys, rows, strict=True) if row is None]
     for absent in missing[:ROWS_FOR_PEOPLE]:
         output.say(f"State {state} has no row for {shlex.join(absent)}.")
@@ -143,7 +143,7 @@ def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None
         shown = limit or ROWS_FOR_PEOPLE
         rows = list(islice(store.changes(spec, after_txid or 0, shown + 1), shown + 1))
     columns = [column.name for column in spec.stream[1]]
-    output.print_table(f"Changes of {state}", columns, [[row[column] for column in columns] for row in rows[:shown]])
+    output.print_table(f"Changes of {state}", columns, [_for_people(row, columns) for row in rows[:shown]])
     if len(rows) > shown:
         output.say(f"There are more: --after-txid {rows[shown - 1]['txid']} shows later ones, --json all of them.")
 
@@ -156,9 +156,15 @@ def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int |
     shown = limit or ROWS_FOR_PEOPLE
     rows = list(islice(store.state_rows(spec, shown + 1), shown + 1))
     columns = [column.name for column in spec.shown]
-    output.print_table(f"State {name}", columns, [[row[column] for column in columns] for row in rows[:shown]])
+    output.print_table(f"State {name}", columns, [_for_people(row, columns) for row in rows[:shown]])
     if len(rows) > shown:
         output.say("There are more rows: --limit N shows more, --json all of them.")
+
+
+def _for_people(row: Mapping[str, Any], columns: list[str]) -> list[Any]:
+    """Return a row's cells; an array is one text, because a list would be shown as lines."""
+    values = (row[column] for column in columns)
+    return [f"[{', '.join(map(str, value))}]" if isinstance(value, list) else value for value in values]
 
 
 def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) -> None:

@@ -137,6 +137,8 @@ def _value(value: Any, kind: str) -> Any:
         return value.isoformat()
     if isinstance(value, bytes | memoryview):
         return f"\\x{bytes(value).hex()}"
+    if isinstance(value, list):
+        return f"[{', '.join(str(_value(each, kind)) for each in value)}]"
     return str(value)
 
 
