@@ -367,7 +367,8 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], *, is_followed: bool) -> Table:
     found = sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata
-    table = Table(name, found, *parts, **({"postgresql_with": storage} if storage else {}))
+    options: dict[str, Any] = {"postgresql_with": storage} if storage else {}
+    table: Table = Table(name, found, *parts, **options)
     for statement in (SINGLE_WRITER, *([FOLLOWED] if is_followed else [])):
         sa.event.listen(table, "after_create", sa.DDL(statement.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
     return table
