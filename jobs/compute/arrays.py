@@ -11,7 +11,11 @@ from state_store.errors import Overflow
 
 MARK = "TIDEGATE_TOO_MANY"
 # Times with their zone, where they have one, and all their digits.
-_TIMES = {"timestamptz": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestamp": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+_TIMES = {
+    "date": "yyyy-MM-dd",
+    "timestamptz": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestamp": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 def partial(part: Part, column: Column, place: str) -> Column:
@@ -20,26 +24,31 @@ def partial(part: Part, column: Column, place: str) -> Column:
     More values than the part keeps fail the query, with a message for `explain`; the smallest and largest are a choice.
     """
     if part.function == "histogram":
-        return _text(F.array(*_counts(part, column)), "bigint")
+        return _text(F.array(*_counts(part, column)), "bigint", place)
     values = F.collect_set(column) if part.function == "collect_set" else F.collect_list(column)
     values = F.sort_array(values, asc=part.function != "largest")
     kind = part.read_as or ""
     assert part.most is not None, "only a histogram has no limit"
     if part.function in ("smallest", "largest"):
-        return _text(F.slice(values, 1, part.most), kind)
-    message = F.struct(F.lit(place).alias("place"), F.size(values).alias("found"), F.lit(part.most).alias("most"))
-    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("string")
-    return F.when(F.size(values) <= part.most, _text(values, kind)).otherwise(refusal)
+        return _text(F.slice(values, 1, part.most), kind, place)
+    found = F.concat(F.size(values).cast("string"), F.lit(f" values of a key, and keeps at most {part.most}"))
+    return F.when(F.size(values) <= part.most, _text(values, kind, place)).otherwise(_refuse(place, found))
 
 
 def explain(error: Exception) -> Overflow | None:
-    """Return an error that names the state and the limit; None if the error is about something else."""
+    """Return an error that names the state and what does not fit; None if the error is about something else."""
     if (found := report_behind(MARK, error)) is None:
         return None
     return Overflow(
-        f"{found['place']} would have {found['found']} values of a key, and keeps at most {found['most']}. Nothing is dropped: "
-        "leave rows out in the transform, or declare another aggregate, in a pipeline or state with a new name."
+        f"{found['place']} would have {found['found']}. Nothing is dropped or cut: leave such rows out in the transform, or "
+        "declare another aggregate, in a pipeline or state with a new name."
     )
+
+
+def _refuse(place: str, found: Column) -> Column:
+    """Return an expression that fails the query, with a message for `explain`."""
+    message = F.struct(F.lit(place).alias("place"), found.alias("found"))
+    return F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("string")
 
 
 def _counts(part: Part, column: Column) -> list[Column]:
@@ -50,13 +59,14 @@ def _counts(part: Part, column: Column) -> list[Column]:
     return [F.count_if(within) for within in ranges]
 
 
-def _text(values: Column, kind: str) -> Column:
+def _text(values: Column, kind: str, place: str) -> Column:
     def written(value: Column) -> Column:
         if kind == "text":
             quoted = F.replace(F.replace(value, F.lit("\\"), F.lit("\\\\")), F.lit('"'), F.lit('\\"'))
             return F.concat(F.lit('"'), quoted, F.lit('"'))
-        if kind in _TIMES:
-            return F.date_format(value, _TIMES[kind])
-        return value.cast("string")
+        if kind not in _TIMES:
+            return value.cast("string")
+        far = F.concat(F.lit("the value "), value.cast("string"), F.lit(". Years are kept from 1 to 9999"))
+        return F.when(F.year(value).between(1, 9999), F.date_format(value, _TIMES[kind])).otherwise(_refuse(place, far))
 
     return F.concat(F.lit("{"), F.array_join(F.transform(values, written), ","), F.lit("}"))

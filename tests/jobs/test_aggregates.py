@@ -29,6 +29,7 @@ from jobs import (
     Last,
     Newest,
     Pipeline,
+    Rows,
     Smallest,
     State,
     StdDev,
@@ -338,3 +339,130 @@ def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_comm
     with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
         steps.commit(tables.settings, pipeline, 3, owner="test")
     assert tables.rows(pipeline) == [{"name": "a", "values": [1, 2, 3]}]
+
+
+# ---------------------------------------------------------------------------------------------------- types and limits
+
+KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "text": (pa.string(), ["b", "a", "", "ä"]),
+    "boolean": (pa.bool_(), [True, False]),
+    "integer": (pa.int32(), [3, -(2**31), 2**31 - 1]),
+    "bigint": (pa.int64(), [3, -(2**63), 2**63 - 1]),
+    "date": (pa.date32(), [date(1, 1, 1), date(9999, 12, 31), date(2026, 1, 1)]),
+    "timestamptz": (pa.timestamp("us", tz="UTC"), [START, START + timedelta(microseconds=1)]),
+    "uuid": (pa.string(), ["00000000-0000-0000-0000-00000000000a", "F0000000-0000-0000-0000-000000000000"]),
+    "numeric(10,2)": (pa.decimal128(10, 2), [Decimal("-0.01"), Decimal("99999999.99")]),
+}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_first_and_last_take_every_type(tables: Tables, *, together: bool) -> None:
+    """As the value and as what orders it, in both ways to merge; Spark and Postgres agree on each order."""
+    columns = {f"c{number}": kind for number, kind in enumerate(KINDS)}
+    aggregates = {
+        f"{which}_{value}_by_{by}": function(value, columns[value], {by: columns[by]})
+        for value, by in zip(columns, [*list(columns)[1:], "c0"], strict=True)
+        for which, function in (("first", First), ("last", Last))
+    }
+    rng = random.Random(3)
+    rows = [{name: rng.choice([None, *KINDS[kind][1]]) for name, kind in columns.items()} for _ in range(40)]
+
+    def table_of(part: list[Row]) -> pa.Table:
+        return pa.table({name: pa.array([row[name] for row in part], KINDS[kind][0]) for name, kind in columns.items()})
+
+    pipeline = tables.declare_over(table_of([]).schema, State(aggregates=aggregates))
+    tables.put(*(table_of(rows[start : start + 10]) for start in range(0, 40, 10)))
+    if together:
+        run_together(tables, pipeline)
+    else:
+        tables.run(pipeline)
+    (found,) = tables.rows(pipeline)
+
+    def order(value: Any) -> Any:
+        return value.lower().encode() if isinstance(value, str) else value
+
+    for name in aggregates:
+        which, value, _, by = name.split("_")
+
+        def place(row: Row, which: str = which, value: str = value, by: str = by) -> list[tuple[bool, Any]]:
+            parts = [row[by], row[value]]
+            return [((part is None) == (which == "first"), 0 if part is None else order(part)) for part in parts]
+
+        known = [row for row in rows if row[by] is not None or all(other[by] is None for other in rows)]
+        wanted = (min if which == "first" else max)(known, key=place)[value]
+        assert str(found[name]).lower() == str(wanted).lower(), name
+
+
+def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> None:
+    """Every kind of merge in the parallel way that many keys take, compared with DuckDB over the files."""
+    duckdb = pytest.importorskip("duckdb")
+    keys, batches = 180_000, 6
+    aggregates = {
+        "lines": Count(),
+        "mean": Avg("n", digits=2),
+        "bits": BitXor("n"),
+        "last": Last("n", "bigint", {"place": "bigint"}),
+        "values": CollectSet("n", "bigint"),
+        "shares": Histogram("n", [3]),
+    }
+    kinds = {"key": pa.int64(), "n": pa.int64(), "place": pa.int64()}
+    state = State(key={"key": "bigint"}, aggregates=aggregates)
+    pipeline = tables.declare_over(pa.schema(list(kinds.items())), state)
+    for batch in range(batches):
+        numbers = range(keys)
+        columns = ([*numbers], [(number * 7 + batch) % 5 for number in numbers], [(batch * 5) % 7 for _ in numbers])
+        tables.put(pa.table({name: pa.array(values, kinds[name]) for name, values in zip(kinds, columns, strict=True)}))
+    run_together(tables, pipeline)
+    wanted = duckdb.sql(
+        f"""SELECT key, count(*), round(avg(n), 2)::decimal(38,2), bit_xor(n), arg_max(n, place),
+                   list_sort(list_distinct(list(n))), [count(*) FILTER (n < 3), count(*) FILTER (n >= 3)]
+            FROM read_parquet('{tables.folder}/*.parquet') GROUP BY key ORDER BY key"""
+    ).fetchall()
+    names = ("key", "lines", "mean", "bits", "last", "values", "shares")
+    found = [tuple(row[name] for name in names) for row in tables.rows(pipeline)]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: Rows({}).spec("log"), "needs at least one column"),
+        (lambda: Rows({"txid": "bigint"}).spec("log"), "cannot have a column named txid"),
+        (lambda: Rows({"position": "bigint"}).spec("log"), "two columns named position"),
+        (lambda: Rows({"a": "text[]"}).spec("log"), "cannot keep an array in a"),
+        (lambda: State(key={"a": "bigint[]"}, aggregates={"n": Count()}).spec("s"), "cannot keep an array in a"),
+        (lambda: Newest({}, {}, {"at": "date"}), "needs a key"),
+        (lambda: Newest({"a": "text"}, {}, {}), "needs order_by"),
+        (lambda: Newest({"a": "text"}, {"a": "text"}, {"at": "date"}).spec("s"), "two columns named a"),
+        (lambda: State(aggregates={"x": First("a", "text", {})}).spec("s"), "needs at least one column in `by`"),
+        (lambda: State(aggregates={"x": Avg("a"), "x_sum": Count()}).spec("s"), "two columns named x_sum"),
+        (lambda: State(aggregates={"x" * 38: Avg("a")}).spec("s"), "at most 40"),
+        (lambda: State(aggregates={"x": CollectSet("a", "bytea")}).spec("s"), "is not a column type"),
+        (lambda: State(aggregates={"x": CollectSet("a", "text", most=0)}).spec("s"), "use 1 to 10000"),
+        (lambda: State(aggregates={"x": BitOr("a", "numeric(5,0)")}).spec("s"), "use bigint"),
+        (lambda: Histogram("a", []), "bounds in ascending order"),
+        (lambda: Histogram("a", [2, 1]), "bounds in ascending order"),
+        (lambda: Variance("a", scale=19), "use 0 to 18"),
+        (lambda: Avg("a", scale=39).parts("x")[0].value_column, "is not a column type"),
+    ],
+)
+def test_a_declaration_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
+    """When it is made, with what to do."""
+    with pytest.raises(ValueError, match=message):
+        declare()
+
+
+def test_a_bound_with_a_point_is_written_as_text() -> None:
+    """A double would not be the number that was meant."""
+    with pytest.raises(TypeError, match="write a bound with decimals as text"):
+        Histogram("a", [0.1])  # type: ignore[list-item]
+
+
+def test_a_date_that_other_programs_cannot_read_is_refused_in_arrays_too(tables: Tables) -> None:
+    """Years are kept from 1 to 9999, as in columns of one value."""
+    state = State(aggregates={"days": CollectSet("day", "date")})
+    pipeline = tables.declare_over(as_table([]).schema, state, lambda rows: rows.selectExpr("date_add(day, 4000000) AS day"))
+    tables.put(as_table([dict.fromkeys(COLUMNS) | {"day": date(2026, 1, 1)}]))
+    (txid,) = tables.plan(pipeline, "refused")
+    with pytest.raises(Overflow, match="Years are kept from 1 to 9999"):
+        steps.process(tables.settings, pipeline, txid, owner="test")
