@@ -89,6 +89,18 @@ def progress_of(connection: Connection, pipeline: str) -> Progress:
     return found[0]
 
 
+def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
+    """Return a pipeline as it was registered.
+
+    Raises: UnknownPipeline if it is not registered.
+    """
+    p = tables.pipeline.c
+    declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
+    if declaration is None:
+        raise _unknown(pipeline)
+    return spec_of(declaration)
+
+
 def check_registered(connection: Connection, pipeline: str) -> None:
     """Refuse the name of a pipeline that is not registered.
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from jobs.engine.local_run import run_pipeline
     from state_store import Settings, StateStore
+    from state_store.reads import StateReader
 
 __all__ = [
     "Avg",
@@ -77,6 +78,7 @@ __all__ = [
     "Smallest",
     "Source",
     "State",
+    "StateReader",
     "StateStore",
     "StdDev",
     "Sum",
@@ -88,6 +90,7 @@ __all__ = [
 
 _HOMES = {
     "Settings": "state_store",
+    "StateReader": "state_store.reads",
     "StateStore": "state_store",
     "batch_dag": "dags.batch_dag",
     "run_pipeline": "jobs.engine.local_run",

@@ -262,6 +262,22 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
         assert admin.get("/api/pipelines/clicks/states/per_page/rows", after=token).status_code == 422, token
 
 
+def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(server: Server, admin: Visitor) -> None:
+    """In the order of the keys, with the txid; the ETag is that of the last commit."""
+    path = "/tidegate/api/pipelines/clicks/states/per_page/rows"
+    known = admin.json("/pipelines/clicks/states/per_page/rows", limit=2)
+    keys = [row[:2] for row in known["rows"]]
+    found = admin.http.post(path, json={"keys": [*keys, ["nowhere", "2026-01-01"]]})
+    assert found.status_code == 200, found.text
+    assert found.json() == {"txid": known["txid"], "columns": known["columns"], "rows": [*known["rows"], None]}
+    first = admin.http.get(path)
+    again = admin.http.get(path, headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert admin.http.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
+    for wrong in ({"keys": [["a"]]}, {"keys": [["a", "no date"]]}, {"keys": [["a", "2026-01-01"]] * 1001}, {}):
+        assert admin.http.post(path, json=wrong).status_code == 422, wrong
+
+
 def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> None:
     """NULLs come last in each column of the key, also across pages; in CSV they are empty, and empty text is not."""
     keys = [(page, shop) for page in ("", "a", "b", None) for shop in (1, 2, None)]

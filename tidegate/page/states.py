@@ -9,13 +9,13 @@ from datetime import date, datetime
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from state_store import browsing, overview
+from state_store import browsing, overview, reads
 from state_store.declaration import StateSpec
 from state_store.errors import StoreUnavailable, UsageError
 from tidegate.page import access, ledger
@@ -26,6 +26,7 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
 
 MOST_DOWNLOADS = 2  # at once, in each process of the api-server: each holds a connection and a snapshot
 DOWNLOAD_STATEMENT_SECONDS = 300
+MOST_KEYS = 1000  # of one request
 _NEEDS_QUOTES = frozenset('",\r\n')
 _downloads = threading.BoundedSemaphore(MOST_DOWNLOADS)
 
@@ -33,31 +34,70 @@ _downloads = threading.BoundedSemaphore(MOST_DOWNLOADS)
 class Rows(BaseModel):
     """Rows of a state; bigints, decimals, dates and bytes as text, as no JavaScript number holds them."""
 
+    txid: int
     columns: list[Column]
     rows: list[list[Any]]
     next: str | None
 
 
-@router.get("/{state}/rows")
+class Keys(BaseModel):
+    """The keys of rows that are requested, each as its values in text."""
+
+    keys: Annotated[list[list[str]], Field(max_length=MOST_KEYS)]
+
+
+class FoundRows(BaseModel):
+    """For each requested key its row, or null; the values are those of `Rows`."""
+
+    txid: int
+    columns: list[Column]
+    rows: list[list[Any] | None]
+
+
+@router.get("/{state}/rows", response_model=Rows)
 def rows(
     pipeline: access.Readable,
     state: str,
+    response: Response,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     after: Annotated[str | None, Query(max_length=20_000)] = None,
     key: Annotated[list[Annotated[str, Query(max_length=10_000)]] | None, Query(max_length=50)] = None,
-) -> Rows:
-    """Return the row of a key, one value per column, or some rows in the order of the keys."""
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Any:
+    """Return the row of a key, one value per column, or some rows in the order of the keys, and the txid they belong to.
+
+    The ETag changes with every commit of the pipeline; until then, a request with `If-None-Match` gets an empty answer, 304.
+    """
     with ledger.reader().snapshot(f"reading state {state}") as connection:
-        spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
+        spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
+        version = reads.version_of(connection, pipeline)
+        response.headers.update({"ETag": f'"{version}"', "Cache-Control": "private, no-cache"})
+        if if_none_match == response.headers["ETag"]:
+            return Response(status_code=304, headers=dict(response.headers))
         if key is not None:
             found = browsing.row_of_key(connection, spec, key)
         else:
             found = browsing.rows_after(connection, spec, None if after is None else _key_in(after), limit + 1)
     shown = found[:limit]
     return Rows(
+        txid=version.txid,
         columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
         rows=[_as_json(spec, row) for row in shown],
         next=_token(spec, shown[-1]) if len(found) > limit and spec.row_key else None,
+    )
+
+
+@router.post("/{state}/rows")
+def rows_of_keys(pipeline: access.Readable, state: str, requested: Keys) -> FoundRows:
+    """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to."""
+    with ledger.reader().snapshot(f"reading state {state}") as connection:
+        spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
+        version = reads.version_of(connection, pipeline)
+        found = reads.rows_of(connection, spec, requested.keys)
+    return FoundRows(
+        txid=version.txid,
+        columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
+        rows=[None if row is None else _as_json(spec, list(row.values())) for row in found],
     )
 
 

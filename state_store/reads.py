@@ -1,0 +1,166 @@
+"""Reads for programs: rows of a state from one snapshot, together with the txid that they belong to.
+
+    with StateReader.open(settings, "flights", "daily") as daily:
+        found = daily.get_many([("UA", "2013-01-01"), ("AA", "2013-01-01")])
+        print(found.txid, found.rows)
+
+A snapshot has all of a batch or nothing of it, and the txid of later reads is never lower.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.exc import DataError
+
+from state_store import lookup, overview, tables
+from state_store.declaration import StateSpec
+from state_store.errors import UsageError
+from state_store.reader import LedgerReader
+from state_store.settings import Settings
+
+MOST_KEYS = 100_000  # of one read, which are all held in memory
+SCAN_SECONDS = 3600
+
+Row = Mapping[str, Any]
+Key = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class AsOf:
+    """The rows of a read, and the last txid that had committed in their snapshot."""
+
+    txid: int
+    rows: Sequence[Row | None]
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the rows of a pipeline's states depend on: they are the same while this is the same."""
+
+    txid: int
+    attempt: int | None
+    history: str
+
+    def __str__(self) -> str:
+        return f"{self.history}-{self.txid}-{self.attempt or 0}"
+
+
+class StateReader:
+    """Reads one state as the role `pg_reader`, which can change nothing. Thread-safe."""
+
+    def __init__(self, reader: LedgerReader, pipeline: str, state: str) -> None:
+        """Read a state through a ledger reader, which stays the caller's; see `open`."""
+        self._reader = reader
+        self._pipeline = pipeline
+        self._state = state
+
+    @classmethod
+    def open(cls, settings: Settings, pipeline: str, state: str) -> Self:
+        """Return a reader with connections of its own. Nothing is connected yet."""
+        return cls(LedgerReader(settings), pipeline, state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._reader.close()
+
+    def get_many(self, keys: Sequence[Key]) -> AsOf:
+        """Return the rows of keys, None for each that has none, in the order of the keys.
+
+        A key has a value for each key column, as Python's value or as text; a state without a key has the empty one.
+
+        Raises: UsageError for a key of another length, a value that its column cannot hold, or more than MOST_KEYS;
+        UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
+        """
+        with self._snapshot() as (connection, state, version):
+            return AsOf(version.txid, rows_of(connection, state, keys))
+
+    def range(self, first: Key = (), last: Key = (), *, limit: int) -> AsOf:
+        """Return the rows from a key up to and including another one, in the order of the keys, at most `limit`.
+
+        Either may have the leading columns only, and then stands for all keys that begin like this. Keys with NULL in such a
+        column are left out.
+
+        Raises: as `get_many`.
+        """
+        with self._snapshot() as (connection, state, version):
+            statement = _within(state, first, last).limit(limit)
+            try:
+                return AsOf(version.txid, [dict(row) for row in connection.execute(statement).mappings()])
+            except DataError as error:
+                raise UsageError(f"State {state.name} has no such key: {_first_line(error.orig)}") from error
+
+    @contextmanager
+    def scan(self) -> Iterator[tuple[int, Iterator[Row]]]:
+        """Yield the txid and all rows in the order of the keys, without holding them all.
+
+        Raises: as `get_many`.
+        """
+        with self._snapshot(timeout_seconds=SCAN_SECONDS) as (connection, state, version):
+            rows = connection.execution_options(yield_per=10_000).execute(_within(state, (), ())).mappings()
+            yield version.txid, map(dict, rows)
+
+    @contextmanager
+    def _snapshot(self, **limits: int) -> Iterator[tuple[Connection, StateSpec, Version]]:
+        with self._reader.snapshot(f"reading state {self._state}", **limits) as connection:
+            state = overview.spec_of_pipeline(connection, self._pipeline).state(self._state)
+            if state is None or not state.is_table:
+                raise UsageError(f"Pipeline {self._pipeline} has no state {self._state}.")
+            yield connection, state, version_of(connection, self._pipeline)
+
+
+def version_of(connection: Connection, pipeline: str) -> Version:
+    """Return the version of a pipeline's states in this snapshot."""
+    c = tables.cursor.c
+    row = connection.execute(sa.select(c.txid, c.attempt, c.history).where(c.pipeline == pipeline)).one()
+    return Version(row.txid, row.attempt, str(row.history))
+
+
+def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:
+    """Return the rows of keys, None for each that has none.
+
+    Raises: UsageError.
+    """
+    width = len(state.row_key)
+    if len(keys) > MOST_KEYS:
+        raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
+    if (wrong := next((key for key in keys if len(key) != width), None)) is not None:
+        names = ", ".join(column.name for column in state.row_key) or "nothing"
+        raise UsageError(f"State {state.name} is keyed by {names}: give {width} values, not {len(wrong)}.")
+    found: list[Row | None] = [None] * len(keys)
+    driver: Any = connection.connection.driver_connection
+    try:
+        for position, row in lookup.rows(driver, state, keys):
+            found[position] = row
+    except (psycopg2.DataError, ValueError) as error:
+        raise UsageError(f"State {state.name} has no such key: {_first_line(error)}") from error
+    return found
+
+
+def _within(state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
+    table = tables.state_table_of(state)
+    key = [table.c[column.name] for column in state.row_key]
+    statement = sa.select(*(table.c[column.name] for column in state.shown)).order_by(*key)
+    for bound, is_first in ((first, True), (last, False)):
+        if len(bound) > len(key):
+            raise UsageError(f"State {state.name} is keyed by {len(key)} columns, and {len(bound)} values are given.")
+        if bound:
+            columns = key[: len(bound)]
+            here = sa.tuple_(*columns)
+            there = sa.tuple_(*(sa.cast(sa.literal(str(v)), c.type) for v, c in zip(bound, columns, strict=True)))
+            statement = statement.where(here >= there if is_first else here <= there)
+    return statement
+
+
+def _first_line(error: BaseException | None) -> str:
+    return f"{str(error).splitlines()[0].rstrip('.')}."

@@ -1,0 +1,123 @@
+"""Reads for programs: one snapshot each, whole batches only, with the txid that they belong to."""
+
+import threading
+from collections.abc import Iterator
+from datetime import date
+
+import pytest
+
+from state_store import Settings, StateStore
+from state_store.errors import UnknownPipeline, UsageError
+from state_store.reads import StateReader
+from tests.integration.conftest import Tally
+
+SHOPS = ["north", "south", "São Paulo", "", "NULL"]
+
+
+@pytest.fixture
+def shops(settings: Settings) -> Iterator[StateReader]:
+    """A reader of the state of shops."""
+    with StateReader.open(settings, "tally", "per_shop") as reader:
+        yield reader
+
+
+@pytest.fixture
+def days(settings: Settings) -> Iterator[StateReader]:
+    """A reader of the state of days."""
+    with StateReader.open(settings, "tally", "per_day") as reader:
+        yield reader
+
+
+def commit(tally: Tally, times: int = 1) -> None:
+    """Commit batches in which each shop sells one thing, on ten days."""
+    for txid in tally.plan(times, run_id=f"run {tally.store.committed('tally')}"):
+        days = [(date(2026, 1, day), 1) for day in range(1, 11)]
+        tally.process(txid, [(shop, 1, 5, 5, 5) for shop in SHOPS], days)
+        tally.commit(txid)
+
+
+def test_keys_are_found_in_their_order(tally: Tally, shops: StateReader, days: StateReader) -> None:
+    """As text or as Python's values; a key without a row is None, and may be requested twice."""
+    assert (shops.get_many([["north"]]).txid, shops.get_many([["north"]]).rows) == (0, [None])
+    commit(tally, 2)
+    found = shops.get_many([["south"], ["nowhere"], [""], ["south"]])
+    south = {"shop": "south", "sold": 2, "cents": 10, "least": 5, "most": 5, "txid": 2}
+    assert (found.txid, found.rows) == (2, [south, None, south | {"shop": ""}, south])
+    assert days.get_many([[date(2026, 1, 3)], ["2026-01-03"]]).rows == [{"day": date(2026, 1, 3), "sold": 2, "txid": 2}] * 2
+    assert shops.get_many([]).rows == []
+
+
+def test_a_range_has_both_ends(tally: Tally, shops: StateReader, days: StateReader) -> None:
+    """In key order, at most as many rows as requested; text is ordered by its bytes."""
+    commit(tally)
+    assert [row["day"].day for row in days.range(["2026-01-03"], [date(2026, 1, 6)], limit=10).rows if row] == [3, 4, 5, 6]
+    assert [row["day"].day for row in days.range(limit=3).rows if row] == [1, 2, 3]
+    assert [row["shop"] for row in shops.range(["N"], limit=9).rows if row] == ["NULL", "São Paulo", "north", "south"]
+    with shops.scan() as (txid, rows):
+        assert (txid, [row["shop"] for row in rows]) == (1, sorted(SHOPS, key=str.encode))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ([], "is keyed by day: give 1 values, not 0"),
+        (["2026-01-01", "b"], "give 1 values, not 2"),
+        (["no date"], "has no such key"),
+        (["a\0"], "has no such key"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(tally: Tally, days: StateReader, key: list[str], message: str) -> None:
+    """With the key's columns, or what is wrong with its value."""
+    with pytest.raises(UsageError, match=message):
+        days.get_many([key])
+
+
+def test_what_is_not_there_is_named(settings: Settings, tally: Tally) -> None:
+    """A pipeline, a state, and a range that is longer than the key."""
+    with StateReader.open(settings, "nothing", "per_shop") as reader, pytest.raises(UnknownPipeline):
+        reader.get_many([])
+    with StateReader.open(settings, "tally", "nothing") as reader, pytest.raises(UsageError, match="has no state nothing"):
+        reader.get_many([])
+    with StateReader.open(settings, "tally", "per_day") as reader:
+        with pytest.raises(UsageError, match="is keyed by 1 columns, and 2 values are given"):
+            reader.range(["2026-01-01", "x"], limit=1)
+        with pytest.raises(UsageError, match="has no such key"):
+            reader.range(["no date"], limit=1)
+
+
+def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:
+    """While another connection commits: all shops have sold as much as the txid says, and the txid only grows."""
+    seen: list[int] = []
+    done = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        with StateReader.open(settings, "tally", "per_shop") as reader:
+            while not done.is_set():
+                found = reader.get_many([[shop] for shop in SHOPS])
+                sold = {row["sold"] if row else 0 for row in found.rows}
+                if sold != {found.txid}:
+                    wrong.append(found)
+                seen.append(found.txid)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        commit(tally, 40)
+    finally:
+        done.set()
+        thread.join()
+    assert not wrong
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3, "the reader was too slow to see anything"
+
+
+def test_a_read_changes_nothing_and_needs_no_right_to(settings: Settings, tally: Tally, shops: StateReader) -> None:
+    """It logs in as the reader."""
+    commit(tally)
+    with StateStore.connect(settings) as store:
+        before = list(store.state_rows(tally.spec.states[0]))
+        shops.get_many([["north"]])
+        assert list(store.state_rows(tally.spec.states[0])) == before
+    with shops._snapshot() as (connection, _, _):
+        assert connection.exec_driver_sql("SELECT current_user").scalar_one() == settings.pg_reader
