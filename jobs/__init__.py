@@ -21,6 +21,7 @@ from jobs.aggregates import (
     Sum,
     Variance,
 )
+from jobs.checks import Check
 from jobs.pipeline import Pipeline
 from jobs.sources import Source
 from jobs.sources.changes import Changes
@@ -38,6 +39,7 @@ __all__ = [
     "BoolAnd",
     "BoolOr",
     "Changes",
+    "Check",
     "CollectList",
     "CollectSet",
     "Count",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from jobs.checks import Check
 from jobs.states import AnyState
 from state_store.declaration import WINDOW, PipelineSpec, exactly_once
 
@@ -37,6 +38,9 @@ class Pipeline:
 
     `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
 
+    `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
+    or warns (`jobs.checks.Check`).
+
     `on_poison` decides about a batch whose content is bad (``docs/poison.md`` has the whole table):
 
         block       it waits for a person; later txids are processed as far as the window goes
@@ -62,6 +66,7 @@ class Pipeline:
     description: str = field(default="", compare=False)
     guarantee: Guarantee = "exactly_once"
     check: Mapping[str, str] = field(default_factory=dict)
+    checks: Mapping[str, Check] = field(default_factory=dict)
     on_poison: PoisonPolicy = "block"
     tries: int = 6
     retry_delay_seconds: int = 5
@@ -107,6 +112,7 @@ class Pipeline:
             quarantines,
             keeps_files=source.keeps_files,
             window=self.window,
+            checks=tuple(self.checks.items()),
         )
 
     @property

@@ -283,14 +283,14 @@ def commit_ready(
 
     Each passes the checks of `merge_and_advance`; the first that is not ready ends the sequence. A batch larger than
     MAX_ROWS_TOGETHER is committed alone, and so are those of states that keep previous values, which a redo needs, and of an
-    author's updates. Returns an empty list, having changed nothing, if none is ready.
+    author's updates and checks. Returns an empty list, having changed nothing, if none is ready.
 
     Raises: what `merge_and_advance` raises; committing one by one then shows which batch is at fault.
     """
     cursor = lock_cursor(connection, spec.name, witness, wait=wait)
     check_no_hole(connection, spec.name, cursor.txid)
     check_declaration(connection, spec)
-    if any(state.commits_alone for state in spec.states):
+    if spec.commits_alone:
         max_batches = 1
     ready = _ready(connection, spec, cursor, max_batches)
     if not ready:

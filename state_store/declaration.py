@@ -37,7 +37,7 @@ _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "x
 DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Settings that may change without changing what a stored value means.
-_WITHOUT_MEANING = ("quarantines", "keeps_files", "window")
+_WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 # Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
 _LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False}
@@ -238,7 +238,7 @@ class StateSpec:
 
     @property
     def commits_alone(self) -> bool:
-        """Return whether each batch has to be merged by itself, because what is between two batches is kept or seen."""
+        """Return whether each batch has to be merged by itself, because of this state."""
         return self.keeps_previous or self.updates
 
     @property
@@ -294,6 +294,8 @@ class PipelineSpec:
     keeps_files: bool = False
     # How many batches may be in flight: begun, and not committed.
     window: int = WINDOW
+    # Names and checks: code, which a spec that was read from the ledger lacks.
+    checks: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
@@ -305,7 +307,7 @@ class PipelineSpec:
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        without_code = replace(self, states=tuple(replace(state, update=None) for state in self.states))
+        without_code = replace(self, checks=(), states=tuple(replace(state, update=None) for state in self.states))
         meaning = {name: value for name, value in asdict(without_code).items() if name not in _WITHOUT_MEANING}
         for state in meaning["states"]:
             del state["update"]
@@ -319,6 +321,11 @@ class PipelineSpec:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the declaration in hex."""
         return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def commits_alone(self) -> bool:
+        """Return whether each batch is merged by itself, because what is between two batches is kept, seen or checked."""
+        return bool(self.checks) or any(state.commits_alone for state in self.states)
 
     @property
     def tables(self) -> tuple[str, ...]:

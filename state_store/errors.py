@@ -33,6 +33,7 @@
         TransformFailed           a record that the transform cannot compute
         BadKey                    a key that cannot be stored: NULL, NUL character, too long
         Overflow                  a value outside its column's range
+        CheckFailed               a check of the pipeline's finds something in the batch, or in what it makes of the states
         MetadataCorrupt           the saved source metadata does not match its digest
         GuardMismatch             a state row is ahead of the ledger: another writer changed the table
         HoleDetected              the cursor is older than the ledger's last commit, or in a restored database
@@ -297,6 +298,12 @@ class BadKey(PermanentError):
 
 class Overflow(PermanentError):
     """A value outside its column's range."""
+
+    fault = Fault.CONTENT
+
+
+class CheckFailed(PermanentError):
+    """A check finds something wrong with a batch, or with what it would make of the states."""
 
     fault = Fault.CONTENT
 

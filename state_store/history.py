@@ -77,7 +77,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class BatchHistory:
-    """All of one batch: metadata, attempts, seals, the commit, and operators' actions on it or its pipeline."""
+    """All of one batch: metadata, attempts, seals, the commit, checks, and operators' actions on it or its pipeline."""
 
     status: BatchStatus
     source_metadata: SourceMetadata
@@ -86,6 +86,7 @@ class BatchHistory:
     seals: Sequence[dict[str, Any]]
     commit: dict[str, Any] | None
     actions: Sequence[dict[str, Any]]
+    checks: Sequence[dict[str, Any]]
 
 
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
@@ -191,6 +192,8 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
     commit = sa.select(
         c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason
     ).where(c.pipeline == pipeline, c.txid == txid)
+    r = tables.check_result.c
+    checks = sa.select(r.name, r.found).where(r.pipeline == pipeline, r.txid == txid).order_by(r.name)
     return BatchHistory(
         status,
         batch_input.metadata,
@@ -199,6 +202,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
         list(_dicts(connection.execute(seals))),
         next(_dicts(connection.execute(commit)), None),
         newest_actions(connection, pipeline, txid)[::-1],
+        list(_dicts(connection.execute(checks))),
     )
 
 

@@ -12,13 +12,14 @@ txid in a row is never a replay: another writer put it there, and the commit sto
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 
-from state_store import combiners, staging, tables, updates
+from state_store import checks, combiners, staging, tables, updates
 from state_store.combine import StagedBatch, combined
 from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
@@ -65,6 +66,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
         if staged:
             _merge(connection, spec, state, batches, staged)
     _update(connection, spec, batches)
+    _check(connection, spec, batches)
     return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
 
 
@@ -115,6 +117,20 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[
             rows = _staged(connection, spec, state, txid, attempt).partials
             updates.run(connection, spec.name, state, txid, rows)
     updates.end(connection, spec.name)
+
+
+def _check(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> None:
+    """Evaluate the pipeline's checks, after everything that the batch does."""
+    a = tables.attempt.c
+    for txid, attempt in batches if spec.checks else ():
+        rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
+        source_rows = connection.scalar(rows) or 0
+        staged = partial(_partials_of, connection, spec, txid, attempt)
+        checks.evaluate(connection, checks.CheckedBatch(spec, txid, source_rows, staged))
+
+
+def _partials_of(connection: Connection, spec: PipelineSpec, txid: int, attempt: int, state: StateSpec) -> sa.Select[Any]:
+    return _staged(connection, spec, state, txid, attempt).partials
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:

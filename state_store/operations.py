@@ -92,6 +92,8 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     for state in spec.states:
         merges.restore(connection, state, txid)
     _empty_quarantine(connection, spec.name, txid)
+    c = tables.check_result.c
+    connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
     (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
     # From here on the newest attempt is the committed attempt, and later batches have to continue its input.
     k = tables.commit.c

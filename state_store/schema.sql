@@ -159,7 +159,7 @@ GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate;
 GRANT INSERT ON tidegate.batch, tidegate.attempt, tidegate.seal, tidegate.commit, tidegate.run_batch, tidegate.source_file,
-    tidegate.quarantine, tidegate.operator_action TO tidegate;
+    tidegate.quarantine, tidegate.operator_action, tidegate.check_result TO tidegate;
 GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight) ON tidegate.pipeline TO tidegate;
 GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor TO tidegate;
 GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_after, awaits_ack, acked_at)

@@ -288,6 +288,17 @@ quarantine = Table(
     comment="Bad records: set aside in the commit of their batch, so that none is lost.",
 )
 
+check_result = Table(
+    "check_result",
+    ledger,
+    Column("pipeline", Text, primary_key=True),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True, comment="of the check"),
+    Column("found", Text, comment="what it warned of; NULL: nothing"),
+    ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
+    comment="One row per check of a committed batch.",
+)
+
 open_commit = Table(
     "open_commit",
     ledger,

@@ -28,6 +28,9 @@ def show(history: "BatchHistory") -> None:
     if history.seals:
         names = ["attempt", "state", "partition", "task_attempt", "rows", "digest"]
         _print("Sealed partitions", names, [[seal[name] for name in names] for seal in history.seals])
+    if history.checks:
+        rows = [[c["name"], "passed" if c["found"] is None else _wrapped(f"warns of {c['found']}", 60)] for c in history.checks]
+        _print("Checks", ["check", "outcome"], rows)
     if history.actions:
         names = ["acted_at", "action", "txid", "owner", "reason"]
         rows = [[*(action[name] for name in names[:-1]), _wrapped(action["reason"], 50)] for action in history.actions]

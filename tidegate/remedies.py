@@ -15,6 +15,7 @@ _FIXES = {
     "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
     "BAD_KEY": "Correct the key by the transform, or declare null_keys=True; or give the batch up (tidegate skip).",
+    "CHECK_FAILED": "Correct the data or the check, and try again (tidegate retry); or give the batch up (tidegate skip).",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), or take the change back.",
     "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",

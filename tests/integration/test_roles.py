@@ -12,7 +12,7 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("source_file", "quarantine", "operator_action", "open_commit"),
+    *("source_file", "quarantine", "operator_action", "open_commit", "check_result"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}

@@ -21,6 +21,7 @@ REPORTS = [
     ("CS-TUA", 155, "2026-01-02T00:00:00Z", False),
     ("D-AIBA", 80, "2026-01-04T00:00:00Z", False),
 ]
+CHECKS = ["about as many rows as before", "every plane has a tail number", "seats are possible", "the states agree"]
 
 
 def examples() -> list[Pipeline]:
@@ -76,5 +77,9 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
     assert sorted((row["tail"], row["seats"]) for row in rows("planes", "report")) == sorted(r[:2] for r in REPORTS)
     by_letter = {row["letter"]: row["seats"] for row in rows("seats_by_letter", "by_letter")}
     assert by_letter == {"C": 150 + 100 + 160 + 155, "D": 80}
+    (total,) = rows("checked_planes", "checked_total")
+    assert total["seats"] == sum(report[1] for report in REPORTS)
     with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        checks = [store.batch_history("checked_planes", txid).checks for txid in (1, 2)]
+        assert [{check["name"]: check["found"] for check in found} for found in checks] == [dict.fromkeys(CHECKS)] * 2
         assert [tuple(row) for row in connection.execute(sa.text("SELECT * FROM mail.outbox"))] == [("CS-TUA", 1)]

@@ -1,0 +1,93 @@
+"""Checks of whole batches, and of what they would make of the states: evaluated in the commit, before a batch counts.
+
+A check is a query for what is wrong: no row means that all is well. Those below are usual ones; any SELECT of SQLAlchemy will
+do. Declaring a pipeline must not load SQLAlchemy, so it is imported where a query is made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from state_store.checks import CheckedBatch
+
+Finds = Callable[["CheckedBatch"], "sa.Select[Any]"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on each batch: `finds` returns a query for what is wrong.
+
+        Check(lambda batch: sa.select(batch.state("daily").c.carrier).where(batch.state("daily").c.flights < 0))
+
+    With ``otherwise="block"`` the batch does not commit if a row is found, and waits for a person; with "warn", it does. It is
+    code: raise the pipeline's version if you change it, and batches that wait are checked anew when they are tried again.
+    """
+
+    finds: Finds
+    otherwise: Literal["block", "warn"] = "block"
+
+    def __post_init__(self) -> None:
+        if self.otherwise not in ("block", "warn"):
+            raise ValueError(f"A check has otherwise={self.otherwise!r}; use block or warn.")
+
+
+def no_nulls(state: str, *columns: str) -> Finds:
+    """Find what the batch brings to a state with NULL in one of these columns."""
+
+    def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        brought = batch.partials(state)
+        return sa.select(brought).where(sa.or_(*(brought.c[name].is_(None) for name in columns)))
+
+    return finds
+
+
+def between(state: str, column: str, least: Any = None, most: Any = None) -> Finds:
+    """Find rows that the batch has changed in which a column of the state is now below or above a bound."""
+
+    def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        after = batch.state(state)
+        outside = [] if least is None else [after.c[column] < least]
+        outside += [] if most is None else [after.c[column] > most]
+        return sa.select(after).where(after.c.txid == batch.txid, sa.or_(sa.false(), *outside))
+
+    return finds
+
+
+def unique(state: str, *columns: str) -> Finds:
+    """Find values of these columns that more than one row of the state has, and the batch has brought one of them."""
+
+    def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        after, brought = batch.state(state), batch.partials(state)
+        values = [after.c[name] for name in columns]
+        of_batch = sa.select(*(brought.c[name] for name in columns))
+        return sa.select(*values).where(sa.tuple_(*values).in_(of_batch)).group_by(*values).having(sa.func.count() > 1)
+
+    return finds
+
+
+def like_before(least: float, most: float, *, batches: int = 10) -> Finds:
+    """Find out whether the batch has fewer or more source rows than these shares of the mean of the newest commits.
+
+    Skipped batches do not count, and the first batch is like any other.
+    """
+
+    def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        before = batch.before()
+        newest = sa.select(before.c.source_rows).order_by(before.c.txid.desc()).limit(batches).subquery("newest")
+        mean = sa.select(sa.func.avg(newest.c.source_rows)).scalar_subquery()
+        rows = sa.literal(batch.source_rows, sa.BigInteger)
+        found = sa.select(rows.label("source_rows"), sa.func.round(mean, 1).label("mean_before"))
+        return found.where(sa.not_(rows.between(mean * least, mean * most)))
+
+    return finds

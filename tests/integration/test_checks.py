@@ -1,0 +1,141 @@
+"""Checks of a batch and of the states as they would be: they block a commit or warn, before anything is visible."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from jobs import Check, Count, Pipeline, Rows, State
+from jobs.checks import Finds, between, like_before, no_nulls, unique
+from state_store import Settings
+from state_store.attempts import Tracked
+from state_store.errors import CheckFailed, DeclarationInvalid
+from tests.conformance.conftest import Flow, Stream
+from tests.integration.conftest import contents
+
+Word = tuple[str | None, int]
+
+
+class Words(Flow):
+    """Batches of words and numbers, into a state of counts and one of rows."""
+
+    def finish_words(self, txid: int, words: list[Word]) -> None:
+        """Process a batch of these words."""
+        attempt = self.start(txid)
+        counts = {word or "none": sum(other == word for other, _ in words) for word, _ in words}
+        counted = self.stage(attempt, "counted", counts.items())
+        log = self.stage(attempt, "log", [(place, *row) for place, row in enumerate(words)])
+        self.seal(attempt, counted, log, tracked=Tracked(len(words)))
+
+
+@pytest.fixture
+def words(settings: Settings, register: Callable[..., None]) -> Iterator[Callable[..., Words]]:
+    """A function that declares a pipeline with these checks and returns its flow, with ten planned batches at first."""
+    opened: list[Words] = []
+
+    def begin(**checks: Check) -> Words:
+        states = {
+            "counted": State(key={"word": "text"}, aggregates={"lines": Count()}),
+            "log": Rows({"word": "text", "number": "bigint"}),
+        }
+        pipeline = Pipeline("words", Stream("transactional"), states, checks=checks)
+        if not opened:
+            register(pipeline)
+        opened.append(Words(settings, pipeline.spec))
+        if len(opened) == 1:
+            opened[0].plan(*[1] * 10)
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+
+
+def outcome(flow: Words, txid: int) -> dict[str, Any]:
+    """Return what each check of a batch found."""
+    return {check["name"]: check["found"] for check in flow.store.batch_history("words", txid).checks}
+
+
+def test_a_batch_that_passes_commits_with_its_results(words: Callable[..., Words]) -> None:
+    """One row per check; without checks there is none."""
+    flow = words(few=Check(between("counted", "lines", 0, 10)), known=Check(no_nulls("log", "word"), otherwise="warn"))
+    flow.finish_words(1, [("a", 1), ("b", 2)])
+    flow.commit(1)
+    assert outcome(flow, 1) == {"few": None, "known": None}
+
+
+FINDINGS: dict[str, tuple[Finds, list[Word], str]] = {
+    "a NULL": (no_nulls("log", "word", "number"), [("b", 1), (None, 2)], "(position=1, word=None, number=2"),
+    "too much in the state": (between("counted", "lines", most=3), [("a", 1), ("a", 1)], "(word=a, lines=4, txid=2)"),
+    "too little in the batch": (between("log", "number", least=0), [("b", -1)], "number=-1"),
+    "a repeated value": (unique("log", "word", "number"), [("a", 1), ("c", 1)], "(word=a, number=1)"),
+    "a value twice in the batch": (unique("log", "number"), [("c", 7), ("d", 7)], "(number=7)"),
+    "many rows": (like_before(0.5, 1.5), [("b", 1)] * 4, "(source_rows=4, mean_before=2.0)"),
+    "no rows": (like_before(0.5, 1.5), [], "(source_rows=0, mean_before=2.0)"),
+}
+
+
+@pytest.mark.parametrize(("finds", "batch", "found"), FINDINGS.values(), ids=FINDINGS.keys())
+def test_what_a_check_finds_blocks_the_batch_or_is_kept(
+    words: Callable[..., Words], settings: Settings, finds: Finds, batch: list[Word], found: str
+) -> None:
+    """Nothing of a blocked batch is visible; once the check only warns, the same staging commits, and the ledger says why."""
+    flow = words(check=Check(finds))
+    flow.finish_words(1, [("a", 1), ("a", 2)])
+    flow.commit(1)
+    flow.finish_words(2, batch)
+    before = contents(settings)
+    with pytest.raises(CheckFailed) as failed:
+        flow.commit(2)
+    assert found in str(failed.value)
+    assert (failed.value.pipeline, failed.value.txid) == ("words", 2)
+    assert contents(settings) == before
+    warned = words(check=Check(finds, otherwise="warn"))
+    warned.commit(2)
+    assert found in outcome(warned, 2)["check"]
+    assert outcome(warned, 1) == {"check": None}
+
+
+def test_batches_with_checks_are_merged_one_by_one(words: Callable[..., Words]) -> None:
+    """Each is checked against the states after it alone: the second is at fault, and the first commits."""
+    flow = words(few=Check(between("counted", "lines", most=2)))
+    flow.finish_words(1, [("a", 1), ("a", 1)])
+    flow.finish_words(2, [("a", 1)])
+    assert [commit.txid for commit in flow.store.commit_ready(flow.spec, "test")] == [1]
+    with pytest.raises(CheckFailed):
+        flow.store.commit_ready(flow.spec, "test")
+    assert flow.store.committed("words") == 1
+
+
+def test_many_findings_are_shown_by_a_few(words: Callable[..., Words]) -> None:
+    """The message has a bound."""
+    flow = words(none=Check(lambda batch: sa.select(batch.state("log").c.word)))
+    flow.finish_words(1, [("x" * 1000, number) for number in range(50)])
+    with pytest.raises(CheckFailed, match=r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more\.") as failed:
+        flow.commit(1)
+    assert len(str(failed.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    ("finds", "message"),
+    [
+        (lambda batch: sa.select(batch.state("nothing")), "looks at state nothing, which it does not have"),
+        (lambda _batch: 1 / 0, "The check 'wrong' of pipeline words failed: ZeroDivisionError"),
+        (lambda batch: sa.delete(batch.state("log")), "returns Delete; it has to return a SELECT"),
+        (lambda _batch: "SELECT 1", "returns str; it has to return a SELECT"),
+    ],
+)
+def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], finds: Finds, message: str) -> None:
+    """It is the pipeline's code that is wrong, and the batch waits."""
+    flow = words(wrong=Check(finds, otherwise="warn"))
+    flow.finish_words(1, [("a", 1)])
+    with pytest.raises(DeclarationInvalid, match=message):
+        flow.commit(1)
+    assert flow.rows("log") == []
+
+
+def test_another_way_to_fail_is_refused() -> None:
+    """When it is declared."""
+    with pytest.raises(ValueError, match="use block or warn"):
+        Check(no_nulls("log", "word"), otherwise="ignore")  # type: ignore[arg-type]
