@@ -6,7 +6,7 @@ Newest    one row per key: its newest version
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -115,8 +115,25 @@ class Newest(_Keyed):
         return tuple(in_order({column: (column, kind) for column, kind in self.order_by.items()}, values, "last"))
 
 
+class _PerRow:
+    """What states have in common that get each row of a batch by itself, with its position."""
+
+    columns: Mapping[str, str]
+    kind: StateKind
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Return the columns."""
+        return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of this state."""
+        position = KeyColumn(POSITION, ColumnType("bigint"))
+        return StateSpec(name, (position,), tuple(part.value_column for part in self.parts), self.kind, appends=True)
+
+
 @dataclass(frozen=True)
-class Rows:
+class Rows(_PerRow):
     """One row per row of a batch: each is appended once, and never changed.
 
     `columns` maps columns of the rows to Postgres types; any may be NULL. A row also has the `txid` of its batch, and its
@@ -132,19 +149,9 @@ class Rows:
     key: Mapping[str, str] = field(default_factory=dict, init=False)
     null_keys: bool = field(default=True, init=False)
 
-    @cached_property
-    def parts(self) -> Sequence[Part]:
-        """Return the columns."""
-        return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
-
-    def spec(self, name: str) -> StateSpec:
-        """Return the store's view of this state."""
-        position = KeyColumn(POSITION, ColumnType("bigint"))
-        return StateSpec(name, (position,), tuple(part.value_column for part in self.parts), self.kind, appends=True)
-
 
 @dataclass(frozen=True)
-class Update:
+class Update(_PerRow):
     """The author's own statements over the rows of a batch, for what no other state covers: an outbox, several tables at once.
 
     ``update(batch)`` runs in the commit of each batch, under the cursor's lock and after the other states have been merged:
@@ -166,16 +173,9 @@ class Update:
     key: Mapping[str, str] = field(default_factory=dict, init=False)
     null_keys: bool = field(default=True, init=False)
 
-    @cached_property
-    def parts(self) -> Sequence[Part]:
-        """Return the columns."""
-        return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
-
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this update."""
-        position = KeyColumn(POSITION, ColumnType("bigint"))
-        values = tuple(part.value_column for part in self.parts)
-        return StateSpec(name, (position,), values, self.kind, appends=True, updates=True, update=self.update)
+        return replace(super().spec(name), updates=True, update=self.update)
 
 
 AnyState = State | Newest | Rows | Update
