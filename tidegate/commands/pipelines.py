@@ -83,6 +83,7 @@ def _facts(pipeline: Pipeline) -> dict[str, Any]:
         "on_poison": pipeline.on_poison,
         "tries": pipeline.tries,
         "checks": dict(pipeline.check),
+        "batch_checks": {name: check.otherwise for name, check in pipeline.checks.items()},
         "tracking": pipeline.tracking,
         "goes_unnoticed": pipeline.lost_tracking,
         "message_timeout_seconds": pipeline.message_timeout_seconds,
