@@ -1,7 +1,11 @@
-"""States: what the rows of a batch become in Postgres. A table of the state's name in schema ``state`` each.
+"""States: what the rows of a batch become in Postgres. A table of the state's name in schema ``state`` each, except updates.
 
-State     one row per key, with aggregates of all rows
-Newest    one row per key: its newest version
+    State     one row per key, with aggregates of all rows
+    Newest    one row per key: its newest version
+    Rows      one row per row
+    Update    what the author's own statements make of the rows
+
+docs/states.md compares them.
 """
 
 from abc import ABC, abstractmethod

@@ -119,7 +119,7 @@ class ValueColumn:
 
 @dataclass(frozen=True)
 class DerivedColumn:
-    """A value that Postgres derives from kept columns of the same row, whenever these change: nobody writes it.
+    """A value that Postgres derives from kept columns of the same row, whenever these change; it is never written.
 
     A mean is made of a sum and a count; the others are made of a sum, a sum of squares and a count. The type is a numeric, to
     whose scale it is rounded.
