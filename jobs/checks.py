@@ -23,7 +23,7 @@ class Check:
         Check(lambda batch: sa.select(batch.state("daily").c.carrier).where(batch.state("daily").c.flights < 0))
 
     With ``otherwise="block"`` the batch does not commit if a row is found, and waits for a person; with "warn", it does. It is
-    code: raise the pipeline's version if you change it, and batches that wait are checked anew when they are tried again.
+    code: raise the pipeline's version if you change it, and batches that wait are checked again when they are tried again.
     """
 
     finds: Finds

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import lookup, tables
+from state_store import tables
 from state_store.declaration import KeyColumn, StateSpec
 from state_store.errors import UsageError
+from state_store.lookup import no_such_key
 
 PAYLOAD_CHARACTERS = 10_000  # of a record in a list: one may have millions
 TXIDS_SHOWN = 100
@@ -39,23 +39,8 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
             if len(found) < limit:
                 found += connection.execute(statement.where(*condition).limit(limit - len(found)))
     except DataError as error:
-        raise UsageError(f"State {state.name} has no such key: {_first_line(error.orig)}") from error
+        raise no_such_key(state, error.orig) from error
     return found
-
-
-def row_of_key(connection: Connection, state: StateSpec, key: Sequence[str]) -> list[Sequence[Any]]:
-    """Return the row of a key, given as text, or nothing.
-
-    Raises: UsageError for a wrong number of values, or one that its column cannot hold.
-    """
-    if len(key) != len(state.row_key):
-        names = ", ".join(column.name for column in state.row_key) or "nothing"
-        raise UsageError(f"State {state.name} is keyed by {names}: give {len(state.row_key)} values, not {len(key)}.")
-    try:
-        found = list(lookup.rows(connection.connection.driver_connection, state, [key]))
-    except (psycopg2.DataError, ValueError) as error:
-        raise UsageError(f"State {state.name} has no such key: {_first_line(error)}") from error
-    return [list(row.values()) for _, row in found]
 
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
@@ -143,7 +128,3 @@ def _records(most_characters: int | None) -> sa.Select[Any]:
     cut = [sa.func.left(payload, most_characters).label(payload.name) for payload in payloads]
     length = sa.func.greatest(*(sa.func.length(payload) for payload in payloads))
     return sa.select(*columns, *cut, (length > most_characters).label("is_cut"))
-
-
-def _first_line(error: BaseException | None) -> str:
-    return f"{str(error).splitlines()[0].rstrip('.')}."

@@ -4,7 +4,7 @@ A check is a query for what is wrong, so that its answer can be shown: no row me
 batch does not commit ("block"), or commits and the ledger keeps what was found ("warn").
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class CheckedBatch:
     spec: PipelineSpec
     txid: int
     source_rows: int
-    staged: Callable[[StateSpec], sa.Select[Any]]
+    staged: Mapping[str, sa.Select[Any]]
 
     @property
     def pipeline(self) -> str:
@@ -42,7 +42,7 @@ class CheckedBatch:
 
     def partials(self, name: str) -> sa.Subquery:
         """Return what the batch brings to a state: a row per key, or per appended row."""
-        return self.staged(self._found(name)).subquery(f"partials_{name}")
+        return self.staged[self._found(name).name].subquery(f"partials_{name}")
 
     def before(self) -> sa.Subquery:
         """Return the committed batches before this one, and how many rows their sources had: columns txid and source_rows."""

@@ -14,13 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 
-from state_store.declaration import ValueColumn
+from state_store.declaration import ARRAY_MERGES, ValueColumn
 
 Columns = sa.ColumnCollection[str, Any]
 # Postgres' operators, and its aggregates of the same meaning.
 _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "#"}
-# Functions and aggregates of the ledger (schema.sql) that make one array of two, or of all.
-_ARRAYS = ("union", "list", "smallest", "largest", "counts")
 
 
 def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElement[Any]:
@@ -34,7 +32,7 @@ def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElem
         found = sa.func.least(ours, theirs) if merge == "min" else sa.func.greatest(ours, theirs)
     elif merge in _BITS:
         found = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)
-    elif merge in _ARRAYS:
+    elif merge in ARRAY_MERGES:  # by functions and aggregates of the ledger (schema.sql)
         found = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
     else:
         is_before = {"first": sa.func.record_lt, "last": sa.func.record_gt}[merge](_place(value, partial), _place(value, kept))
@@ -52,7 +50,7 @@ def combined(value: ValueColumn, partials: Columns) -> sa.ColumnElement[Any]:
         # The sum of all absolute values: then no partial sum in any order is larger.
         sizes = _sum(sa.func.abs(column, type_=column.type))
         return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
-    if merge in _ARRAYS:
+    if merge in ARRAY_MERGES:
         joined: sa.ColumnElement[Any] = getattr(sa.func.tidegate, f"{merge}_of_all")(column, *_limit(value), type_=column.type)
         return joined
     if merge in ("first", "last"):

@@ -200,7 +200,12 @@ class StateSpec:
     def shown(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
         """Return the columns that readers see: keys, values, what is derived from these, and the txid that wrote the row."""
         txid = (_TXID,) if self.has_txid and not self.appends else ()
-        return (*self.row_key, *self.values, *self.derived, *txid)
+        return (*self.row_key, *self.results, *txid)
+
+    @property
+    def results(self) -> tuple[ValueColumn | DerivedColumn, ...]:
+        """Return the values, and what is derived from these."""
+        return (*self.values, *self.derived)
 
     @property
     def row_key(self) -> tuple[KeyColumn, ...]:

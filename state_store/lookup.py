@@ -27,9 +27,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
     SchemaOutOfDate.
     """
-    columns = [column.name for column in state.row_key]
-    if (wrong := next((key for key in keys if len(key) != len(columns)), None)) is not None:
-        raise UsageError(f"State {state.name} is keyed by {', '.join(columns)}: give {len(columns)} values, not {len(wrong)}.")
+    check_widths(state, keys)
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
@@ -38,10 +36,26 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
             for position, row in rows(connection, state, keys):
                 found[position] = row
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
-        raise UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise no_such_key(state, error) from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
     return found
+
+
+def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:
+    """Refuse a key that has not one value for each of the key's columns.
+
+    Raises: UsageError.
+    """
+    columns = [column.name for column in state.row_key]
+    if (wrong := next((key for key in keys if len(key) != len(columns)), None)) is not None:
+        names = ", ".join(columns) or "nothing"
+        raise UsageError(f"State {state.name} is keyed by {names}: give {len(columns)} values, not {len(wrong)}.")
+
+
+def no_such_key(state: StateSpec, error: BaseException | None) -> UsageError:
+    """Return the error for a value that a column of the key cannot hold, from that of the driver."""
+    return UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.")
 
 
 def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -11,8 +11,7 @@ In theory, states recognise a replay by the txids in their rows (docs/semantics.
 txid in a row is never a replay: another writer put it there, and the commit stops.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -56,17 +55,18 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     """
     open_tables(connection, spec)
     keys = dict.fromkeys(batches, 0)
+    brought: dict[tuple[str, int], StagedBatch] = {}
     for state in spec.readable:
         staged = []
         for txid, attempt in batches:
-            batch = _staged(connection, spec, state, txid, attempt)
+            batch = brought[state.name, txid] = _staged(connection, spec, state, txid, attempt)
             if batch.rows:
                 staged.append(batch)
                 keys[txid, attempt] += batch.rows
         if staged:
             _merge(connection, spec, state, batches, staged)
     _update(connection, spec, batches)
-    _check(connection, spec, batches)
+    _check(connection, spec, batches, brought)
     return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
 
 
@@ -119,18 +119,19 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[
     updates.end(connection, spec.name)
 
 
-def _check(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> None:
-    """Evaluate the pipeline's checks, after everything that the batch does."""
+def _check(
+    connection: Connection,
+    spec: PipelineSpec,
+    batches: Sequence[tuple[int, int]],
+    brought: Mapping[tuple[str, int], StagedBatch],
+) -> None:
+    """Evaluate the pipeline's checks, after everything that the batches do; `brought` is by state and txid."""
     a = tables.attempt.c
     for txid, attempt in batches if spec.checks else ():
         rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
         source_rows = connection.scalar(rows) or 0
-        staged = partial(_partials_of, connection, spec, txid, attempt)
-        checks.evaluate(connection, checks.CheckedBatch(spec, txid, source_rows, staged))
-
-
-def _partials_of(connection: Connection, spec: PipelineSpec, txid: int, attempt: int, state: StateSpec) -> sa.Select[Any]:
-    return _staged(connection, spec, state, txid, attempt).partials
+        partials = {state: batch.partials for (state, of), batch in brought.items() if of == txid}
+        checks.evaluate(connection, checks.CheckedBatch(spec, txid, source_rows, partials))
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:

@@ -98,7 +98,7 @@ class StateReader:
             try:
                 return AsOf(version.txid, [dict(row) for row in connection.execute(statement).mappings()])
             except DataError as error:
-                raise UsageError(f"State {state.name} has no such key: {_first_line(error.orig)}") from error
+                raise lookup.no_such_key(state, error.orig) from error
 
     @contextmanager
     def scan(self) -> Iterator[tuple[int, Iterator[Row]]]:
@@ -131,19 +131,16 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
 
     Raises: UsageError.
     """
-    width = len(state.row_key)
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
-    if (wrong := next((key for key in keys if len(key) != width), None)) is not None:
-        names = ", ".join(column.name for column in state.row_key) or "nothing"
-        raise UsageError(f"State {state.name} is keyed by {names}: give {width} values, not {len(wrong)}.")
+    lookup.check_widths(state, keys)
     found: list[Row | None] = [None] * len(keys)
     driver: Any = connection.connection.driver_connection
     try:
         for position, row in lookup.rows(driver, state, keys):
             found[position] = row
     except (psycopg2.DataError, ValueError) as error:
-        raise UsageError(f"State {state.name} has no such key: {_first_line(error)}") from error
+        raise lookup.no_such_key(state, error) from error
     return found
 
 
@@ -160,7 +157,3 @@ def _within(state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
             there = sa.tuple_(*(sa.cast(sa.literal(str(v)), c.type) for v, c in zip(bound, columns, strict=True)))
             statement = statement.where(here >= there if is_first else here <= there)
     return statement
-
-
-def _first_line(error: BaseException | None) -> str:
-    return f"{str(error).splitlines()[0].rstrip('.')}."

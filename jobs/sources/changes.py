@@ -162,12 +162,12 @@ class ChangesEmitter(Emitter):
         query = self._look(metadata).query
         parts = parts_of(metadata)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
-        return numbers.mapInArrow(PartsReader(conninfo_of_tasks(self._settings), query, parts), _schema(query))
+        return numbers.mapInArrow(PartsReader(conninfo_of_tasks(self._settings), query, parts), query.row_schema)
 
     def row_schema(self) -> str:
         """Return the columns of the state's changes."""
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
-            return _schema(_look(connection, self._source).query)
+            return _look(connection, self._source).query.row_schema
 
     def expected_rows(self, metadata: SourceMetadata) -> int:
         """Return the planned number of rows."""
@@ -235,13 +235,6 @@ def _spark_name(kind: ColumnType) -> str:
     if numeric := kind.precision_and_scale:
         return f"decimal({numeric[0]},{numeric[1]})"
     return "string" if kind.element or kind.name == "uuid" else _SPARK_NAMES.get(kind.name, kind.name)
-
-
-def _schema(query: Query) -> str:
-    def shown(kind: SparkType) -> str:
-        return f"decimal({kind.precision},{kind.scale})" if kind.name == "decimal" else kind.name
-
-    return ", ".join(f"`{name}` {shown(kind)}" for name, kind in query.columns.items())
 
 
 def _cut(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int, int, list[list[str]]]:

@@ -171,7 +171,7 @@ class ChangesFeed:
         return emitted
 
     def change(self) -> None:
-        """Delete a row, which nobody is allowed to do."""
+        """Delete a row, which no role but the owner may do."""
         with psycopg2.connect(**self._settings.conninfo(user="tidegate_owner")) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT set_config('tidegate.writer', %s, true)", [self._spec.name])
             cursor.execute(f"DELETE FROM state.{self._spec.states[0].name} WHERE name = 'row 0'")

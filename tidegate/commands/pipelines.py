@@ -10,7 +10,7 @@ import click
 from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
 from jobs.states import AnyState
-from state_store.declaration import DerivedColumn, SourceKind, StateKind, ValueColumn, exactly_once
+from state_store.declaration import SourceKind, StateKind, exactly_once
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
@@ -59,8 +59,7 @@ def pipelines(matrix: bool, as_json: bool) -> None:
 
 def _values(name: str, state: AnyState) -> list[str]:
     spec = state.spec(name)
-    columns: tuple[ValueColumn | DerivedColumn, ...] = (*spec.values, *spec.derived)
-    return [column.name for column in columns]
+    return [column.name for column in spec.results]
 
 
 def _facts(pipeline: Pipeline) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from jobs.pipeline import Pipeline
 from state_store import history, overview
-from state_store.declaration import DerivedColumn, StateSpec, ValueColumn, exactly_once
+from state_store.declaration import StateSpec, exactly_once
 from state_store.overview import Progress
 from tidegate.page import access, ledger
 from tidegate.page.declared import declared
@@ -155,8 +155,7 @@ def _names() -> list[str]:
 
 def _state(state: StateSpec) -> State:
     keys = [Column(name=key.name, type=key.type.name) for key in state.row_key]
-    read: tuple[ValueColumn | DerivedColumn, ...] = (*state.values, *state.derived)
-    values = [Column(name=value.name, type=value.type.name) for value in read]
+    values = [Column(name=value.name, type=value.type.name) for value in state.results]
     return State(name=state.name, kind=state.kind, keys=keys, values=values)
 
 

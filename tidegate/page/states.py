@@ -75,7 +75,9 @@ def rows(
         if if_none_match == response.headers["ETag"]:
             return Response(status_code=304, headers=dict(response.headers))
         if key is not None:
-            found = browsing.row_of_key(connection, spec, key)
+            found: list[Sequence[Any]] = [
+                list(row.values()) for row in reads.rows_of(connection, spec, [key]) if row is not None
+            ]
         else:
             found = browsing.rows_after(connection, spec, None if after is None else _key_in(after), limit + 1)
     shown = found[:limit]

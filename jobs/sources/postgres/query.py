@@ -88,6 +88,10 @@ class SparkType:
             )
         return cls(plain)
 
+    def __str__(self) -> str:
+        """Return the type as Spark writes it."""
+        return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+
     def takes(self, postgres_type: str) -> bool:
         """Return whether a Postgres type is accepted: every value that fits arrives unchanged."""
         accepted = _ACCEPTED[self.name]
@@ -119,6 +123,11 @@ class Query:
         if self.table:
             return sql.Identifier(*self.table)
         return sql.SQL("({}\n) AS tidegate_source").format(sql.SQL(self.select))  # a comment may end the author's text
+
+    @property
+    def row_schema(self) -> str:
+        """The requested columns as Spark writes them."""
+        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns.items())
 
     @property
     def keys(self) -> sql.Composable:

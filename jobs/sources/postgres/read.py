@@ -82,7 +82,7 @@ class PostgresReader(Emitter):
 
     def row_schema(self) -> str:
         """Return the declared columns."""
-        return ", ".join(f"`{name.replace('`', '``')}` {_spark_name(kind)}" for name, kind in self._query.columns.items())
+        return self._query.row_schema
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark requests it."""
@@ -242,7 +242,7 @@ class _Parser:
         key = ", ".join(f"{name}={row[name]}" for name in self._query.key)
         return MalformedRecord(
             f"{self._query.name}, row {key}: {misfit}={row[misfit][:SHOWN_VALUE_CHARACTERS]!r} does not fit "
-            f"{_spark_name(self._query.columns[misfit])}. Correct the schema and raise the pipeline's version, or cast the "
+            f"{self._query.columns[misfit]}. Correct the schema and raise the pipeline's version, or cast the "
             "column in a query."
         )
 
@@ -271,7 +271,3 @@ def _parsed(block: bytes, types: dict[str, pa.DataType]) -> pa.Table:
 
 def _arrow_type(kind: SparkType) -> pa.DataType:
     return pa.decimal128(kind.precision, kind.scale) if kind.name == "decimal" else _ARROW_TYPES[kind.name]
-
-
-def _spark_name(kind: SparkType) -> str:
-    return f"decimal({kind.precision},{kind.scale})" if kind.name == "decimal" else kind.name
