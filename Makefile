@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-smoke check down lock page pictures
+.PHONY: help setup demo test soak cluster-test bench bench-smoke check down lock page pictures
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,10 @@ test: setup ## Run all tests
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
-bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (an hour, on a quiet machine)
+cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, an object store, a standby (half an hour)
+	@CLUSTER=1 $(BIN)/pytest --durations 0 --timeout 1800 tests/cluster
+
+bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (an hour and a half and 35 GB of disk, on a quiet machine)
 	@$(BIN)/python -m benchmarks
 
 bench-smoke: setup ## The same in minutes with small sizes: checks that the benchmarks work, not how fast anything is

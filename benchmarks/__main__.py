@@ -7,17 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cardinality, cold_start, designs, growth, guard, orchestration, page
+from benchmarks import cardinality, cold_start, designs, growth, guard, kinds, large_state, orchestration, page, scale
 from benchmarks.harness import LATEST, Bench, Benchmark, Figure, print_figures, write_latest
 
 BENCHMARKS: dict[str, Benchmark] = {
     "cardinality": cardinality.run,
+    "kinds": kinds.run,
     "guard": guard.run,
     "orchestration": orchestration.run,
     "designs": designs.run,
     "growth": growth.run,
+    "large_state": large_state.run,
     "cold_start": cold_start.run,
     "page": page.run,
+    "scale": scale.run,
 }
 
 

@@ -7,8 +7,9 @@ import duckdb
 PAGES, USERS = 1_000, 1_000_000
 
 
-def write_events(folder: Path, files: int, rows: int) -> None:
-    """Write Parquet files with this number of rows each; their content is always the same."""
+def write_events(folder: Path, files: int, rows: int, *, numbered: bool = False) -> None:
+    """Write Parquet files with this number of rows each, `numbered` in column "at"; their content is always the same."""
+    number_of_row = ", i AS at" if numbered else ""
     folder.mkdir(parents=True, exist_ok=True)
     with duckdb.connect() as connection:
         for number in range(files):
@@ -16,7 +17,7 @@ def write_events(folder: Path, files: int, rows: int) -> None:
             connection.execute(
                 f"""COPY (
                     SELECT (hash(i) % {USERS})::BIGINT AS user_id, 'page-' || (hash(i + 1) % {PAGES})::VARCHAR AS page,
-                           (hash(i + 2) % 1000)::BIGINT AS amount
+                           (hash(i + 2) % 1000)::BIGINT AS amount{number_of_row}
                     FROM range({first}, {first + rows}) AS events(i)
                 ) TO '{folder / f"{number:04d}.parquet"}' (FORMAT parquet, ROW_GROUP_SIZE 500000)"""
             )

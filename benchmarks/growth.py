@@ -31,12 +31,13 @@ import migrations
 from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
 from benchmarks.project import Project, publish, stack_without_airflow
+from jobs import Pipeline
 from state_store import StateStore
 from tests import steps
 from tests.conftest import COMMAND, Server
 from tidegate import stack as embedded
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 OWNER = "benchmark"
 FLAT = Bar(at_most=1.2)
 AT_ONCE = Bar(at_most=0.3)
@@ -108,17 +109,18 @@ class Place(Project):
     """A database and a project folder of one size, with the times of its batches."""
 
     size: int
+    pipeline: Pipeline = USERS
     spent: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, made: Project, size: int) -> "Place":
-        """Create an empty place on a stack's server."""
+    def create(cls, made: Project, size: int, pipeline: Pipeline = USERS) -> "Place":
+        """Create an empty place on a stack's server, for the users' pipeline or one that differs only in how it stores them."""
         settings = replace(made.settings, pg_database=Server(made.settings).create_database())
         migrations.upgrade(settings, [])
         home = made.home / settings.pg_database
         (home / "data" / USERS.name).mkdir(parents=True)
-        place = cls(home, replace(settings, home=home), size)
-        place.register(USERS)
+        place = cls(home, replace(settings, home=home), size, pipeline)
+        place.register(pipeline)
         return place
 
     @property
@@ -141,20 +143,20 @@ class Place(Project):
         with StateStore.connect(self.settings) as store:
             return store.committed(USERS.name)
 
-    def arrive(self, keys: int) -> None:
-        """Write the file of the next batch into the folder, then vacuum and write a checkpoint."""
-        txid = self.committed() + 1
-        step = keys // ROWS_PER_BATCH
-        write_users(self.source / file_name(txid), f"i * {step} + hash(i + {txid}) % {step}", ROWS_PER_BATCH)
+    def arrive(self, keys: int, rows: int = ROWS_PER_BATCH, batches: int = 1) -> None:
+        """Write the files of the next batches into the folder, then vacuum and write a checkpoint."""
+        for txid in range(self.committed() + 1, self.committed() + 1 + batches):
+            step = keys // rows
+            write_users(self.source / file_name(txid), f"i * {step} + hash(i + {txid}) % {step}", rows)
         self.settle()
 
     def batch(self) -> None:
         """Run the steps of a batch, each timed."""
         txid = self.committed() + 1
         parts: dict[str, Callable[[], object]] = {
-            "plan": lambda: steps.plan(self.settings, USERS, run_id=f"{OWNER} {txid}"),
-            "process": lambda: steps.process(self.settings, USERS, txid, owner=OWNER),
-            "commit": lambda: steps.commit(self.settings, USERS, txid, owner=OWNER),
+            "plan": lambda: steps.plan(self.settings, self.pipeline, run_id=f"{OWNER} {txid}"),
+            "process": lambda: steps.process(self.settings, self.pipeline, txid, owner=OWNER),
+            "commit": lambda: steps.commit(self.settings, self.pipeline, txid, owner=OWNER),
         }
         self.spent.append({name: timed(step) for name, step in parts.items()})
         assert self.committed() == txid

@@ -21,7 +21,7 @@ from psycopg2 import sql
 
 from benchmarks.harness import Bar, Bench, Figure, compared
 from benchmarks.peer import as_csv, copy_and_upsert, create_target
-from benchmarks.pipelines import PAGES, USERS
+from benchmarks.pipelines import KEEPING, PAGES, RECORDING, USERS
 from benchmarks.project import Project, stack_without_airflow
 from jobs import Pipeline
 from jobs.compute.sink import SORTED_ROWS, PartialsReader
@@ -50,6 +50,27 @@ def run(bench: Bench) -> Iterator[Figure]:
             trial = _Trial(bench, made, pipeline, key, _shuffled(keys, key))
             trial.passes(passes)
             yield from trial.figures(f"{keys:,} {kind.split()[0]} keys")
+        yield _recorded_changes(bench, made, keys, passes)
+
+
+def _recorded_changes(bench: Bench, made: Project, keys: int, passes: int) -> Figure:
+    """Time the merge of updates into an opaque state that records what each batch changes, beside one that does not."""
+    made.register(KEEPING, RECORDING)
+    rows = _shuffled(keys, "user_id")
+    trials = [_Trial(bench, made, pipeline, "user_id", rows) for pipeline in (RECORDING, KEEPING)]
+    merges: list[list[float]] = [[], []]
+    for number in range(passes + 1):
+        for trial, seconds in zip(trials, merges, strict=True):
+            made.settle()
+            clock = _Clock()
+            trial._guarded(clock)
+            if number:
+                seconds.append(clock.parts["commit_batch: merge"])
+    with contextlib.closing(made.administrator()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*), sum(amount - coalesce(previous_amount, 0)) FROM state.per_recorded_user_changes")
+        assert cursor.fetchone() == (keys * (passes + 1), (passes + 1) * keys * (keys - 1) // 2), "changes are wrong"
+    what = f"{keys:,} bigint keys: merge that records changes"
+    return compared("guard", what, merges[0], "one that does not", merges[1], bar=Bar(at_most=1.5), is_speed=False)
 
 
 def _shuffled(keys: int, key: str) -> pa.Table:

@@ -23,18 +23,21 @@ def run(bench: Bench) -> Iterator[Figure]:
     ours: list[float] = []
     last_commits: list[float] = []
     floor: list[float] = []
+    used: list[dict[str, float]] = []
     with project(home, ["small"]) as made:
         source = home / "data" / "small"
         committed = bench.choose(40, 2)
-        _write(source, 0, committed)
+        write_small(source, 0, committed)
         made.dag_run("small", {}, committed=committed)
         made.dag_run("floor", {"max_batches": committed})
         for number in range(passes):
             floor.append(made.dag_run("floor", {"max_batches": txids}).to_end)
             bench.tell(f"pass {number + 1}: {txids} empty groups in {floor[-1]:.1f} s")
-            _write(source, committed, committed + txids)
+            write_small(source, committed, committed + txids)
             committed += txids
+            cores = made.core_seconds()
             done = made.dag_run("small", {}, committed=committed)
+            used.append({name: spent - cores[name] for name, spent in made.core_seconds().items()})
             ours.append(done.to_end)
             last_commits.append(done.to_commit)
             bench.tell(f"pass {number + 1}: {txids} txids in {ours[-1]:.1f} s, the last commit after {last_commits[-1]:.1f} s")
@@ -48,9 +51,13 @@ def run(bench: Bench) -> Iterator[Figure]:
     yield Figure("orchestration", f"{what}, per second", middle, "txids/s", middle, bar=Bar(at_least=2.5), runs=speed)
     wait = statistics.fmean(waits)
     yield Figure("orchestration", "from a commit's end to the next one's start", wait, "s", wait, bar=Bar(at_most=0.3))
+    for component in used[0]:
+        spent = statistics.median(run[component] for run in used) / txids
+        yield Figure("orchestration", f"a txid of one small file, core seconds of {component}", spent, "s", spent)
 
 
-def _write(source: Path, first: int, last: int) -> None:
+def write_small(source: Path, first: int, last: int) -> None:
+    """Write small files with these numbers."""
     source.mkdir(parents=True, exist_ok=True)
     for number in range(first, last):
         lines = "".join(f"page-{row % 20},{number}\n" for row in range(ROWS_PER_FILE))

@@ -1,18 +1,23 @@
 """Times how soon the operator's page shows data, with 100 pipelines and 100,000 txids in one; beside it Airflow's own lists.
 
-Each time in a browser that has nothing in its cache, from the navigation to the first row of data, as a person sees it.
+Each time in a browser that has nothing in its cache, from the navigation to the first row of data, as a person sees it. Then
+what programs wait for: the rows of many random keys of a large state, by HTTP and in Python.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 
+import httpx
 from playwright.sync_api import Browser
 
-from benchmarks.harness import Bar, Bench, Figure
+from benchmarks.harness import Bar, Bench, Figure, timed
 from state_store import StateStore
+from state_store.reads import StateReader
 from tests.page.browsers import launched
 from tests.page.conftest import Server, running_server, token_of
-from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
+from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS
 
 PATIENCE_MS = 60_000
@@ -23,6 +28,13 @@ VIEWS = {
     "one of 100,000 batches": ("/tidegate/#/pipelines/large_1/batches/50000", "text=Frozen when the batch was planned"),
     "history of 100,000 commits": ("/tidegate/#/pipelines/large_1/history?days=1", "text=source rows that committed"),
 }
+DAY = "2026-01-01"
+KEYS_AT_ONCE = 1_000
+FILL_STATE = """
+SELECT set_config('tidegate.writer', 'clicks', true);
+INSERT INTO state.per_page (page, day, clicks, spent, txid)
+SELECT 'page-' || n, %(day)s, 1, 1, 1 FROM generate_series(0, %(keys)s - 1) AS n;
+"""
 AIRFLOW = ("/dags", "text=No Dags found")
 
 
@@ -47,6 +59,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             bench.tell(
                 f"pass {number}: {', '.join(f'{name} {of[-1]:.2f}' for name, of in runs.items())}, Airflow {beside[-1]:.2f} s"
             )
+        yield from _many_keys(bench, server, token)
     for name, of in runs.items():
         first, *warm = of
         yield Figure(
@@ -62,6 +75,34 @@ def run(bench: Bench) -> Iterator[Figure]:
             beside,
         )
         yield Figure("page", f"{name}, the first after the server's start", first, "s", first)
+
+
+def _many_keys(bench: Bench, server: Server, token: str) -> Iterator[Figure]:
+    """Time requests for the rows of random keys of a state, each request for other ones."""
+    size, times = bench.choose(5_000_000, 10_000), bench.choose(21, 3)
+    as_owner(server.settings, FILL_STATE, {"keys": size, "day": DAY})
+    drawn = random.Random(1)
+    requests = [[[f"page-{drawn.randrange(size)}", DAY] for _ in range(KEYS_AT_ONCE)] for _ in range(times)]
+    address = "/tidegate/api/pipelines/clicks/states/per_page/rows"
+    with (
+        httpx.Client(base_url=server.url, cookies={"_token": token}) as http,
+        StateReader.open(server.settings, "clicks", "per_page") as reader,
+    ):
+
+        def by_http(keys: list[list[str]]) -> None:
+            answer = http.post(address, json={"keys": keys})
+            assert answer.status_code == 200, answer.text
+            assert None not in answer.json()["rows"]
+
+        def in_python(keys: list[list[str]]) -> None:
+            assert None not in reader.get_many(keys).rows
+
+        ways: dict[str, Callable[[list[list[str]]], None]] = {"by HTTP": by_http, "in Python": in_python}
+        for way, ask in ways.items():
+            first, *warm = [timed(partial(ask, keys)) for keys in requests]
+            bench.tell(f"{KEYS_AT_ONCE} keys {way}: first {first:.3f} s, then {median(warm):.3f} s")
+            what = f"{KEYS_AT_ONCE:,} of {size:,} keys {way}"
+            yield Figure("page", what, median(warm), "s", median(warm), bar=Bar(at_most=0.05), runs=warm)
 
 
 def _seconds(browser: Browser, server: Server, token: str, address: str, shown: str) -> float:

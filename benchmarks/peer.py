@@ -1,7 +1,8 @@
-"""The alternative to Tidegate: Structured Streaming, one file per trigger, foreachBatch into Postgres.
+"""The alternative to Tidegate: Structured Streaming, some files per trigger, foreachBatch into Postgres.
 
-It is well written: availableNow, the batch aggregated by Spark, passed on as Arrow, copied, and upserted in key order, all in
-one transaction. It promises less: a batch that is repeated after a crash counts twice.
+It is well written: availableNow, the batch computed by Spark, passed on as Arrow, copied, and merged in key order, all in one
+transaction; a batch that goes into two tables is kept by Spark, not read twice. It promises less: a batch of counts that is
+repeated after a crash counts twice.
 
 `Peer` starts it in a process of its own, with a JVM of its own, and sends it requests; only the queries are timed.
 """
@@ -10,10 +11,12 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psycopg2
 import pyarrow as pa
@@ -22,10 +25,22 @@ from pyarrow import csv
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from benchmarks.pipelines import VERSION, ordinary
+from jobs.pipelines.word_count import words
 from state_store import Settings
 from tidegate.stack.spark import MAX_DRIVER_MEMORY
 
+VERSIONS = ", ".join(f"{name} {kind}" for name, kind in VERSION.items())
 SCHEMA = "user_id bigint, page string, amount bigint"
+ADD_UP = "events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
+
+
+class Merge(NamedTuple):
+    """How rows get into a table: the columns of its key, and what becomes of a row that is there; None leaves it alone."""
+
+    target: str
+    key: Sequence[str]
+    update: str | None = ADD_UP
 
 
 class Peer:
@@ -51,11 +66,11 @@ class Peer:
         self._process.stdin.close()
         self._process.wait(60)
 
-    def run(self, source: Path, key: str, target: str, *, files_per_trigger: int = 1) -> float:
-        """Count the events of new files into a table; return the seconds of the query."""
+    def run(self, source: Path, key: str, target: str, *, job: str = "count", files_per_trigger: int = 1) -> float:
+        """Bring new files into tables named after `target`; return the seconds of the query."""
         assert self._process.stdin
         assert self._process.stdout
-        print(json.dumps([str(source), key, target, files_per_trigger]), file=self._process.stdin, flush=True)
+        print(json.dumps([job, str(source), key, target, files_per_trigger]), file=self._process.stdin, flush=True)
         if not (answer := self._process.stdout.readline()):
             raise RuntimeError(f"The peer ended; see {self._folder / 'peer.log'}")
         return float(answer)
@@ -80,15 +95,22 @@ def as_csv(rows: pa.Table) -> bytes:
 
 def copy_and_upsert(conninfo: dict[str, Any], target: str, key: str, content: bytes) -> None:
     """Copy rows into a temporary table and upsert them in key order, in one unguarded transaction."""
-    stage = sql.SQL("CREATE TEMP TABLE stage (LIKE {}) ON COMMIT DROP").format(sql.Identifier(target))
-    merge = sql.SQL(
-        "INSERT INTO {target} AS kept SELECT * FROM stage ORDER BY {key} ON CONFLICT ({key}) DO UPDATE "
-        "SET events = kept.events + excluded.events, amount = kept.amount + excluded.amount"
-    ).format(target=sql.Identifier(target), key=sql.Identifier(key))
+    copy_and_merge(conninfo, {Merge(target, (key,)): content})
+
+
+def copy_and_merge(conninfo: dict[str, Any], contents: Mapping[Merge, bytes]) -> None:
+    """Copy rows into temporary tables and merge them in key order, in one unguarded transaction."""
     with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(stage.as_string(cursor))
-        cursor.copy_expert("COPY stage FROM STDIN WITH (FORMAT csv)", BytesIO(content))
-        cursor.execute(merge.as_string(cursor))
+        for merge, content in contents.items():
+            names = {"stage": sql.Identifier(f"stage_{merge.target}"), "target": sql.Identifier(merge.target)}
+            stage = sql.SQL("CREATE TEMP TABLE {stage} (LIKE {target}) ON COMMIT DROP").format(**names)
+            action = f"UPDATE SET {merge.update}" if merge.update else "NOTHING"
+            upsert = sql.SQL(
+                "INSERT INTO {target} AS kept SELECT * FROM {stage} ORDER BY {key} ON CONFLICT ({key}) DO {action}"
+            ).format(**names, key=sql.SQL(", ").join(map(sql.Identifier, merge.key)), action=sql.SQL(action))
+            cursor.execute(stage.as_string(cursor))
+            cursor.copy_expert(sql.SQL("COPY {stage} FROM STDIN WITH (FORMAT csv)").format(**names), BytesIO(content))
+            cursor.execute(upsert.as_string(cursor))
 
 
 def _serve(conninfo: dict[str, str], folder: Path) -> None:
@@ -104,13 +126,14 @@ def _serve(conninfo: dict[str, str], folder: Path) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     for line in sys.stdin:
-        source, key, target, files_per_trigger = json.loads(line)
+        job, source, key, target, files_per_trigger = json.loads(line)
         start = time.perf_counter()
-        rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_trigger).parquet(source)
+        stream = spark.readStream.option("maxFilesPerTrigger", files_per_trigger)
+        rows = stream.text(source) if job == "words" else stream.schema(VERSIONS if job == "newest" else SCHEMA).parquet(source)
         query = (
             rows.writeStream.trigger(availableNow=True)
             .option("checkpointLocation", str(folder / "checkpoints" / target))
-            .foreachBatch(_upsert(conninfo, key, target))
+            .foreachBatch(partial(JOBS[job], conninfo, key, target))
             .start()
         )
         query.awaitTermination()
@@ -119,14 +142,40 @@ def _serve(conninfo: dict[str, str], folder: Path) -> None:
     spark.stop()
 
 
-def _upsert(conninfo: dict[str, str], key: str, target: str) -> Any:
-    """Return the function that Structured Streaming calls for each batch."""
+def _count(conninfo: dict[str, str], key: str, target: str, rows: Any, _batch_id: int) -> None:
+    copy_and_upsert(conninfo, target, key, as_csv(_counted(rows, key)))
 
-    def upsert(rows: Any, _batch_id: int) -> None:
-        table = rows.groupBy(key).agg(F.count("*").alias("events"), F.sum("amount").alias("amount")).toArrow()
-        copy_and_upsert(conninfo, target, key, as_csv(table))
 
-    return upsert
+def _counted(rows: Any, key: str) -> pa.Table:
+    table: pa.Table = rows.groupBy(key).agg(F.count("*").alias("events"), F.sum("amount").alias("amount")).toArrow()
+    return table
+
+
+def _append(conninfo: dict[str, str], _key: str, target: str, rows: Any, batch_id: int) -> None:
+    """Append each row with its batch and a position in it, so that a repeated batch appends nothing twice."""
+    numbered = rows.select(F.lit(batch_id).alias("batch"), F.monotonically_increasing_id().alias("position"), "*")
+    copy_and_merge(conninfo, {Merge(target, ("batch", "position"), None): as_csv(numbered.toArrow())})
+
+
+def _newest(conninfo: dict[str, str], key: str, target: str, rows: Any, _batch_id: int) -> None:
+    newest = rows.groupBy(key).agg(F.max(F.struct("at", "page", "amount")).alias("row")).select(key, "row.*")
+    update = "at = excluded.at, page = excluded.page, amount = excluded.amount WHERE excluded.at > kept.at"
+    copy_and_merge(conninfo, {Merge(target, (key,), update): as_csv(newest.toArrow())})
+
+
+def _two_states(conninfo: dict[str, str], _key: str, target: str, rows: Any, _batch_id: int) -> None:
+    kept = ordinary(rows).persist()
+    contents = {Merge(f"{target}_by_{key}", (key,)): as_csv(_counted(kept, key)) for key in ("page", "bucket")}
+    kept.unpersist()
+    copy_and_merge(conninfo, contents)
+
+
+def _words(conninfo: dict[str, str], key: str, target: str, rows: Any, _batch_id: int) -> None:
+    counts = words(rows).groupBy(key).agg(F.count("*").alias("events")).toArrow()
+    copy_and_merge(conninfo, {Merge(target, (key,), "events = kept.events + excluded.events"): as_csv(counts)})
+
+
+JOBS = {"count": _count, "append": _append, "newest": _newest, "two_states": _two_states, "words": _words}
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ import migrations
 from benchmarks.pipelines import PIPELINES
 from jobs import Pipeline
 from state_store import Settings, StateStore
+from state_store.settings import STACK_FOLDER
 from tests.conftest import register_pipelines, running_stack
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.commands.runs import FINISHED
-from tidegate.stack.component import wait_until
+from tidegate.stack.component import RunFolder, wait_until
 
 DAG = "from dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, concurrency={concurrency})\n"
 # A Dag of empty tasks, for the time of Airflow itself: N groups of two tasks, like our batches.
@@ -84,6 +85,19 @@ class Project:
             for statement in statements:
                 connection.execute(statement)
 
+    def core_seconds(self) -> dict[str, float]:
+        """Return the processor time that each component and what it started have used so far; of Airflow, by process."""
+        run = RunFolder(self.home / STACK_FOLDER)
+        found = {name: identity.process() for name in run.names() if (identity := run.read(name))}
+        return {name: _core_seconds(process) for name, process in found.items() if process}
+
+    def log_position(self) -> int:
+        """Return how many bytes of WAL the server has written."""
+        with contextlib.closing(self.administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint")
+            ((position,),) = cursor.fetchall()
+        return int(position)
+
     def settle(self) -> None:
         """Write a checkpoint and vacuum, so that no measurement pays for an earlier one."""
         with contextlib.closing(self.administrator()) as connection, connection.cursor() as cursor:
@@ -122,6 +136,16 @@ class Project:
             state = airflow.run_state(name, run_id)
             assert state == "success", f"{name} {run_id} ended as {state}"
             return DagRun(to_commit, to_end)
+
+
+def _core_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process, of its live descendants, and of those that have ended and were waited for."""
+    spent = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            spent += times.user + times.system + times.children_user + times.children_system
+    return spent
 
 
 def publish(folder: Path, names: Collection[str]) -> None:

@@ -41,8 +41,9 @@ TASK_DEFAULTS: dict[str, Any] = {
     ),
 }
 
-# Before any process task, which Airflow would otherwise run first, since more tasks come after it.
-COMMIT_PRIORITY = 1000
+# All absolute: by default Airflow adds the priorities of the tasks that come after, so that process would go before commit. A
+# plan is short, and a pipeline that has just begun should not wait behind others' batches.
+PLAN_PRIORITY, PROCESS_PRIORITY, COMMIT_PRIORITY = 2000, 1, 1000
 
 DAG_DOC = """\
 Runs pipeline **{name}**: each batch of new data gets a txid, is processed by Spark, and commits into Postgres in txid order,
@@ -134,7 +135,8 @@ def batch_dag(
         tags=["tidegate", *tags],
         **arguments,
     ) as dag:
-        planned = task(task_id="plan", doc_md=PLAN_DOC)(plan)(pipeline_name, concurrency)
+        first: dict[str, Any] = {"weight_rule": "absolute", "priority_weight": PLAN_PRIORITY}
+        planned = task(task_id="plan", doc_md=PLAN_DOC, **first)(plan)(pipeline_name, concurrency)
 
         shared: dict[str, Any] = {
             "pipeline_name": pipeline_name,
@@ -145,7 +147,15 @@ def batch_dag(
 
         @task_group(group_id=BATCH)  # type: ignore[untyped-decorator]
         def batch(txid: int) -> None:
-            process = ProcessBatch(task_id="process", doc_md=PROCESS_DOC, txid=txid, concurrency=concurrency, **shared)
+            process = ProcessBatch(
+                task_id="process",
+                doc_md=PROCESS_DOC,
+                txid=txid,
+                concurrency=concurrency,
+                weight_rule="absolute",
+                priority_weight=defaults.get("priority_weight", PROCESS_PRIORITY),
+                **shared,
+            )
             commit = CommitSensor(
                 task_id="commit",
                 doc_md=COMMIT_DOC,

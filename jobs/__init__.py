@@ -22,16 +22,25 @@ from jobs.aggregates import (
     Variance,
 )
 from jobs.checks import Check
+from jobs.combiners import Combiner
 from jobs.pipeline import Pipeline
+from jobs.queries import Query
+from jobs.sketches import ApproxDistinct, ApproxQuantiles
 from jobs.sources import Source
 from jobs.sources.changes import Changes
 from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
+from jobs.sources.inputs.reference import Reference
+from jobs.sources.inputs.source import Inputs
 from jobs.sources.kafka.source import Kafka
 from jobs.sources.postgres.source import PostgresTable
-from jobs.states import Newest, Rows, State, Update
+from jobs.state_queries import StateQuery, state_query
+from jobs.states import History, Newest, Rows, State, Update
+from jobs.windows import Session, Sliding, Tumbling
 
 __all__ = [
+    "ApproxDistinct",
+    "ApproxQuantiles",
     "Avg",
     "BitAnd",
     "BitOr",
@@ -42,11 +51,14 @@ __all__ = [
     "Check",
     "CollectList",
     "CollectSet",
+    "Combiner",
     "Count",
     "Files",
     "First",
     "FixedBatches",
     "Histogram",
+    "History",
+    "Inputs",
     "Kafka",
     "Largest",
     "Last",
@@ -55,12 +67,19 @@ __all__ = [
     "Newest",
     "Pipeline",
     "PostgresTable",
+    "Query",
+    "Reference",
     "Rows",
+    "Session",
+    "Sliding",
     "Smallest",
     "Source",
     "State",
+    "StateQuery",
     "StdDev",
     "Sum",
+    "Tumbling",
     "Update",
     "Variance",
+    "state_query",
 ]

@@ -11,16 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from state_store.declaration import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
+
+if TYPE_CHECKING:
+    from jobs.combiners import Combiner
 
 # Of a decimal whose square has to fit into Spark's 38 digits.
 SQUARED_DIGITS = 18
 MOST_ELEMENTS = 10_000  # of an array: each merge of a key reads and writes all of them
 Function = Literal[
     "count", "sum", "sum_of_squares", "min", "max", "bit_and", "bit_or", "bit_xor", "first", "last", "collect_set",
-    "collect_list", "smallest", "largest", "histogram", "none",
+    "collect_list", "smallest", "largest", "histogram", "distinct_bits", "size_counts", "own", "none", "window_end",
+    "no_corrections",
 ]  # fmt: skip
 
 # A column of the rows and its Postgres type.
@@ -32,7 +36,7 @@ class Part:
     """A column that a state keeps: `function` computes its partial from the input column, `merge` joins partials.
 
     `read_as` is the type that the input is converted to, without loss, if it is not the type of the column. `order` and `most`
-    are those of `ValueColumn`; `bounds` are those of a histogram.
+    are those of `ValueColumn`; `bounds` are those of a histogram, `given` the sizes of a sketch, `own` is an author's code.
     """
 
     name: str
@@ -44,11 +48,16 @@ class Part:
     order: tuple[str, ...] = ()
     most: int | None = None
     bounds: tuple[int | Decimal, ...] = ()
+    given: tuple[int, ...] = ()
+    own: "Combiner | None" = None
 
     @property
     def value_column(self) -> ValueColumn:
         """Return the column as the store sees it."""
-        details = "".join(f" {detail}" for detail in (self.read_as, *self.bounds) if detail is not None)
+        if self.own:
+            computed = f"{self.own!r} version {self.own.version}"
+            return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, combine=self.own.combine)
+        details = "".join(f" {detail}" for detail in (self.read_as, *self.bounds, *self.given) if detail is not None)
         computed = f"{self.function}({self.column or '*'}{details})"
         return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, self.order, self.most)
 
@@ -59,8 +68,8 @@ class Aggregate(Protocol):
     def parts(self, name: str) -> Sequence[Part]:
         """Return the kept columns of an aggregate of this name."""
 
-    def derived(self, name: str) -> DerivedColumn | None:
-        """Return the column that is derived from these, if there is one."""
+    def derived(self, name: str) -> DerivedColumn | Sequence[DerivedColumn] | None:
+        """Return the columns that are derived from these, if there are any."""
 
 
 class _Kept:

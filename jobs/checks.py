@@ -4,7 +4,7 @@ A check is a query for what is wrong: no row means that all is well. Those below
 do. Declaring a pipeline must not load SQLAlchemy, so it is imported where a query is made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from state_store.checks import CheckedBatch
+    from state_store.declaration import PipelineSpec
 
 Finds = Callable[["CheckedBatch"], "sa.Select[Any]"]
 
@@ -22,16 +23,42 @@ class Check:
 
         Check(lambda batch: sa.select(batch.state("daily").c.carrier).where(batch.state("daily").c.flights < 0))
 
-    With ``otherwise="block"`` the batch does not commit if a row is found, and waits for a person; with "warn", it does. It is
-    code: raise the pipeline's version if you change it, and batches that wait are checked again when they are tried again.
+    With ``otherwise="block"`` the batch does not commit if a row is found, and waits for a person; with "warn", it does. With
+    "quarantine", what is found of the batch's partials of the state `of` is set aside with the check's name, and the others
+    count. Such a query selects from ``batch.partials(of)``, with the columns of the key, or the position of rows. It runs
+    before the batch is merged into that state, so ``batch.state(of)`` is the state as it was.
+
+    A check is code: raise the pipeline's version if you change it, and batches that wait are checked again when they are tried
+    again.
     """
 
     finds: Finds
-    otherwise: Literal["block", "warn"] = "block"
+    otherwise: Literal["block", "warn", "quarantine"] = "block"
+    of: str | None = None
 
     def __post_init__(self) -> None:
-        if self.otherwise not in ("block", "warn"):
-            raise ValueError(f"A check has otherwise={self.otherwise!r}; use block or warn.")
+        if self.otherwise not in ("block", "warn", "quarantine"):
+            raise ValueError(f"A check has otherwise={self.otherwise!r}; use block, warn or quarantine.")
+        if (self.otherwise == "quarantine") != (self.of is not None):
+            raise ValueError(
+                'A check with otherwise="quarantine" names the state of which partials are set aside, of=; others do not.'
+            )
+
+
+def check_declared(pipeline: str, checks: Mapping[str, Check], spec: "PipelineSpec") -> None:
+    """Refuse checks that set partials of a state aside that is not there, or has no partials of its own to spare.
+
+    Raises: ValueError.
+    """
+    for name, check in checks.items():
+        if check.of is None:
+            continue
+        state = spec.state(check.of)
+        if state is None or not state.is_table or state.window:
+            raise ValueError(
+                f"Pipeline {pipeline}: the check {name!r} sets aside partials of {check.of}. That has to be one of its states, "
+                "and neither an update nor one with windows."
+            )
 
 
 def no_nulls(state: str, *columns: str) -> Finds:

@@ -4,6 +4,7 @@ An upgrade of one of these libraries starts here: ``tests/jobs/test_library_inte
 version, and checks that each part is still there. Nothing is imported until it is used: declarations must not load pyspark.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,13 +43,23 @@ def leave_on_server(session: "SparkSession") -> None:
     session.stop()
 
 
-def plan_of(returned: "DataFrame", rows: "DataFrame") -> tuple[Any, int] | str:
-    """Return a DataFrame's plan as sent to the server, and the id of the rows' plan in it; as text without a server."""
+def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files: "Mapping[str, bytes]") -> None:
+    """Send archives of modules, and files, to a Connect session: Spark's own method also puts them on this process' path."""
+    from pyspark.sql.connect.client.artifact import InMemory, new_file_artifact, new_pyfile_artifact  # noqa: PLC0415
+
+    artifacts = [new_pyfile_artifact(name, InMemory(content)) for name, content in modules.items()]
+    artifacts += [new_file_artifact(name, InMemory(content)) for name, content in files.items()]
+    manager = session.client._artifact_manager
+    manager._request_add_artifacts(manager._add_artifacts(artifacts))
+
+
+def plan_of(returned: "DataFrame", rows: "Sequence[DataFrame]") -> tuple[Any, list[int]] | str:
+    """Return a DataFrame's plan as sent to the server, and the ids of the rows' plans in it; as text without a server."""
     plan = getattr(returned, "_plan", None)
     if plan is None:
         return str(returned._jdf.queryExecution().logical())
-    source: Any = rows
-    return plan.plan(returned.sparkSession.client), source._plan._plan_id
+    sources: Sequence[Any] = rows
+    return plan.plan(returned.sparkSession.client), [source._plan._plan_id for source in sources]
 
 
 def spark_schema(schema: "pa.Schema") -> "T.StructType":

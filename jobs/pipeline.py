@@ -1,18 +1,20 @@
 """Pipeline: an author's declaration, checked on construction. Nothing here imports pyspark."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.checks import Check
+from jobs import state_queries
+from jobs.checks import Check, check_declared
+from jobs.state_queries import StateQuery
 from jobs.states import AnyState
 from state_store.declaration import WINDOW, PipelineSpec, exactly_once
 
 if TYPE_CHECKING:
     from jobs.sources import Source
 
-# A DataFrame in, a DataFrame out; Any keeps pyspark out of this module.
+# A DataFrame in, or several by name, and a DataFrame out; Any keeps pyspark out of this module.
 Transform = Callable[[Any], Any]
 Guarantee = Literal["exactly_once", "at_least_once"]
 Tracking = Literal["full", "off"]
@@ -23,9 +25,10 @@ PoisonPolicy = Literal["block", "quarantine", "skip"]
 class Pipeline:
     """A source, a transform, and the states that its rows become.
 
-    `transform` takes and returns a DataFrame. It must be a function of its rows alone: the same rows in, the same rows out,
-    whenever and however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrame
-    (`selectExpr`, `where`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
+    `transform` takes and returns a DataFrame; over `Inputs`, it takes a mapping of their names to DataFrames. It must be a
+    function of its rows alone, and of the states that it reads (see `queries`): the same in, the same rows out, whenever and
+    however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrames (`selectExpr`, `where`,
+    `join`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
     `concurrency` is how many batches are processed at once, `window` how many may be in flight: begun, and not committed. So
     the staging after a batch that is stuck has a bound. The three designs of transactional topologies are batches of one record
@@ -39,7 +42,10 @@ class Pipeline:
     `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
-    or warns (`jobs.checks.Check`).
+    warns, or sets rows aside (`jobs.checks.Check`).
+
+    `queries` names the committed states that the transform reads with `state_query`, and as of when. If it reads the pipeline's
+    own, as the batch before has left them, the window is 1 (`jobs.state_queries.StateQuery`).
 
     `on_poison` decides about a batch whose content is bad (``docs/poison.md`` has the whole table):
 
@@ -67,6 +73,7 @@ class Pipeline:
     guarantee: Guarantee = "exactly_once"
     check: Mapping[str, str] = field(default_factory=dict)
     checks: Mapping[str, Check] = field(default_factory=dict)
+    queries: Sequence[StateQuery] = ()
     on_poison: PoisonPolicy = "block"
     tries: int = 6
     retry_delay_seconds: int = 5
@@ -91,9 +98,16 @@ class Pipeline:
         ):
             if chosen not in get_args(choice):
                 raise ValueError(f"Pipeline {self.name} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
-        if self.source.follows == self.name:
-            raise ValueError(f"Pipeline {self.name} follows itself: each batch would make the next one, without an end.")
-        _ = self.spec
+        self.source.check_pipeline(self)
+        if self.queries and self.transform is None:
+            raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")
+        state_queries.check(self.spec, self.queries, is_exactly_once=self.guarantee == "exactly_once")
+        if self.spec.awaits_previous and self.window not in (1, WINDOW):
+            raise ValueError(
+                f"Pipeline {self.name} has a window of {self.window}, and its batches read what the one before has left: leave "
+                "it out, as the window is 1 then."
+            )
+        check_declared(self.name, self.checks, self.spec)
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._no_exactly_once())
 
@@ -103,6 +117,7 @@ class Pipeline:
         states = tuple(state.spec(name) for name, state in self.states.items())
         quarantines = self.on_poison == "quarantine"
         source = self.source
+        reads_itself = any(query.is_repeatable for query in self.queries)
         return PipelineSpec(
             self.name,
             source.kind,
@@ -111,8 +126,9 @@ class Pipeline:
             self.version,
             quarantines,
             keeps_files=source.keeps_files,
-            window=self.window,
+            window=1 if reads_itself else self.window,
             checks=tuple(self.checks.items()),
+            queries=tuple(query.read for query in self.queries),
         )
 
     @property

@@ -1,4 +1,7 @@
-"""Find pipelines by name: modules of `jobs.pipelines`, then entry points of the group ``tidegate.pipelines``."""
+"""Find pipelines by name: modules of `jobs.pipelines`, then entry points of the group ``tidegate.pipelines``.
+
+The queries are in the same modules, in a list `QUERIES`.
+"""
 
 import difflib
 import pkgutil
@@ -6,10 +9,12 @@ from collections.abc import Collection
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from typing import Any, NamedTuple
 
 import jobs.pipelines
 from jobs.pipeline import Pipeline
-from state_store.errors import SettingsInvalid, UnknownPipeline
+from jobs.queries import Query
+from state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
 
 ENTRY_POINTS = "tidegate.pipelines"
 
@@ -54,6 +59,58 @@ def unknown(name: str, known: Collection[str]) -> UnknownPipeline:
 def all_pipelines() -> list[Pipeline]:
     """Return every pipeline, in the order of their names."""
     return [find_pipeline(name) for name in pipeline_names()]
+
+
+class Queries(NamedTuple):
+    """All queries by name, and why some pipelines' modules cannot be loaded, so that theirs are not known."""
+
+    known: dict[str, Query]
+    broken: dict[str, str]
+
+    def find(self, name: str) -> Query:
+        """Return a query.
+
+        Raises: UsageError with the existing names.
+        """
+        if name in self.known:
+            return self.known[name]
+        close = difflib.get_close_matches(name, self.known, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        broken = "".join(f" Those of {pipeline} are not known: {why}." for pipeline, why in self.broken.items())
+        raise UsageError(f"There is no query {name}. {hint}Queries: {', '.join(self.known) or 'none'}.{broken}")
+
+
+def all_queries() -> Queries:
+    """Return the queries of all pipelines' modules, in the order of their names; a module that fails disturbs no other.
+
+    Raises: SettingsInvalid if two queries have the same name.
+    """
+    found: dict[str, tuple[Query, str]] = {}
+    broken: dict[str, str] = {}
+    for pipeline in pipeline_names():
+        try:
+            place, queries = _queries_beside(pipeline)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an author's module may raise anything
+            broken[pipeline] = f"{type(error).__name__}: {error}".rstrip(".")
+            continue
+        for query in queries:
+            other, where = found.setdefault(query.name, (query, place))
+            if other is not query:
+                raise SettingsInvalid(f"Query {query.name} is declared in {where} and in {place}. Rename one of them.")
+    return Queries({name: found[name][0] for name in sorted(found)}, broken)
+
+
+def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
+    """Return the place of a pipeline's module, and its queries.
+
+    Raises: SettingsInvalid if it has something else in their place; whatever the module raises.
+    """
+    point = None if pipeline in _own_names() else _entry_point(pipeline)
+    place = f"jobs.pipelines.{pipeline}" if point is None else point.module
+    queries: Any = getattr(import_module(place), "QUERIES", ())
+    if not isinstance(queries, list | tuple) or not all(isinstance(query, Query) for query in queries):
+        raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).", pipeline=pipeline)
+    return place, list(queries)
 
 
 def _own_names() -> list[str]:

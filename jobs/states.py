@@ -2,6 +2,7 @@
 
     State     one row per key, with aggregates of all rows
     Newest    one row per key: its newest version
+    History   one row per version of a key, with the time until which it was valid
     Rows      one row per row
     Update    what the author's own statements make of the rows
 
@@ -15,7 +16,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from jobs.aggregates import Aggregate, Part, in_order
-from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, StateKind, StateSpec
+from jobs.windows import Window, parts_of
+from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, StateKind, StateSpec, Validity
+from state_store.window_spec import WINDOW_START
 
 if TYPE_CHECKING:
     from state_store.updates import UpdateBatch
@@ -29,11 +32,18 @@ class _Keyed(ABC):
     kind: StateKind
     unanchored: bool
     changes: bool
+    hash_partitions: int
+    window: Window | None = None
 
     @property
     @abstractmethod
     def parts(self) -> Sequence[Part]:
         """Return the kept columns."""
+
+    @property
+    def keyed_by(self) -> Mapping[str, str]:
+        """Return the columns that a row is found by, with their types."""
+        return self.key
 
     @property
     def derived(self) -> tuple[DerivedColumn, ...]:
@@ -42,9 +52,21 @@ class _Keyed(ABC):
 
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this state."""
-        keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.key.items())
+        keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.keyed_by.items())
         values = tuple(part.value_column for part in self.parts)
-        return StateSpec(name, keys, values, self.kind, self.derived, changes=self.changes)
+        window = self.window.spec if self.window else None
+        if window:
+            keys += (KeyColumn(WINDOW_START, ColumnType(window.type)),)
+        return StateSpec(
+            name,
+            keys,
+            values,
+            self.kind,
+            self.derived,
+            changes=self.changes,
+            window=window,
+            hash_partitions=self.hash_partitions,
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,14 @@ class State(_Keyed):
 
     With `changes`, an opaque state records what each txid changed, by key, in the table ``<state>_changes``: the values after
     it, and those before it as ``previous_<value>``. Another pipeline can follow them: `jobs.sources.changes.Changes`.
+
+    With a `window`, there is a row per key and window of event time (`jobs.windows`). Its start is the last column of the key,
+    `window_start`; it also has `window_end`, `last_event`, the time of its last row, and `corrections`: how many batches have
+    changed it after the watermark, the greatest event time that had counted before them, had passed its end. A row whose time
+    is NULL fails the batch.
+
+    `hash_partitions` divide a table of very many keys into so many tables of Postgres, by a hash of the key; readers and
+    programs see one. The number may be changed by a migration, which copies the table (docs/state-size.md).
     """
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -69,17 +99,21 @@ class State(_Keyed):
     kind: StateKind = "transactional"
     unanchored: bool = False
     changes: bool = False
+    window: Window | None = None
+    hash_partitions: int = 1
 
     @cached_property
     def parts(self) -> Sequence[Part]:
-        """Return the columns that the aggregates keep."""
-        return tuple(part for name, aggregate in self.aggregates.items() for part in aggregate.parts(name))
+        """Return the columns that windows and aggregates keep."""
+        of_window = parts_of(self.window.spec) if self.window else ()
+        return (*of_window, *(part for name, aggregate in self.aggregates.items() for part in aggregate.parts(name)))
 
     @cached_property
     def derived(self) -> tuple[DerivedColumn, ...]:
         """Return the columns that Postgres derives from others."""
         found = (aggregate.derived(name) for name, aggregate in self.aggregates.items())
-        return tuple(column for column in found if column is not None)
+        several = ((each,) if isinstance(each, DerivedColumn) else each or () for each in found)
+        return tuple(column for columns in several for column in columns)
 
 
 @dataclass(frozen=True)
@@ -93,7 +127,7 @@ class Newest(_Keyed):
     `deleted` names a boolean column of the rows that says that the key was deleted. The row then stays, as a tombstone with
     this column true, because an older version may still come: read with ``WHERE NOT deleted``.
 
-    `null_keys`, `kind`, `unanchored` and `changes` are those of `State`.
+    `null_keys`, `kind`, `unanchored`, `changes` and `hash_partitions` are those of `State`.
     """
 
     key: Mapping[str, str]
@@ -104,6 +138,7 @@ class Newest(_Keyed):
     kind: StateKind = "transactional"
     unanchored: bool = False
     changes: bool = False
+    hash_partitions: int = 1
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -119,11 +154,75 @@ class Newest(_Keyed):
         return tuple(in_order({column: (column, kind) for column, kind in self.order_by.items()}, values, "last"))
 
 
+@dataclass(frozen=True)
+class History(_Keyed):
+    """One row per version of a key: the history of a dimension, with the time from and until which each version was valid.
+
+    `key`, `columns` and `order_by` map columns of the rows to Postgres types. A version is valid from the value of the first
+    column in `order_by` until that of the key's next version, in whatever order they come: a late one is put between its
+    neighbours. Two rows of a key that are equal in all of `order_by` are one version, with the greater in `columns`, so that
+    replays agree. A row with NULL in `key` or `order_by` fails the batch.
+
+    The state is a view with the columns of key, `order_by` and `columns`, ``valid_to`` (NULL: it is still valid), the ``txid``
+    that brought the version, last if it came repeatedly, and ``to_txid``, that of the version which ended it. The versions
+    themselves are in the table ``<state>_versions``.
+
+    `deleted` names a boolean column of the rows that says that the key was deleted: this ends its version, and no row of the
+    view follows until a later version. With `collapse`, the view shows versions that follow each other and are equal in
+    `columns` as one, valid from the first of them.
+
+    `kind`, `unanchored`, `changes` and `hash_partitions` are those of `State`; changes are those of single versions.
+    """
+
+    key: Mapping[str, str]
+    columns: Mapping[str, str]
+    order_by: Mapping[str, str]
+    deleted: str | None = None
+    collapse: bool = False
+    kind: StateKind = "transactional"
+    unanchored: bool = False
+    changes: bool = False
+    hash_partitions: int = 1
+    null_keys: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for what, columns, why in (
+            ("a key", self.key, "the columns that say of what a row is a version"),
+            ("order_by", self.order_by, "the columns that say from when on a version is valid, the time first"),
+            ("columns", self.columns, "what may change from version to version"),
+        ):
+            if not columns:
+                raise ValueError(f"History needs {what}: {why}.")
+
+    @property
+    def keyed_by(self) -> Mapping[str, str]:
+        """Return the columns that a version is found by: those of the key, then its place in the order."""
+        return {**self.key, **self.order_by}
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """Return the kept columns; a deletion is greater than what it deletes."""
+        deleted = {} if self.deleted is None else {self.deleted: "boolean"}
+        return tuple(in_order({}, {column: (column, kind) for column, kind in {**deleted, **self.columns}.items()}, "last"))
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of this state."""
+        if both := self.key.keys() & self.order_by.keys():
+            raise ValueError(f"State {name} has {min(both)} in its key and in order_by: then each version is another key.")
+        return replace(super().spec(name), history=Validity(tuple(self.order_by), self.deleted, self.collapse))
+
+
 class _PerRow:
     """What states have in common that get each row of a batch by itself, with its position."""
 
     columns: Mapping[str, str]
     kind: StateKind
+    window: Window | None = None
+
+    @property
+    def keyed_by(self) -> Mapping[str, str]:
+        """Return nothing: a row is found by its txid and position."""
+        return {}
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -162,6 +261,8 @@ class Update(_PerRow):
     once per txid that counts, in txid order. `batch.rows` are the rows as a table of SQLAlchemy, `batch.execute` executes
     statements, `batch.txid` is the txid (`state_store.updates.UpdateBatch`). If the commit fails, nothing of it is left.
 
+    ``before(batch)``, if given, runs in the same commit before the other states are merged, and so sees them without the batch.
+
     It writes tables of the author's, which the author makes, and on which the role of setting `pg_user` needs privileges. It
     can neither end the transaction nor open a connection: both are refused. What it does should be quick, as all other commits
     of the pipeline wait. Like a transform, it is code: raise the pipeline's version if its meaning changes.
@@ -172,6 +273,7 @@ class Update(_PerRow):
 
     columns: Mapping[str, str]
     update: "Callable[[UpdateBatch], None]"
+    before: "Callable[[UpdateBatch], None] | None" = None
     unanchored: bool = False
     kind: StateKind = field(default="transactional", init=False)
     key: Mapping[str, str] = field(default_factory=dict, init=False)
@@ -179,7 +281,7 @@ class Update(_PerRow):
 
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this update."""
-        return replace(super().spec(name), updates=True, update=self.update)
+        return replace(super().spec(name), updates=True, update=self.update, before=self.before)
 
 
-AnyState = State | Newest | Rows | Update
+AnyState = State | Newest | History | Rows | Update

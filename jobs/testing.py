@@ -1,6 +1,7 @@
-"""Tests for authors: whether a source keeps the promises of its kind, and which partials a pipeline computes.
+"""Tests for authors: whether a source keeps the promises of its kind, and an aggregate its; and a pipeline's partials.
 
     check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming the promise and how it was broken
+    check_aggregate(MyCombiner("a"), rows, settings)        raises BrokenPromise, if the order or split of rows matters
     partials(PIPELINE, rows)                                the partials of a batch of these rows, per state
 
 The suite drives a source as the engine would, from its metadata alone, without ledger and Airflow. The author gives it a
@@ -8,29 +9,32 @@ The suite drives a source as the engine would, from its metadata alone, without 
 """
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
+from jobs.aggregates import Aggregate
 from jobs.compute.aggregate import aggregate
+from jobs.compute.aggregate_bench import AggregateBench, BrokenPromise
 from jobs.pipeline import Pipeline
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
+from jobs.sources.inputs.read import merged
+from jobs.state_queries import How, answered_by
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import TidegateError
+from state_store.errors import DeclarationInvalid, TidegateError
 from state_store.settings import Settings
-from state_store.source_files import TakenFile
+from state_store.source_files import TakenFile, files_in
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]
-
-
-class BrokenPromise(AssertionError):
-    """The source breaks a promise of its kind."""
 
 
 class NotPossible(Exception):
@@ -103,7 +107,7 @@ class Bench:
             TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done)
             for txid, planned in self._inputs.items()
             if txid < before_txid
-            for file in planned["files"]
+            for file in files_in(planned)
             for is_done in [txid <= self._acked]
         ]
         for name in names:
@@ -322,12 +326,56 @@ def check_source(make_feed: Callable[[], Feed], spark: SparkSession, settings: S
         yield name
 
 
-def partials(pipeline: Pipeline, rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class GivenStates:
+    """Answers state queries from DataFrames, by ``pipeline.state``."""
+
+    states: Mapping[str, DataFrame]
+
+    def look_up(
+        self, rows: DataFrame, of: str, on: Mapping[str, str], columns: Mapping[str, str] | None, how: How
+    ) -> DataFrame:
+        """Return the rows with columns of a state, as `jobs.state_queries.state_query` describes.
+
+        Raises: DeclarationInvalid if no rows of the state are given.
+        """
+        if of not in self.states:
+            raise DeclarationInvalid(f"The transform queries {of}, and no rows of it are given: states={{{of!r}: ...}}.")
+        state = self.states[of]
+        chosen = columns if columns is not None else {name: name for name in state.columns if name not in (*on, "txid")}
+        keys = [state[key].alias(f"_key_{number}") for number, key in enumerate(on)]
+        given = state.select(*keys, *(state[name].alias(alias) for name, alias in chosen.items()))
+        same = [rows[name].eqNullSafe(given[f"_key_{number}"]) for number, name in enumerate(on.values())]
+        kinds = {"left": "left", "inner": "inner", "anti": "left_anti"}
+        return rows.join(given, same or [F.lit(True)], kinds[how]).drop(*(f"_key_{number}" for number in range(len(keys))))
+
+
+def check_aggregate(aggregate: Aggregate, rows: DataFrame, settings: Settings, *, splits: int = 6, seed: int = 0) -> None:
+    """Try whether an aggregate is the same for any split and order of rows: partials by Spark, merged by Postgres.
+
+    The rows should have NULLs, both ends of the types, and repeated values; they are all held in memory.
+
+    Raises: BrokenPromise with the values that differ; Overflow if one does not fit, and whatever else a commit would raise.
+    """
+    AggregateBench(aggregate, rows, settings, random.Random(seed)).check(splits)  # noqa: S311
+
+
+def partials(
+    pipeline: Pipeline, rows: DataFrame | Mapping[str, DataFrame], *, states: Mapping[str, DataFrame] | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Return the partials of a batch of these rows: per state, a dict of columns per key. Needs no Postgres or Airflow.
+
+    If the pipeline's source is `Inputs`, the rows are a mapping of names to DataFrames, as its transform gets it. `states` has
+    the rows of the states that the transform queries, by ``pipeline.state``.
 
     Raises: DeclarationInvalid if the transform's columns do not fit the states.
     """
-    transformed = pipeline.transform(rows) if pipeline.transform else rows
+    with answered_by(GivenStates(states or {})):
+        if pipeline.transform:
+            transformed: DataFrame = pipeline.transform(rows)
+        else:
+            frames = rows if isinstance(rows, Mapping) else {"": rows}
+            transformed = merged(frames, {name: frame.schema for name, frame in frames.items()})
     return {
         name: [row.asDict() for row in aggregate(transformed, transformed.schema, state, state.spec(name)).collect()]
         for name, state in pipeline.states.items()

@@ -5,9 +5,10 @@ The package's functions pass a connection and the pipelines' specs; nothing is c
 
 from alembic import context
 from alembic.operations import ops
+from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import tables
+from state_store import hash_partitions, histories, tables
 from state_store.schema import VERSION_TABLE
 
 
@@ -23,20 +24,53 @@ def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
     return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == tables.STATE)
 
 
-def _guard_new_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write the single-writer trigger, and the grant of what others follow, into every migration that creates a state table."""
+def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
+    """Write into every migration that creates a state table its trigger, further grants and partitions.
+
+    A view of a history's table is dropped before the table is changed. A table with another number of partitions than is
+    declared is made again, and its rows are copied.
+    """
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
-            table = f"{tables.STATE}.{operation.table_name}"
-            after = [tables.SINGLE_WRITER, *([tables.FOLLOWED] if operation.table_name in followed else [])]
-            script.upgrade_ops.ops += [ops.ExecuteSQLOp(statement.format(table=table)) for statement in after]
+            script.upgrade_ops.ops += _statements(after[operation.table_name])
+        if isinstance(operation, ops.CreateTableOp | ops.ModifyTableOps) and operation.table_name in views:
+            drop = ops.ExecuteSQLOp(views[operation.table_name])  # registration makes it again
+            script.downgrade_ops.ops.insert(0, drop)
+            if isinstance(operation, ops.ModifyTableOps):
+                script.upgrade_ops.ops.insert(0, drop)
+    for declared, found in hash_partitions.differing(connection, tables.STATE, specs):
+        script.upgrade_ops.ops += _made_again(declared, found)
+        script.downgrade_ops.ops[:0] = _made_again(found, declared)
+
+
+def _made_again(state, before):  # noqa: ANN001, ANN202
+    table = tables.state_table_of(state)
+    return [
+        *_statements([views[table.name]] if table.name in views else []),
+        *_statements(hash_partitions.set_aside(table, before)),
+        ops.CreateTableOp.from_table(table),
+        *_statements(tables.after_create(state, table.name)),
+        *_statements(hash_partitions.moved_back(table)),
+    ]
+
+
+def _statements(statements):  # noqa: ANN001, ANN202
+    return [ops.ExecuteSQLOp(statement) for statement in statements]
 
 
 connection = context.config.attributes["connection"]
 specs = context.config.attributes["specs"]
-followed = {state.stream[0] for spec in specs for state in spec.states if state.stream}
-connection.execute(CreateSchema(tables.LEDGER, if_not_exists=True))
+after = {
+    table: tables.after_create(state, table)
+    for spec in specs
+    for state in spec.readable
+    for table in (state.table_name, state.records)
+    if table
+}
+views = {s.table_name: histories.drop_of(tables.STATE, s) for spec in specs for s in spec.readable if s.history}
+if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
+    connection.execute(CreateSchema(tables.LEDGER))
 context.configure(
     connection=connection,
     target_metadata=[tables.ledger, tables.state_tables(specs)],
@@ -45,7 +79,7 @@ context.configure(
     include_schemas=True,
     include_name=_ours,
     include_object=_managed,
-    process_revision_directives=_guard_new_states,
+    process_revision_directives=_complete_states,
     transactional_ddl=True,
 )
 with context.begin_transaction():

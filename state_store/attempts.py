@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -29,7 +30,8 @@ LONGEST_SILENCE_SECONDS = 60
 class Attempt:
     """One try at a batch: its fence, its input, and the older attempts that it has just fenced.
 
-    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed.
+    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed. `history` is that of
+    the pipeline in which the fence was taken; without it, the attempt cannot seal.
     """
 
     pipeline: str
@@ -38,6 +40,7 @@ class Attempt:
     source_metadata: SourceMetadata
     fenced: tuple[int, ...] = ()
     rows_before: Mapping[str, int] = field(default_factory=dict)
+    history: UUID | None = None
 
     def __str__(self) -> str:
         return f"{self.pipeline} {self.txid}:{self.number}"
@@ -74,7 +77,7 @@ class Tracked:
 
 
 class LockedBatch(NamedTuple):
-    """A batch's locked row: its newest attempt (the fence), and whether it is halted or given up."""
+    """A batch's locked row: its newest attempt (the fence), whether it is halted or given up, and the pipeline's history."""
 
     pipeline: str
     txid: int
@@ -83,6 +86,7 @@ class LockedBatch(NamedTuple):
     halted_at: datetime | None
     skip_owner: str | None
     skip_reason: str | None
+    history: UUID
 
 
 class AttemptRow(NamedTuple):
@@ -99,7 +103,8 @@ class AttemptRow(NamedTuple):
     silent_seconds: Decimal | None
 
 
-_LOCKED = [tables.batch.c[name] for name in LockedBatch._fields]
+_HISTORY = sa.select(tables.cursor.c.history).where(tables.cursor.c.pipeline == tables.batch.c.pipeline).scalar_subquery()
+_LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTORY]
 
 
 def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
@@ -185,8 +190,17 @@ def write_spark(connection: Connection, attempt: Attempt, application: str, tag:
 def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
     """Refuse to go on if a newer attempt owns the locked batch.
 
+    Fences may have been lost since the attempt began, with the commits that a person has given up: then another attempt may
+    have its number, in the history that has begun.
+
     Raises: AttemptFenced.
     """
+    if batch.history != attempt.history:
+        raise AttemptFenced(
+            f"{attempt} is fenced: the pipeline has begun another history since it started, because the database has lost "
+            "commits. Nothing of this attempt counts.",
+            **attempt.identity,
+        )
     if batch.attempt != attempt.number:
         raise AttemptFenced(
             f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.",

@@ -154,17 +154,23 @@ def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return txid - c.txid <= window  # a sum could leave the range of a bigint
 
 
-def has_room(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Return whether a batch is in its pipeline's window, as the newest plan declared it."""
-    is_in = in_window(sa.literal(txid, sa.BigInteger))
-    return bool(connection.scalar(sa.select(is_in).where(tables.cursor.c.pipeline == pipeline)))
+def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
+    """Return whether a batch may begin: it is in the window that the newest plan declared, and what it reads is settled.
+
+    The cursor only grows, so what has settled stays so, and no lock is needed (I21): a batch whose transform reads its
+    pipeline's own states begins once every earlier txid has committed, whatever window an older plan has left in the ledger.
+    """
+    number, c = sa.literal(txid, sa.BigInteger), tables.cursor.c
+    may_begin = sa.and_(in_window(number), number - c.txid <= 1) if spec.awaits_previous else in_window(number)
+    return bool(connection.scalar(sa.select(may_begin).where(c.pipeline == spec.name)))
 
 
 def note_window(connection: Connection, spec: PipelineSpec) -> None:
-    """Record the pipeline's window: every task that waits for its batch to begin reads it."""
+    """Record the pipeline's window, and whether it commits one batch at a time: tasks that wait for their turn read both."""
     p = tables.pipeline.c
-    changed = sa.update(tables.pipeline).where(p.pipeline == spec.name, p.in_flight != spec.window)
-    connection.execute(changed.values(in_flight=spec.window))
+    noted = {p.in_flight.name: spec.window, p.commits_alone.name: spec.commits_alone}
+    differs = sa.or_(*(p[name] != value for name, value in noted.items()))
+    connection.execute(sa.update(tables.pipeline).where(p.pipeline == spec.name, differs).values(noted))
 
 
 def insert_batches(

@@ -101,6 +101,7 @@ def begin(
     if request.mode == "redo":
         operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
         operations.check_not_followed(connection, spec, txid)
+        operations.check_not_read(connection, spec, txid)
     elif done := commits.find(connection, spec.name, txid):
         return done
     commits.check_history(connection, spec.name, witness)
@@ -112,6 +113,8 @@ def begin(
         return reason
     if _must_replan(known, request.new_input):
         return ReplanNeeded(previous.metadata if previous else None, planned.metadata, known.position)
+    if spec.awaits_previous and previous is not None:
+        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for its redo, and keeps one from beginning
     attempt = _take_fence(connection, known, request)
     staging.create(connection, spec, txid, attempt.number)
     return attempt
@@ -125,7 +128,7 @@ def _reason_against(connection: Connection, known: _Known, mode: Mode) -> NotSta
         return NotStarted.SEALED
     if mode == "first" and known.newest is not None:
         return NotStarted.BEGUN
-    return None if batches.has_room(connection, known.spec.name, known.batch.txid) else NotStarted.AHEAD
+    return None if batches.has_room(connection, known.spec, known.batch.txid) else NotStarted.AHEAD
 
 
 def _must_replan(known: _Known, new_input: NewInput | None) -> bool:
@@ -175,7 +178,7 @@ def _take_fence(connection: Connection, known: _Known, request: Request) -> Atte
         )
     )
     rows_before = _rows_before(connection, spec.name, batch.txid)
-    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), rows_before)
+    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), rows_before, batch.history)
 
 
 def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:

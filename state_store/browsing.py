@@ -1,7 +1,7 @@
 """A state's rows and quarantined records, some at a time, each page after the last one's end; and a state's rows as text."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
@@ -27,7 +27,7 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
 
     Raises: UsageError if it is no key of this state.
     """
-    table = tables.state_table_of(state)
+    table = tables.readable_of(state)
     statement = _rows(table, state)
     if after is None:
         return list(connection.execute(statement.limit(limit)))
@@ -45,7 +45,7 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
     """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
-    table = tables.state_table_of(state)
+    table = tables.readable_of(state)
     as_text = (sa.cast(table.c[name], sa.Text) for name, _ in columns_of(state))
     statement = sa.select(*as_text).order_by(*(table.c[key.name] for key in state.row_key))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(statement)
@@ -54,7 +54,10 @@ def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str 
 def quarantined_after(
     connection: Connection, pipeline: str, txid: int | None, after: tuple[int, int] | None, limit: int
 ) -> list[dict[str, Any]]:
-    """Return records that wait in quarantine, of one txid or all, after a txid and number; long payloads are cut."""
+    """Return what is in quarantine, of one txid or all, after a txid and number; long payloads are cut.
+
+    These are bad records that wait to be replayed, and partials that a commit has set aside, which name their state.
+    """
     q = tables.quarantine.c
     conditions = [] if txid is None else [q.txid == txid]
     if after is not None:
@@ -71,16 +74,25 @@ def quarantined_record(connection: Connection, pipeline: str, txid: int, number:
     return dict(found) if found else None
 
 
-def quarantine_total(connection: Connection, pipeline: str, txid: int | None) -> int:
-    """Return how many records of a txid, or of all, wait in quarantine."""
+class QuarantineTotals(NamedTuple):
+    """What is in quarantine: bad records that wait to be replayed, and partials that commits have set aside."""
+
+    waiting: int
+    set_aside: int
+
+
+def quarantine_totals(connection: Connection, pipeline: str, txid: int | None) -> QuarantineTotals:
+    """Return how many records and partials of a txid, or of all, are in quarantine."""
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
-    waiting = sa.select(sa.func.count()).where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
-    return connection.execute(waiting).scalar_one()
+    waiting = tables.waits_in_quarantine()
+    counts = sa.select(sa.func.count().filter(waiting), sa.func.count().filter(~waiting))
+    found = connection.execute(counts.where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)).one()
+    return QuarantineTotals(*found)
 
 
 def newest_quarantined(connection: Connection, pipeline: str) -> list[tuple[int, int]]:
-    """Return txids and how many of their records wait, the newest first, at most TXIDS_SHOWN."""
+    """Return txids and how much of them is in quarantine, the newest first, at most TXIDS_SHOWN."""
     q = tables.quarantine.c
     statement = (
         sa.select(q.txid, sa.func.count())
@@ -120,7 +132,7 @@ def _parts_after(
 
 def _records(most_characters: int | None) -> sa.Select[Any]:
     q = tables.quarantine.c
-    columns = [q.txid, q.number, q.reason, q.origin, q.is_raw, q.quarantined_at, q.replayed_txid]
+    columns = [q.txid, q.number, q.state, q.reason, q.origin, q.is_raw, q.quarantined_at, q.replayed_txid]
     columns += [q.mended_at, q.mended_by, q.mended_reason]
     payloads = [q.payload, q.mended_payload]
     if most_characters is None:

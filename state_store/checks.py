@@ -1,11 +1,12 @@
 """Checks of a batch: conditions on its partials, and on the states as they would be, evaluated in its commit before it counts.
 
 A check is a query for what is wrong, so that its answer can be shown: no row means that all is well. If it finds something, the
-batch does not commit ("block"), or commits and the ledger keeps what was found ("warn").
+batch does not commit ("block"), or commits and the ledger keeps what was found ("warn"), or commits without it ("quarantine").
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,8 +14,10 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import tables
+from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
+from state_store.set_aside import set_aside
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 
@@ -38,7 +41,7 @@ class CheckedBatch:
 
     def state(self, name: str) -> Table:
         """Return a state as it would be: keys, values, derived values and txid."""
-        return tables.state_table_of(self._found(name))
+        return tables.readable_of(self._found(name))
 
     def partials(self, name: str) -> sa.Subquery:
         """Return what the batch brings to a state: a row per key, or per appended row."""
@@ -64,7 +67,9 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
     Raises: CheckFailed with what was found, if a check blocks; DeclarationInvalid if one cannot be evaluated.
     """
     for name, check in batch.spec.checks:
-        found = _found(connection, batch, name, check)
+        if check.otherwise == "quarantine":
+            continue
+        found = _found(connection, _statement(batch, name, check))
         if found and check.otherwise == "block":
             raise CheckFailed(
                 f"{batch.pipeline} {batch.txid}: the check {name!r} finds {_shown(found)}. Nothing was committed. Correct the "
@@ -72,12 +77,66 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
                 pipeline=batch.pipeline,
                 txid=batch.txid,
             )
-        row = {"pipeline": batch.pipeline, "txid": batch.txid, "name": name, "found": _shown(found) if found else None}
-        connection.execute(insert(tables.check_result).values(row))
+        _record(connection, batch, name, _shown(found) if found else None)
 
 
-def _found(connection: Connection, batch: CheckedBatch, name: str, check: Any) -> list[str]:
+def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec, staged: StagedBatch) -> StagedBatch:
+    """Return a batch's partials of a state, after those are set aside that checks of it find; before they are merged.
+
+    Raises: DeclarationInvalid if a check cannot be evaluated, or does not say which partials it means.
+    """
+    for name, check in batch.spec.checks:
+        if check.of == state.name:
+            statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
+            is_wrong = _is_wrong(batch, state, name, statement)
+            found, rows = _found(connection, statement), 0
+            if found:
+                p = staged.partials.subquery("brought")
+                wrong = sa.select(p).where(is_wrong(p))
+                rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
+                staged = staged._replace(rows=staged.rows - rows, partials=sa.select(p).where(sa.not_(is_wrong(p))))
+            _record(connection, batch, name, f"{rows} set aside: {_shown(found)}" if found else None)
+    return staged
+
+
+def _is_wrong(
+    batch: CheckedBatch, state: StateSpec, name: str, statement: sa.Select[Any]
+) -> Callable[[sa.Subquery], sa.ColumnElement[bool]]:
+    """Return the condition under which a partial is one that a check finds.
+
+    Raises: DeclarationInvalid if the check does not select the keys.
+    """
+    keys = [key.name for key in state.keys]
+    if missing := [key for key in keys if key not in statement.selected_columns]:
+        raise DeclarationInvalid(
+            f"The check {name!r} of pipeline {batch.pipeline} sets partials of {state.name} aside. Its query lacks column "
+            f"{missing[0]}, by which they are found: it has to be over batch.partials({state.name!r})."
+        )
+    wrong = statement.subquery("wrong")
+
+    def is_wrong(brought: sa.Subquery) -> sa.ColumnElement[bool]:
+        same = [wrong.c[key].is_not_distinct_from(brought.c[key]) for key in keys]
+        return sa.exists(sa.select(sa.literal(1)).select_from(wrong).where(*same))
+
+    return is_wrong
+
+
+def _reason(name: str, _partial: Any) -> sa.ColumnElement[str]:
+    return sa.literal(f"the check {name!r} found it")
+
+
+def _record(connection: Connection, batch: CheckedBatch, name: str, found: str | None) -> None:
+    row = {"pipeline": batch.pipeline, "txid": batch.txid, "name": name, "found": found}
+    connection.execute(insert(tables.check_result).values(row))
+
+
+def _found(connection: Connection, statement: sa.Select[Any]) -> list[str]:
     """Return the first rows that a check finds, as texts."""
+    rows = connection.execute(statement.limit(SHOWN_ROWS + 1)).mappings()
+    return [", ".join(f"{column}={value}" for column, value in row.items()) for row in rows]
+
+
+def _statement(batch: CheckedBatch, name: str, check: Any) -> sa.Select[Any]:
     place = f"The check {name!r} of pipeline {batch.pipeline}"
     try:
         statement = check.finds(batch)
@@ -87,8 +146,7 @@ def _found(connection: Connection, batch: CheckedBatch, name: str, check: Any) -
         raise DeclarationInvalid(f"{place} failed: {type(error).__name__}: {error}") from error
     if not isinstance(statement, sa.Select):
         raise DeclarationInvalid(f"{place} returns {type(statement).__name__}; it has to return a SELECT of SQLAlchemy.")
-    rows = connection.execute(statement.limit(SHOWN_ROWS + 1)).mappings()
-    return [", ".join(f"{column}={value}" for column, value in row.items()) for row in rows]
+    return statement
 
 
 def _shown(found: list[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 from sqlalchemy.schema import DropTable
 
 from state_store import combiners, tables
@@ -90,9 +90,19 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
 
 def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
     keys = [rows.c[key.name] for key in state.keys]
+    if keys and len({(value.merge, value.order) for value in state.values}) == 1 and state.values[0].order:
+        return _whole_rows(state, rows, keys)
     values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
     stamp = [sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).group_by(*keys)
+
+
+def _whole_rows(state: StateSpec, rows: sa.Subquery, keys: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
+    """Return the first or last row of each key, where all values are those of the same row, with the key's last txid."""
+    order = combiners.in_order(state.values[0], rows.c)
+    stamp = [sa.func.max(rows.c.txid).over(partition_by=keys).label("txid")] if state.has_txid else []
+    found = sa.select(*keys, *(rows.c[value.name] for value in state.values), *stamp)
+    return found.order_by(*keys, *order).ext(distinct_on(*keys))
 
 
 def _parts(

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 
 from state_store.declaration import ARRAY_MERGES, ValueColumn
+from state_store.errors import DeclarationInvalid
 
 Columns = sa.ColumnCollection[str, Any]
 # Postgres' operators, and its aggregates of the same meaning.
@@ -32,20 +33,29 @@ def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElem
         found = sa.func.least(ours, theirs) if merge == "min" else sa.func.greatest(ours, theirs)
     elif merge in _BITS:
         found = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)
+    elif merge == "own":
+        found = _own(value, ours, theirs)
     elif merge in ARRAY_MERGES:  # by functions and aggregates of the ledger (schema.sql)
         found = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
     else:
-        is_before = {"first": sa.func.record_lt, "last": sa.func.record_gt}[merge](_place(value, partial), _place(value, kept))
-        found = sa.case((is_before, theirs), else_=ours)
+        first = merge == "first"
+        ahead = (sa.func.record_lt if first else sa.func.record_gt)(_place(value, partial), _place(value, kept))
+        # The first column of the order decides most often, and is compared in less time than a record. NULL decides nothing.
+        mine, new = kept[value.order[0]], partial[value.order[0]]
+        earlier, later = (new < mine, new > mine)
+        found = sa.case((earlier if first else later, theirs), (later if first else earlier, ours), (ahead, theirs), else_=ours)
     return found
 
 
-def combined(value: ValueColumn, partials: Columns) -> sa.ColumnElement[Any]:
-    """Return the combined value of a key over several batches, in the type of the column.
+def combined(value: ValueColumn, partials: Columns, *, of_one_batch: bool = False) -> sa.ColumnElement[Any]:
+    """Return the combined value of a key over several batches, or over several rows of one, in the type of the column.
 
-    A sum is NULL, which no state accepts, if it came near the limit of its type on the way.
+    Over several batches, a sum is NULL, which no state accepts, if it came near the limit of its type on the way. Within one
+    there is nothing on the way: only a result that does not fit its type is an error.
     """
     column, merge = partials[value.name], value.merge
+    if merge == "sum" and of_one_batch:
+        return sa.cast(sa.func.sum(column), column.type)
     if merge == "sum":
         # The sum of all absolute values: then no partial sum in any order is larger.
         sizes = _sum(sa.func.abs(column, type_=column.type))
@@ -54,14 +64,19 @@ def combined(value: ValueColumn, partials: Columns) -> sa.ColumnElement[Any]:
         joined: sa.ColumnElement[Any] = getattr(sa.func.tidegate, f"{merge}_of_all")(column, *_limit(value), type_=column.type)
         return joined
     if merge in ("first", "last"):
-        order = [partials[name] for name in value.order]
-        return _first(column, *(o.desc().nulls_last() if merge == "last" else o.asc().nulls_last() for o in order))
+        return _first(column, *in_order(value, partials))
     if isinstance(column.type, sa.Uuid | BYTEA):  # Postgres 15 has no min and max for these
         return _first(column, column.desc().nulls_last() if merge == "max" else column.asc())
     name: str = merge
     if isinstance(column.type, sa.Boolean):
         name = {"min": "bool_and", "max": "bool_or"}[merge]
     return sa.cast(getattr(sa.func, name)(column), column.type)
+
+
+def in_order(value: ValueColumn, partials: Columns) -> list[sa.ColumnElement[Any]]:
+    """Return the order in which the first row is the one that decides about a first or last value."""
+    columns = [partials[name] for name in value.order]
+    return [c.desc().nulls_last() if value.merge == "last" else c.asc().nulls_last() for c in columns]
 
 
 def near_the_limit(value: ValueColumn, changed: sa.ColumnElement[Any], column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -101,6 +116,19 @@ def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
     is_null: Callable[[Any], Any] = (lambda c: c.is_(None)) if value.merge == "first" else (lambda c: c.is_not(None))
     parts: Iterable[Any] = (part for name in value.order for part in (is_null(row[name]), row[name]))
     return sa.func.row(*parts)
+
+
+def _own(value: ValueColumn, ours: sa.ColumnElement[Any], theirs: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return what the author's code makes of two values; NULL, of no rows, changes nothing.
+
+    Raises: DeclarationInvalid if the code fails.
+    """
+    assert value.combine is not None, "a spec that was read from the ledger lacks the code"
+    try:
+        both = sa.cast(value.combine(ours, theirs), ours.type)
+    except Exception as error:
+        raise DeclarationInvalid(f"The combiner of {value.name} ({value.computed}) failed: {error}") from error
+    return sa.case((theirs.is_(None), ours), (ours.is_(None), theirs), else_=both)
 
 
 def _limit(value: ValueColumn) -> list[sa.ColumnElement[int]]:

@@ -68,6 +68,7 @@ class Cursor(NamedTuple):
     history: UUID
 
 
+_ledger = getattr(sa.func, tables.LEDGER)
 CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
 
 
@@ -143,7 +144,7 @@ def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> 
             "folder, then run: tidegate migrate --accept-epoch",
             **identity,
         )
-    if cursor.epoch != (epoch := current_epoch(connection)):
+    if not is_same(cursor, epoch := current_epoch(connection), witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
             f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
@@ -213,20 +214,42 @@ def mark(connection: Connection, pipeline: str) -> Mark | None:
     return Mark(pipeline, str(row.history), row.epoch, row.txid, row.attempt, _as_text(row.committed_at)) if row else None
 
 
-def current_epoch(connection: Connection) -> str:
-    """Return which incarnation of the database answers.
+class Epoch(NamedTuple):
+    """Which incarnation of the database answers: the server, its timeline, and the number of the database in it.
 
-    A restore or a promotion changes the system identifier or the timeline; a copy within its server changes the number of the
-    database.
+    A restore or a promotion changes the system identifier or the timeline; a copy within its server changes the number.
     """
-    system: sa.Select[tuple[int]] = sa.select(sa.column("system_identifier")).select_from(
-        sa.func.pg_control_system().table_valued("system_identifier")
-    )
-    timeline = sa.func.left(sa.func.pg_walfile_name(sa.func.pg_current_wal_insert_lsn()), 8)
-    d = sa.table("pg_database", sa.column("oid"), sa.column("datname"))
-    number: sa.Select[tuple[int]] = sa.select(d.c.oid).where(d.c.datname == sa.func.current_database())
-    found = sa.select(system.scalar_subquery(), timeline, number.scalar_subquery())
-    return "{}/{}/{}".format(*connection.execute(found).one())
+
+    server: str
+    timeline: str
+    number: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+    @classmethod
+    def of(cls, text: str) -> "Epoch":
+        """Return the epoch that a cursor keeps, or one like no other if it is something else."""
+        parts = text.split("/")
+        return cls(*parts) if len(parts) == len(cls._fields) else cls(text, "", "")
+
+    def was_promoted_from(self, before: "Epoch") -> bool:
+        """Return whether only the timeline is a later one, as after the promotion of a standby."""
+        return self._replace(timeline="") == before._replace(timeline="") and self.timeline > before.timeline
+
+
+def current_epoch(connection: Connection) -> Epoch:
+    """Return which incarnation of the database answers."""
+    return Epoch.of(connection.execute(sa.select(_ledger.epoch())).scalar_one())
+
+
+def is_same(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
+    """Return whether the database is the one in which the cursor was made, so that no commit can be missing.
+
+    The operator may say that a promoted standby has all commits (`pg_failover`).
+    """
+    before = Epoch.of(cursor.epoch)
+    return epoch == before or (witness.trusts_promotions and epoch.was_promoted_from(before))
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import Any, Protocol
 
-import psycopg2
 from psycopg2 import sql
+
+from state_store.busy_server import connect
 
 STAGING = "staging"
 COPY_BLOCK_BYTES = 1 << 20
@@ -24,10 +25,10 @@ def copy_partition(
     """Copy one Spark task's rows into a staging table; return their number and digest.
 
     Runs on executors, in one transaction. If the process dies, or the answer is lost after the commit, nothing counts: the
-    rows carry a task attempt that no seal will name. The password is not in `conninfo`: libpq finds it on the executor
-    (PGPASSFILE).
+    rows carry a task attempt that no seal will name. The password is not in `conninfo`: libpq finds it on the executor, in a
+    file (`jobs.compute.executors`).
     """
-    with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+    with closing(connect(conninfo)) as connection, connection, connection.cursor() as cursor:
         return copy_rows(cursor, table, columns, reader, task_attempt, digest)
 
 

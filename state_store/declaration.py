@@ -8,9 +8,11 @@ one declaration never meet state that belongs to another.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
+
+from state_store.window_spec import WINDOW_START, WindowSpec
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
@@ -18,20 +20,25 @@ NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
 COMBINER_VERSION = 1
 # More batches than are worth merging together, and few enough for their staging: a million keys take some 100 MB.
 WINDOW = 16
+# Each is a table with an index of its own, which every merge opens.
+MOST_PARTITIONS = 256
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
 # How a partial joins the kept value (`state_store.combiners`), and how a column that readers see comes of kept ones.
 Merge = Literal[
     "sum", "min", "max", "bit_and", "bit_or", "bit_xor", "first", "last", "union", "list", "smallest", "largest", "counts",
-    "append",
+    "bits", "append", "own",
 ]  # fmt: skip
-Formula = Literal["mean", "variance", "variance_pop", "stddev", "stddev_pop"]
+Formula = Literal["mean", "variance", "variance_pop", "stddev", "stddev_pop", "distinct", "quantile"]
 # What a source promises about replays, and how a state makes use of it (docs/semantics.md).
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
+# What a transform reads of a state: what the batch before has left, the same in each attempt; or what is there at the moment.
+AsOf = Literal["previous txid", "latest"]
 # Tidegate's own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID, POSITION = "snapshot", "previous_txid", "position"
+VALID_TO, TO_TXID = "valid_to", "to_txid"
 _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 # The range of dates and times that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds since 1970.
 DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -40,9 +47,13 @@ _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
 # Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
-_LATER_FIELDS: dict[str, Any] = {"order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False}
+_LATER_FIELDS: dict[str, Any] = {
+    "order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False, "queries": (),
+    "window": None, "given": (), "history": None,
+}  # fmt: skip
+_COMPOSED = "inputs "
 _ARRAY, _NO_ELEMENTS = "[]", ("boolean", "uuid", "bytea")
-ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts")
+ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts", "bits")
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,8 @@ class ValueColumn:
     """A value kept per key: how it is computed, such as ``sum(cents)``, and how partials are merged into it.
 
     `order` names the columns that decide which of two rows is the "first" or "last", the most significant first; `most` is the
-    largest number of elements of an array.
+    largest number of elements of an array. `combine` is an author's own merge of two values, neither of which is NULL; a spec
+    that was read from the ledger lacks it, and cannot commit.
     """
 
     name: str
@@ -110,6 +122,7 @@ class ValueColumn:
     computed: str = ""
     order: tuple[str, ...] = ()
     most: int | None = None
+    combine: Callable[[Any, Any], Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def nullable(self) -> bool:
@@ -121,14 +134,29 @@ class ValueColumn:
 class DerivedColumn:
     """A value that Postgres derives from kept columns of the same row, whenever these change; it is never written.
 
-    A mean is made of a sum and a count; the others are made of a sum, a sum of squares and a count. The type is a numeric, to
-    whose scale it is rounded.
+    A mean is made of a sum and a count; variances and deviations of a sum, a sum of squares and a count. The type is a numeric,
+    to whose scale it is rounded. A number of different values and a quantile are estimates, made of a sketch and of the numbers
+    in `given`: functions of the ledger (schema.sql) compute them.
     """
 
     name: str
     type: ColumnType
     formula: Formula
     made_of: tuple[str, ...]
+    given: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Validity:
+    """How long the versions of a history are valid.
+
+    `order` are the columns of the key that put a key's versions in order; the first says from when one is valid. A version in
+    which column `deleted` is true ends the one before, and is none itself. If it `collapses`, equal neighbours are one version.
+    """
+
+    order: tuple[str, ...]
+    deleted: str | None = None
+    collapses: bool = False
 
 
 def previous_name(value: str) -> str:
@@ -151,10 +179,17 @@ class StateSpec:
     A table that `appends` has one row per row of a batch instead, with the txid of the batch. Its key is the position within
     the batch. It is opaque, and needs no previous values: its rows are never changed.
 
+    A `history` has one row per version of a key, in a table of its own name, and is read by a view, which knows until when each
+    version is valid.
+
     With `changes`, a second table records what each txid changed, by key: the values after it and before it.
 
-    If the state `updates`, it has no table of its own: `update`, the author's code, runs over the rows in the commit. A spec
-    that was read from the ledger lacks the code, and cannot commit.
+    If the state `updates`, it has no table of its own: the author's code runs over the rows in the commit, `before` and
+    `update` before and after the other states are merged. A spec that was read from the ledger lacks it, and cannot commit.
+
+    With a `window`, the last key column is the start of the window, and the values begin with `WINDOW_COLUMNS`.
+
+    `hash_partitions` are how many tables hold the rows; 1 is the state's table itself.
     """
 
     name: str
@@ -165,7 +200,11 @@ class StateSpec:
     appends: bool = False
     changes: bool = False
     updates: bool = False
+    history: Validity | None = None
     update: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
+    before: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
+    window: WindowSpec | None = None
+    hash_partitions: int = 1
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -175,11 +214,13 @@ class StateSpec:
             raise ValueError(f"State {self.name} needs at least one {'column' if self.appends else 'aggregate'}.")
         if self.changes and not self.keeps_previous:
             raise ValueError(f"State {self.name} cannot record changes without the values before: declare kind='opaque'.")
+        self._check_window()
+        self._check_partitions()
         arrays = [key.name for key in self.keys if key.type.element]
         arrays += [value.name for value in self.values if value.type.element and value.merge not in ARRAY_MERGES]
         if arrays:
             raise ValueError(f"State {self.name} cannot keep an array in {arrays[0]}: only aggregates of several values do.")
-        names = [column.name for column in (*self.columns, *self.derived)]
+        names = [column.name for column in (*self.columns, *self.derived, *self.validity)]
         if self.keeps_previous:
             names += [previous_name(value.name) for value in self.values]
         for name in names:
@@ -191,6 +232,42 @@ class StateSpec:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"State {self.name} has two columns named {twice[0]}.")
 
+    def _check_window(self) -> None:
+        if self.window is None:
+            return
+        if self.window.is_session and self.kind != "transactional":
+            raise ValueError(
+                f"State {self.name} cannot have sessions and be {self.kind}: when sessions become one, their rows before that "
+                "are gone. Declare it transactional, over a transactional source, or use Tumbling windows."
+            )
+        joins_many = self.window.is_session or self.window.per_piece > 1
+        if joins_many and (own := [value.name for value in self.values if value.merge == "own"]):
+            raise ValueError(
+                f"State {self.name} cannot keep {own[0]} by such windows: the commit joins many values of one at once, and an "
+                "author's combiner joins two. Use Tumbling windows."
+            )
+        if self.window.emits and self.changes:
+            raise ValueError(
+                f"State {self.name} cannot record both its changes and its final windows, as those who follow it get one of "
+                "these. Declare two states."
+            )
+
+    def _check_partitions(self) -> None:
+        if not 1 <= self.hash_partitions <= MOST_PARTITIONS:
+            raise ValueError(
+                f"State {self.name} cannot have {self.hash_partitions} hash partitions: use 1, for none, to {MOST_PARTITIONS}."
+            )
+        if self.hash_partitions > 1 and not self.hashed_keys:
+            raise ValueError(f"State {self.name} cannot have hash partitions: it has no key by which rows could be divided.")
+
+    @property
+    def hashed_keys(self) -> tuple[KeyColumn, ...]:
+        """Return the key columns by which hash partitions divide rows: windows and versions of a key stay together."""
+        if self.appends:
+            return ()
+        apart = self.history.order if self.history else (WINDOW_START,) if self.window else ()
+        return tuple(key for key in self.keys if key.name not in apart)
+
     @property
     def columns(self) -> tuple[KeyColumn | ValueColumn, ...]:
         """Return keys, then values, in the order in which they are staged and stored."""
@@ -198,14 +275,30 @@ class StateSpec:
 
     @property
     def shown(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
-        """Return the columns that readers see: keys, values, what is derived from these, and the txid that wrote the row."""
+        """Return the columns that readers see: keys, values, what is derived, and the txid that wrote the row."""
         txid = (_TXID,) if self.has_txid and not self.appends else ()
         return (*self.row_key, *self.results, *txid)
 
     @property
-    def results(self) -> tuple[ValueColumn | DerivedColumn, ...]:
-        """Return the values, and what is derived from these."""
-        return (*self.values, *self.derived)
+    def results(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
+        """Return the values, what is derived from these, and until when they are valid."""
+        return (*self.values, *self.derived, *self.validity)
+
+    @property
+    def validity(self) -> tuple[KeyColumn, ...]:
+        """Return the columns of a history that come from a key's next version: its time and its txid; NULL if there is none."""
+        if self.history is None:
+            return ()
+        since = next(key for key in self.keys if key.name == self.history.order[0])
+        ends = [KeyColumn(VALID_TO, since.type, nullable=True)]
+        if self.has_txid:
+            ends.append(KeyColumn(TO_TXID, _TXID.type, nullable=True))
+        return tuple(ends)
+
+    @property
+    def table_name(self) -> str:
+        """Return the name of the table that commits write; a history's own name is that of its view."""
+        return self.name if self.history is None else f"{self.name}_versions"
 
     @property
     def row_key(self) -> tuple[KeyColumn, ...]:
@@ -213,22 +306,27 @@ class StateSpec:
         return (_TXID, *self.keys) if self.appends else self.keys
 
     @property
-    def changes_name(self) -> str:
-        """Return the name of the table of changes."""
-        return f"{self.name}_changes"
+    def records(self) -> str | None:
+        """Return the name of the table that records changes, or final windows; None if the state records neither."""
+        if self.changes:
+            return f"{self.name}_changes"
+        return f"{self.name}_final" if self.window and self.window.emits else None
 
     @property
     def stream(self) -> tuple[str, tuple[KeyColumn | ValueColumn, ...]] | None:
         """Return the table by whose txid other pipelines follow this state, and its columns; None if it has none.
 
-        That is the table of appended rows itself, or the table of changes, whose previous values are NULL for a new key.
+        That is the table of appended rows itself, the table of changes, whose previous values are NULL for a new key, or the
+        table of final windows.
         """
         if self.appends and self.is_table:
             return self.name, (*self.row_key, *self.values)
-        if not self.changes:
+        if self.records is None:
             return None
+        if not self.changes:
+            return self.records, (_TXID, *self.keys, *self.values)
         before = (replace(value, name=previous_name(value.name), merge="last") for value in self.values)
-        return self.changes_name, (
+        return self.records, (
             _TXID,
             *self.keys,
             *self.values,
@@ -242,9 +340,27 @@ class StateSpec:
         return not self.updates
 
     @property
-    def commits_alone(self) -> bool:
-        """Return whether each batch has to be merged by itself, because of this state."""
-        return self.keeps_previous or self.updates
+    def is_by_key(self) -> bool:
+        """Return whether a table has one row for each key: neither rows nor versions of it."""
+        return self.is_table and not self.appends and self.history is None
+
+    @property
+    def without_code(self) -> "StateSpec":
+        """Return the state without the author's code, as it is kept in the ledger."""
+        return replace(self, update=None, before=None, values=tuple(replace(value, combine=None) for value in self.values))
+
+    @property
+    def why_alone(self) -> str | None:
+        """Return why each batch has to be merged by itself; None if several may be merged together."""
+        if self.keeps_previous:
+            return f"state {self.name} keeps the values before each txid"
+        if self.updates:
+            return f"update {self.name} runs between batches"
+        if own := [value.name for value in self.values if value.merge == "own"]:
+            return f"state {self.name} has an author's combiner, {own[0]}"
+        if self.window and self.window.commits_alone:
+            return f"windows of state {self.name} depend on the batch before"
+        return None
 
     @property
     def keeps_previous(self) -> bool:
@@ -286,6 +402,35 @@ def staged_in_order_of(staged: Staged) -> str | None:
 
 
 @dataclass(frozen=True)
+class StateRead:
+    """A state that a transform reads, ``pipeline.state``, and as of when."""
+
+    of: str
+    as_of: AsOf
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline that owns the state."""
+        return self.of.partition(".")[0]
+
+    @property
+    def state(self) -> str:
+        """The state's name."""
+        return self.of.partition(".")[2]
+
+
+def check_of(of: str) -> None:
+    """Refuse what does not name a pipeline and its state.
+
+    Raises: ValueError.
+    """
+    if of.count(".") != 1:
+        raise ValueError(f"{of!r} has to name pipeline and state, as in flights.daily.")
+    for what, name in zip(("pipeline", "state"), of.split("."), strict=True):
+        check_name(what, name)
+
+
+@dataclass(frozen=True)
 class PipelineSpec:
     """A pipeline as the store knows it."""
 
@@ -301,25 +446,33 @@ class PipelineSpec:
     window: int = WINDOW
     # Names and checks: code, which a spec that was read from the ledger lacks.
     checks: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
+    # The states that the transform reads.
+    queries: tuple[StateRead, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
         if not self.states:
             raise ValueError(f"Pipeline {self.name} declares no state.")
         if twice := [table for table in self.tables if self.tables.count(table) > 1]:
-            raise ValueError(f"Pipeline {self.name} has two tables named {twice[0]}: of a state, and of a state's changes.")
+            raise ValueError(
+                f"Pipeline {self.name} has two tables named {twice[0]}: of a state, its versions, or what it records."
+            )
 
     @property
     def declaration(self) -> dict[str, Any]:
         """Return everything that decides what a stored value means, as plain data."""
-        without_code = replace(self, checks=(), states=tuple(replace(state, update=None) for state in self.states))
+        without_code = replace(self, checks=(), states=tuple(state.without_code for state in self.states))
         meaning = {name: value for name, value in asdict(without_code).items() if name not in _WITHOUT_MEANING}
-        for state in meaning["states"]:
-            del state["update"]
-            for declared in (state, *state["values"]):
-                for name, usual in _LATER_FIELDS.items():
-                    if name in declared and declared[name] == usual:
-                        del declared[name]
+        states = meaning["states"]
+        values = [value for state in states for value in state["values"]]
+        for state in states:
+            del state["update"], state["before"], state["hash_partitions"]
+        for value in values:
+            del value["combine"]
+        for declared in (meaning, *states, *values, *(derived for state in states for derived in state.get("derived", ()))):
+            for name, usual in _LATER_FIELDS.items():
+                if name in declared and declared[name] == usual:
+                    del declared[name]
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property
@@ -328,14 +481,26 @@ class PipelineSpec:
         return hashlib.sha256(json.dumps(self.declaration, sort_keys=True).encode()).hexdigest()
 
     @property
+    def why_alone(self) -> list[str]:
+        """Return why each batch is merged by itself: what is between two batches is kept, seen or checked."""
+        checks = ["checks look at the states after each batch"] if self.checks else []
+        return checks + [why for state in self.states if (why := state.why_alone)]
+
+    @property
     def commits_alone(self) -> bool:
-        """Return whether each batch is merged by itself, because what is between two batches is kept, seen or checked."""
-        return bool(self.checks) or any(state.commits_alone for state in self.states)
+        """Return whether each batch is merged by itself."""
+        return bool(self.why_alone)
+
+    @property
+    def awaits_previous(self) -> bool:
+        """Return whether a batch begins only after the one before it has committed, because it reads what that has left."""
+        return any(query.as_of == "previous txid" for query in self.queries)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the names of all tables in schema ``state`` that the pipeline owns."""
-        return (*(s.name for s in self.readable), *(s.changes_name for s in self.states if s.changes))
+        """Return the names of all tables and views in schema ``state`` that the pipeline owns."""
+        of_states = (name for s in self.readable for name in dict.fromkeys((s.name, s.table_name)))
+        return (*of_states, *(s.records for s in self.states if s.records))
 
     @property
     def readable(self) -> tuple[StateSpec, ...]:
@@ -355,6 +520,19 @@ class PipelineSpec:
 def followed_as(pipeline: str, state: str) -> str:
     """Return the identity of a source that follows this state."""
     return f"changes of {pipeline}.{state}"
+
+
+def composed_of(inputs: Mapping[str, str], references: Mapping[str, str]) -> str:
+    """Return the identity of a source that is composed of others, from theirs, by name."""
+    return f"{_COMPOSED}{json.dumps([inputs, references], sort_keys=True)}"
+
+
+def parts_of(identity: str) -> dict[str, str]:
+    """Return the identities of a source's inputs, by name; a source by itself is the part ""."""
+    if not identity.startswith(_COMPOSED):
+        return {"": identity}
+    inputs: dict[str, str] = json.loads(identity.removeprefix(_COMPOSED))[0]
+    return inputs
 
 
 def check_name(what: str, name: str) -> None:

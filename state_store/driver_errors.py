@@ -16,7 +16,25 @@ _RETRYABLE_STATES = {
     "57P02": "a server that crashed",
     "57P03": "a server that starts up",
 }
+_READ_ONLY_STATE, _NOT_READY_STATE = "25006", "55000"
+# Not every SSL error: a server that dies breaks the connection with one, too.
+_TLS = ("certificate", "does not support SSL", "no encryption", "private key file", " alert ")
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
+# The words of a refused connection, and the SQLSTATE that it lacks.
+_REFUSALS = [
+    (["password authentication failed"], "28P01"),
+    (["no password supplied"], "28P01"),
+    (['role "', "does not exist"], "28000"),
+    (['role "', "not permitted to log in"], "28000"),
+    (['database "', "does not exist"], "3D000"),
+    (["permission denied for database"], "42501"),
+    (["too many clients"], "53300"),
+    (["remaining connection slots"], "53300"),
+    (["too many connections for"], "53300"),  # a role, a database
+    (["is starting up"], "57P03"),
+    (["is shutting down"], "57P03"),
+    (["in recovery mode"], "57P03"),
+]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
 _OVERFLOW_STATES = {"22003"}
 # A NUL, text that is not of its type, no date, longer than an index row.
@@ -28,11 +46,8 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     message = _first_line(error)
     # A refused connection carries no SQLSTATE, so the reason is found in libpq's text.
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
-    if "authentication method requirement" in message:
-        return errors.AccessRefused(
-            f"The server does not prove that it is the right one, so the password was not sent, while {doing}: {message}. "
-            "If it is the right one, name its way to log in: PGREQUIREAUTH=md5, for example (tidegate settings)."
-        )
+    if refusal := _of_the_server(state, message, doing):
+        return refusal
     if state in _ACCESS_STATES:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
@@ -56,18 +71,32 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
 
 
-def _state_of_refusal(message: str) -> str | None:
-    if "password authentication failed" in message or "no password supplied" in message:
-        return "28P01"
-    if 'role "' in message and "does not exist" in message:
-        return "28000"
-    if 'database "' in message and "does not exist" in message:
-        return "3D000"
-    if "too many clients" in message or "remaining connection slots" in message:
-        return "53300"
-    if "is starting up" in message or "is shutting down" in message or "in recovery mode" in message:
-        return "57P03"
+def _of_the_server(state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+    """Return the error if this is not the server that it has to be: its identity, its protection, its part in a failover."""
+    if "authentication method requirement" in message:
+        return errors.AccessRefused(
+            f"The server does not prove that it is the right one, so the password was not sent, while {doing}: {message}. "
+            "If it is the right one, name its way to log in: PGREQUIREAUTH=md5, for example (tidegate settings)."
+        )
+    if state is None and any(word in message for word in _TLS):
+        return errors.AccessRefused(
+            f"The connection to Postgres is not protected as it has to be, while {doing}: {message}. Check PGSSLMODE, "
+            "PGSSLROOTCERT and the name in PGHOST (tidegate settings; docs/postgres.md)."
+        )
+    if state == _READ_ONLY_STATE or (state == _NOT_READY_STATE and "recovery is in progress" in message):
+        return errors.StoreUnavailable(
+            f"Postgres is a standby, or only reads, while {doing}: {message}. The primary is waited for; check PGHOST."
+        )
     return None
+
+
+def has_no_free_connection(error: BaseException) -> bool:
+    """Return whether a connection was refused because the server, the database or the role has too many."""
+    return _state_of_refusal(_first_line(error)) == "53300"
+
+
+def _state_of_refusal(message: str) -> str | None:
+    return next((state for words, state in _REFUSALS if all(word in message for word in words)), None)
 
 
 def _first_line(error: BaseException | None) -> str:

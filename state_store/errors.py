@@ -23,6 +23,7 @@
         SettingsInvalid           a setting cannot be used
         AccessRefused             Postgres refuses the user, the password or the database
         ListenerNotTrusted        another account of this machine has the port to which a token or password would be sent
+        ExecutorsUnprepared       Spark's executors, on other machines, lack a Python package or the right Python
         SchemaOutOfDate           the database is not at the revision this code was written for
         DeclarationInvalid        what the transform returns does not fit the declared states, or Spark refuses its code
         DeclarationChanged        the pipeline's declaration no longer matches what was registered
@@ -238,6 +239,12 @@ class AccessRefused(PermanentError):
 
 class ListenerNotTrusted(PermanentError):
     """Another account of this machine has the port to which a token or a password would be sent."""
+
+    fault = Fault.PIPELINE
+
+
+class ExecutorsUnprepared(PermanentError):
+    """Spark's executors, on other machines, lack a package that does not travel, or the right Python."""
 
     fault = Fault.PIPELINE
 

@@ -92,7 +92,8 @@ class BatchHistory:
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
     """Return how far each pipeline is, in the order of their names."""
     p, q = tables.pipeline.c, tables.quarantine.c
-    waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    waits = tables.waits_in_quarantine()
+    waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, waits).scalar_subquery()
     statement: sa.Select[Any] = (
         sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason, age_of_oldest(), speed())
         .select_from(lag_view)
@@ -220,12 +221,15 @@ def newest_actions(connection: Connection, pipeline: str, txid: int | None = Non
 
 
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
+    """Yield the records that are in quarantine, in the order of their batches, without holding them all.
+
+    Those with a `state` are partials that a commit has set aside (`state_store.set_aside`); they are not replayed.
+    """
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
     statement = (
         sa.select(
-            *(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.quarantined_at),
+            *(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.state, q.quarantined_at),
             *(q.mended_payload, q.mended_at, q.mended_by, q.mended_reason),
         )
         .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
@@ -236,7 +240,7 @@ def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: 
 
 
 def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -> dict[int, int]:
-    """Return how many records of each txid, or of the given one, wait in quarantine."""
+    """Return how many records of each txid, or of the given one, are in quarantine."""
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
     statement = (
@@ -250,7 +254,7 @@ def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -
 
 def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield a state's rows in key order, keys and values and txid, without holding them all."""
-    table = tables.state_table_of(state)
+    table = tables.readable_of(state)
     columns = [column for column in table.c if column.name != SNAPSHOT]
     statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))

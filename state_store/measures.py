@@ -87,7 +87,9 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 staged_attempts=row.staged_attempts,
                 staged_bytes=int(row.staged_bytes or 0),
                 acks_due=row.acks_due,
-                is_whole=row.last_commit == cursor.txid and cursor.epoch == epoch and _has_all(connection, cursor, witness),
+                is_whole=row.last_commit == cursor.txid
+                and commits.is_same(cursor, epoch, witness)
+                and _has_all(connection, cursor, witness),
                 phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in UNCOMMITTED},
                 errors=errors.get(name, {}),
                 totals=totals.get(name),
@@ -113,7 +115,7 @@ def _present() -> sa.Select[Any]:
     last = sa.select(c.txid).where(c.pipeline == k.pipeline).order_by(c.txid.desc()).limit(1)
     committed_at = sa.select(c.committed_at).where(c.pipeline == k.pipeline, c.txid == k.txid)
     oldest = sa.select(sa.extract("epoch", sa.func.now() - b.opened_at)).where(b.pipeline == k.pipeline, b.txid == k.txid + 1)
-    records = sa.select(q.txid).where(q.pipeline == k.pipeline, q.replayed_txid.is_(None)).limit(MOST_RECORDS)
+    records = sa.select(q.txid).where(q.pipeline == k.pipeline, tables.waits_in_quarantine()).limit(MOST_RECORDS)
     acks = sa.select(b.txid).where(b.pipeline == k.pipeline, b.txid <= k.txid, b.awaits_ack).order_by(b.txid).limit(MOST_ACKS)
     staged = (
         sa.select(a.staged_bytes)

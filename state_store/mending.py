@@ -37,13 +37,14 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
     The record is locked, so of two operators at once the second one sees the first one's mend, and a replay has taken the
     record up or reads the mend.
 
-    Raises: UnknownBatch if there is no such record; RangeRefused if a replay has taken it up, or it is mended and not
-    `again`; UsageError if the payload cannot be stored, or is not JSON of the record's columns where the original is.
+    Raises: UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a replay has taken it
+    up, or it is mended and not `again`; UsageError if the payload cannot be stored, or is not JSON of the record's columns
+    where the original is.
     """
     check_storable(mended.payload)
     q = tables.quarantine.c
     this = (q.pipeline == pipeline, q.txid == txid, q.number == number)
-    query = sa.select(q.payload, q.is_raw, q.replayed_txid, q.mended_at, q.mended_by, q.mended_reason).where(*this)
+    query = sa.select(q.payload, q.is_raw, q.state, q.replayed_txid, q.mended_at, q.mended_by, q.mended_reason).where(*this)
     record = connection.execute(query.with_for_update()).one_or_none()
     identity: dict[str, Any] = {"pipeline": pipeline, "txid": txid}
     if record is None:
@@ -53,6 +54,12 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
             **identity,
         )
     name = f"{pipeline} {txid}, record {number},"
+    if record.state is not None:
+        raise RangeRefused(
+            f"{name} is not a bad record: it is what a batch would have brought to state {record.state}, and its commit has "
+            "set it aside. It is neither mended nor replayed; it is kept so that you see what is missing there.",
+            **identity,
+        )
     if record.replayed_txid is not None:
         raise RangeRefused(
             f"{name} was taken up by txid {record.replayed_txid}, so it is not mended. If it was still bad, it waits again "

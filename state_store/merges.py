@@ -12,16 +12,20 @@ txid in a row is never a replay: another writer put it there, and the commit sto
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from psycopg2.errors import UniqueViolation
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.exc import IntegrityError
 
-from state_store import checks, combiners, staging, tables, updates
+from state_store import checks, combiners, staging, tables, updates, windows
 from state_store.combine import StagedBatch, combined
-from state_store.declaration import PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
+from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
+from state_store.windows import EventTime
 
 
 class Merged(NamedTuple):
@@ -32,6 +36,7 @@ class Merged(NamedTuple):
 
 
 NOTHING = Merged(0, 0)
+TextRow = Mapping[str, str | None]
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
@@ -54,20 +59,46 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     Raises: GuardMismatch; for several batches also IntegrityError, if a row's batch is unknown or a sum is in doubt.
     """
     open_tables(connection, spec)
+    bad_records = [_set_aside(connection, spec, *batch) if spec.quarantines else 0 for batch in batches]
     keys = dict.fromkeys(batches, 0)
-    brought: dict[tuple[str, int], StagedBatch] = {}
+    checked = {txid: _checked(connection, spec, txid, attempt) for txid, attempt in batches if spec.checks}
+    brought: dict[str, dict[tuple[int, int], StagedBatch]] = {}
+    _update(connection, spec, batches, before=True)
     for state in spec.readable:
-        staged = []
-        for txid, attempt in batches:
-            batch = brought[state.name, txid] = _staged(connection, spec, state, txid, attempt)
-            if batch.rows:
-                staged.append(batch)
-                keys[txid, attempt] += batch.rows
-        if staged:
-            _merge(connection, spec, state, batches, staged)
-    _update(connection, spec, batches)
-    _check(connection, spec, batches, brought)
-    return [Merged(keys[batch], _set_aside(connection, spec, *batch) if spec.quarantines else 0) for batch in batches]
+        brought[state.name], written = _bring(connection, spec, state, batches, checked)
+        for batch, rows in written.items():
+            keys[batch] += rows
+    _update(connection, spec, batches, before=False)
+    for txid, attempt in batches if checked else ():
+        partials = {name: of_state[txid, attempt].partials for name, of_state in brought.items()}
+        checks.evaluate(connection, replace(checked[txid], staged=partials))
+    return [Merged(keys[batch], bad) for batch, bad in zip(batches, bad_records, strict=True)]
+
+
+def _bring(
+    connection: Connection,
+    spec: PipelineSpec,
+    state: StateSpec,
+    batches: Sequence[tuple[int, int]],
+    checked: Mapping[int, checks.CheckedBatch],
+) -> tuple[dict[tuple[int, int], StagedBatch], dict[tuple[int, int], int]]:
+    """Merge batches into one state; return what each brings to it, without what is set aside, and the rows that it writes."""
+    event_time = EventTime(connection, spec, state) if state.window else None
+    brought: dict[tuple[int, int], StagedBatch] = {}
+    for txid, attempt in batches:
+        batch = _staged(connection, spec, state, txid, attempt)
+        if txid in checked:
+            batch = checks.without_wrong(connection, checked[txid], state, batch)
+        brought[txid, attempt] = event_time.take(txid, batch) if event_time else batch
+    written = {of: batch.rows for of, batch in brought.items()}
+    staged = [batch for batch in brought.values() if batch.rows]
+    if staged and event_time and event_time.joins_pieces:
+        written[batches[0]] = event_time.join(staged[0])  # sessions are merged one batch at a time
+    elif staged:
+        _merge(connection, spec, state, batches, staged)
+    if event_time:
+        event_time.finish()
+    return brought, written
 
 
 def _merge(
@@ -106,50 +137,50 @@ def _merge(
         )
 
 
-def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> None:
-    """Run the author's updates, after the states, so that they see what the batch has made of these."""
-    own = [state for state in spec.states if state.updates]
+def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]], *, before: bool) -> None:
+    """Run the author's updates: those before the states are merged, or those that see what the batch has made of these."""
+    own = [state for state in spec.states if state.updates and (state.before or not before)]
     if not own:
         return
     updates.begin(connection, spec.name)
     for txid, attempt in batches:
         for state in own:
             rows = _staged(connection, spec, state, txid, attempt).partials
-            updates.run(connection, spec.name, state, txid, rows)
+            updates.run(connection, spec.name, state, txid, rows, before=before)
     updates.end(connection, spec.name)
 
 
-def _check(
-    connection: Connection,
-    spec: PipelineSpec,
-    batches: Sequence[tuple[int, int]],
-    brought: Mapping[tuple[str, int], StagedBatch],
-) -> None:
-    """Evaluate the pipeline's checks, after everything that the batches do; `brought` is by state and txid."""
+def _checked(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> checks.CheckedBatch:
+    """Return a batch for its checks, without what it brings to states."""
     a = tables.attempt.c
-    for txid, attempt in batches if spec.checks else ():
-        rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
-        source_rows = connection.scalar(rows) or 0
-        partials = {state: batch.partials for (state, of), batch in brought.items() if of == txid}
-        checks.evaluate(connection, checks.CheckedBatch(spec, txid, source_rows, partials))
+    rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
+    return checks.CheckedBatch(spec, txid, connection.scalar(rows) or 0, {})
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
-    """Add the rows of batches, each with its txid and position.
+    """Add the rows of batches, each with its txid and position, in the order of these, which fills the index from one end.
 
     Raises: GuardMismatch if one is there already.
     """
     for batch in staged:
-        rows = batch.partials
+        rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
         added = insert(tables.state_table_of(state)).from_select([*(column.name for column in rows.selected_columns)], rows)
-        written = connection.execute(added.on_conflict_do_nothing()).rowcount
-        if written != batch.rows:
-            raise GuardMismatch(
-                f"{spec.name}: {batch.rows - written} of {batch.rows} rows of {batch.stage.name} are in state.{state.name} "
-                "already, or a trigger or a rule keeps them out: there is another writer. Nothing was committed; "
-                "restore the table, or find its other writer.",
-                pipeline=spec.name,
-            )
+        try:
+            missing = batch.rows - connection.execute(added).rowcount
+        except IntegrityError as error:
+            if not isinstance(error.orig, UniqueViolation):
+                raise
+            raise _not_appended(spec, state, batch, f"one is there already: {error.orig.diag.message_detail}") from error
+        if missing:
+            raise _not_appended(spec, state, batch, f"a trigger or a rule keeps {missing} out.")
+
+
+def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why: str) -> GuardMismatch:
+    return GuardMismatch(
+        f"{spec.name}: the {batch.rows} rows of {batch.stage.name} cannot be appended to state.{state.name}: {why} There is "
+        "another writer. Nothing was committed; restore the table, or find its other writer.",
+        pipeline=spec.name,
+    )
 
 
 def _recorded(state: StateSpec, upsert: Insert) -> Insert:
@@ -190,13 +221,30 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return
-    if state.changes:
-        changes = tables.changes_table_of(state)
-        connection.execute(sa.delete(changes).where(changes.c.txid == txid))
+    if state.records:
+        records = tables.changes_table_of(state)
+        connection.execute(sa.delete(records).where(records.c.txid == txid))
+    if state.window:
+        windows.take_back(connection, state, txid)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
     before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
     unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # older values are not kept
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
+
+
+def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, partial: TextRow) -> TextRow:
+    """Return what the merge of a partial into a row, or into no row, would keep. Rows have the values as Postgres' text."""
+    columns = tables.state_table_of(state).c
+
+    def row(values: TextRow, name: str) -> sa.Subquery:
+        given = (sa.cast(sa.literal(values[v.name], sa.Text), columns[v.name].type).label(v.name) for v in state.values)
+        return sa.select(*given).subquery(name)
+
+    before, new = row(kept or partial, "kept"), row(partial, "partial")
+    merged = {v.name: combiners.merged(v, before.c, new.c) if kept else new.c[v.name] for v in state.values}
+    texts = (sa.cast(sa.cast(value, columns[name].type), sa.Text).label(name) for name, value in merged.items())
+    joined = sa.select(*texts).select_from(before.join(new, sa.true()))
+    return dict(connection.execute(joined).mappings().one())
 
 
 def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, attempt: int) -> StagedBatch:

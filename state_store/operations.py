@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from state_store import attempts, batches, commits, merges, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit, registered
-from state_store.declaration import PipelineSpec, followed_as
+from state_store.declaration import PipelineSpec, followed_as, parts_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost
 from state_store.witness import Witness
 
@@ -84,6 +84,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     check_redoable(spec, txid, cursor.txid)
     check_not_followed(connection, spec, txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
+    check_not_read(connection, spec, txid)
     if batch.attempt == cursor.attempt:
         raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
     commits.check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
@@ -155,11 +156,33 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int) ->
     p = tables.pipeline.c
     streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
     source = p.declaration["source_identity"].astext
-    found = connection.execute(sa.select(p.pipeline, source).where(source.in_(list(streams))).order_by(p.pipeline)).first()
-    if found:
+    registered = connection.execute(sa.select(p.pipeline, source).order_by(p.pipeline)).all()
+    followers = [(name, part) for name, identity in registered for part in parts_of(identity).values() if part in streams]
+    for found in followers:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: pipeline {found[0]} follows its state {streams[found[1]]}, and may have "
             "counted what would be taken back. Correct it by a later batch.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+
+
+def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+    """Refuse to redo a locked batch if the next one has read, or may be reading, what it left.
+
+    A batch of such a pipeline locks the one before it when it begins, so none begins during a redo, and a later one reads what
+    the redo has made. An attempt that has failed never counts.
+
+    Raises: RangeRefused.
+    """
+    b, a = tables.batch.c, tables.attempt.c
+    following = sa.and_(b.pipeline == spec.name, b.txid == txid + 1)
+    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+    has_begun = sa.exists().where(following, newest, a.failed_at.is_(None))
+    if spec.awaits_previous and connection.scalar(sa.select(has_begun)):
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: txid {txid + 1} has begun, and reads states that would be taken back. "
+            "Correct it by a later batch.",
             pipeline=spec.name,
             txid=txid,
         )
@@ -214,7 +237,7 @@ def replay_quarantined(
     if after is None:
         return None
     q = tables.quarantine.c
-    waiting = [q.pipeline == pipeline, q.replayed_txid.is_(None), *([] if txid is None else [q.txid == txid])]
+    waiting = [q.pipeline == pipeline, tables.waits_in_quarantine(), *([] if txid is None else [q.txid == txid])]
     new_txid = after.txid + 1
     taken = connection.execute(sa.update(tables.quarantine).where(*waiting).values(replayed_txid=new_txid)).rowcount
     if not taken:

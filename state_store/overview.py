@@ -13,10 +13,20 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import tables
-from state_store.declaration import ColumnType, DerivedColumn, KeyColumn, PipelineSpec, StateSpec, ValueColumn
+from state_store.declaration import (
+    ColumnType,
+    DerivedColumn,
+    KeyColumn,
+    PipelineSpec,
+    StateRead,
+    StateSpec,
+    Validity,
+    ValueColumn,
+)
 from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
 from state_store.search import UNCOMMITTED
+from state_store.window_spec import WindowSpec
 
 # Batches after the cursor whose phase is looked up, or a larger window of them: those beyond the window have not begun.
 MOST_PHASES, MOST_LOOKED_AT = 200, 1000
@@ -139,18 +149,31 @@ def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
             ),
             state["kind"],
             tuple(
-                DerivedColumn(d["name"], ColumnType(d["type"]["name"]), d["formula"], tuple(d["made_of"]))
+                DerivedColumn(
+                    d["name"], ColumnType(d["type"]["name"]), d["formula"], tuple(d["made_of"]), tuple(d.get("given", ()))
+                )
                 for d in state.get("derived", ())
             ),
             state.get("appends", False),
             state.get("changes", False),
             state.get("updates", False),
+            _validity(state.get("history")),
+            window=WindowSpec(**state["window"]) if state.get("window") else None,
         )
         for state in declaration["states"]
     )
     return PipelineSpec(
-        declaration["name"], declaration["source_kind"], declaration["source_identity"], states, declaration["version"]
+        declaration["name"],
+        declaration["source_kind"],
+        declaration["source_identity"],
+        states,
+        declaration["version"],
+        queries=tuple(StateRead(query["of"], query["as_of"]) for query in declaration.get("queries", ())),
     )
+
+
+def _validity(history: Mapping[str, Any] | None) -> Validity | None:
+    return None if history is None else Validity(tuple(history["order"]), history["deleted"], history["collapses"])
 
 
 def _requested() -> sa.ColumnElement[bool]:
@@ -160,7 +183,7 @@ def _requested() -> sa.ColumnElement[bool]:
 
 def _progress() -> sa.Select[Any]:
     p, q = tables.pipeline.c, tables.quarantine.c
-    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, q.replayed_txid.is_(None)).scalar_subquery()
+    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, tables.waits_in_quarantine()).scalar_subquery()
     return (
         sa.select(
             lag_view.c.pipeline,

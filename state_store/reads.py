@@ -145,7 +145,7 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
 
 
 def _within(state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
-    table = tables.state_table_of(state)
+    table = tables.readable_of(state)
     key = [table.c[column.name] for column in state.row_key]
     statement = sa.select(*(table.c[column.name] for column in state.shown)).order_by(*key)
     for bound, is_first in ((first, True), (last, False)):

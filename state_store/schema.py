@@ -5,11 +5,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import REGCLASS, insert
+from sqlalchemy.dialects.postgresql import OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import commits, operations, tables
-from state_store.declaration import PipelineSpec
+from state_store import commits, histories, operations, tables
+from state_store.declaration import PipelineSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
 
@@ -122,19 +122,22 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
                 "Rename one of them.",
                 pipeline=spec.name,
             )
+    grant_queried(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
+        _put_views(connection, spec, is_changed=False)
         return False
 
     if known:
         committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
         declaration = json.loads(json.dumps(spec.declaration))
         changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
-        if committed and changed - {"version", "source_identity"}:
+        if committed and changed - {"version", "source_identity", "queries"}:
             raise DeclarationChanged(
                 f"{spec.name} has committed {committed} batches into other states than these. Give the pipeline and its states "
                 "new names, or take the change back.",
                 pipeline=spec.name,
             )
+        _check_inputs(connection, known.declaration["source_identity"], spec)
         if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
             raise DeclarationChanged(
                 f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
@@ -147,15 +150,63 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
         "source_kind": spec.source_kind,
         "fingerprint": spec.fingerprint,
         "declaration": spec.declaration,
+        # Not left to the next plan: tasks of an earlier one ask for it.
+        "in_flight": spec.window,
+        "commits_alone": spec.commits_alone,
     }
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
     if declared:
         connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
-    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": commits.current_epoch(connection)}
+    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(commits.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
+    _put_views(connection, spec, is_changed=True)
     return True
+
+
+def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:
+    """Refuse a change of inputs after which the position of one would be lost, so that it would be read from its beginning.
+
+    Raises: DeclarationChanged.
+    """
+    was, now = parts_of(before), parts_of(spec.source_identity)
+    b = tables.batch.c
+    if was == now or connection.scalar(sa.select(b.txid).where(b.pipeline == spec.name).limit(1)) is None:
+        return
+    if ("" in was) != ("" in now):
+        kind = "one source" if "" in was else "several inputs"
+        raise DeclarationChanged(
+            f"{spec.name} has batches of {kind}: {before}. Neither can go on where the other has ended. "
+            "Give the pipeline and its states new names, or take the change back.",
+            pipeline=spec.name,
+        )
+    for name in sorted(now.keys() - was.keys()):
+        if renamed := [gone for gone in sorted(was.keys() - now.keys()) if was[gone] == now[name]]:
+            raise DeclarationChanged(
+                f"{spec.name}: input {renamed[0]} is called {name} now. The ledger knows its position by its name, so it would "
+                f"be read from its beginning. Call it {renamed[0]} again.",
+                pipeline=spec.name,
+            )
+
+
+def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
+    """Let Spark's tasks read the states that a pipeline's transform reads; a table that does not exist yet is left out."""
+    for query in spec.queries:
+        if is_readable(connection, query.state, tables.STAGER) is False:
+            connection.execute(sa.DDL(tables.FOLLOWED.format(table=f"{tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+
+
+def is_readable(connection: Connection, state: str, role: str) -> bool | None:
+    """Return whether a role may read a state's table; None if there is no such table."""
+    table = sa.cast(sa.func.to_regclass(f"{tables.STATE}.{state}"), OID)
+    return connection.scalar(sa.select(sa.func.has_table_privilege(role, table, "SELECT")))
+
+
+def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
+    for state in spec.readable:
+        if state.history:
+            histories.put_view(connection, state, tables.state_table_of(state), is_changed=is_changed)
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
@@ -170,11 +221,13 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     locked = connection.execute(sa.select(*commits.CURSOR).order_by(c.pipeline).with_for_update()).all()
     for cursor in map(commits.Cursor._make, locked):
         lost = commits.what_is_lost(connection, cursor, witness)
-        if lost is None and cursor.epoch == epoch:
+        if lost is None and cursor.epoch == str(epoch):
             continue
         story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
         connection.execute(
-            sa.update(tables.cursor).where(c.pipeline == cursor.pipeline).values(epoch=epoch, history=sa.func.gen_random_uuid())
+            sa.update(tables.cursor)
+            .where(c.pipeline == cursor.pipeline)
+            .values(epoch=str(epoch), history=sa.func.gen_random_uuid())
         )
         operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
         accepted[cursor.pipeline] = story

@@ -47,7 +47,8 @@ LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeli
 
 CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
-    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = TG_TABLE_NAME);
+    declared oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);  -- of a hash partition: the table that it is part of
+    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = (SELECT relname FROM pg_class WHERE oid = declared));
 BEGIN
     IF owner IS NULL THEN
         RAISE EXCEPTION 'state.% belongs to no registered pipeline', TG_TABLE_NAME
@@ -153,14 +154,113 @@ REVOKE EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_o
     tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
     tidegate.counts_of_all(bigint[]) FROM PUBLIC;
 
--- tidegate: plans, processes and commits. It may not edit frozen metadata, delete, or truncate.
+CREATE FUNCTION tidegate.bits_of_two(bigint[], bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN ARRAY(SELECT coalesce(a, 0) | coalesce(b, 0) FROM unnest($1, $2) WITH ORDINALITY AS pairs (a, b, place) ORDER BY place);
+END $$;
+
+CREATE AGGREGATE tidegate.bits_of_all(bigint[]) (
+    SFUNC = tidegate.bits_of_two, STYPE = bigint[], INITCOND = '{}', PARALLEL = SAFE
+);
+
+-- What sketches estimate (jobs/sketches.py). The bits have 32 rows: a value sets one, in row n with a probability of 2^-n, in the last
+-- two rows with the same. So many values are likely that so many different bits are set by them: the root, by Newton's method.
+
+CREATE FUNCTION tidegate.distinct_of(bits bigint[]) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+DECLARE
+    columns double precision := 2 * cardinality(bits);
+    found double precision := (SELECT sum(bit_count(word::bit(64))) FROM unnest(bits) AS word);
+    estimate double precision;
+    step double precision;
+BEGIN
+    IF coalesce(found, 0) * found < 3 * columns OR found IS NULL THEN
+        RETURN coalesce(found, 0); -- so few are hardly ever in the same place
+    END IF;
+    found := least(found, 32 * columns - 1);
+    estimate := greatest(found, columns * power(2, found / columns - 0.33));
+    FOR iteration IN 1..50 LOOP
+        -- exp of less than -700 is an error.
+        SELECT (found - sum(columns - columns * kept)) / sum(chance * columns * kept) INTO step
+        FROM (
+            SELECT chance, exp(-least(estimate * chance, 700)) AS kept
+            FROM (SELECT power(2::double precision, -least(number, 31)) / columns AS chance FROM generate_series(1, 32) AS number) AS p
+        ) AS chances;
+        estimate := greatest(estimate + step, found);
+        EXIT WHEN abs(step) < 0.001 + estimate / 1000000;
+    END LOOP;
+    RETURN round(estimate);
+END $$;
+
+-- The counts are those of values below the range, of negative sizes from the largest on, of zero, of sizes, and of values above the
+-- range. From each power of two to the next are `per_octave` sizes. The estimate has the same relative distance to both ends of one.
+
+CREATE FUNCTION tidegate.quantile_of(counts bigint[], probability numeric, per_octave integer, negatives integer, scale integer)
+RETURNS numeric
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
+DECLARE
+    missing bigint := ceil(probability * (SELECT sum(n) FROM unnest(counts) AS n));
+    place integer := 0;
+    size integer;
+    start bigint;
+    low numeric;
+    high numeric;
+BEGIN
+    WHILE missing > 0 LOOP
+        place := place + 1;
+        missing := missing - counts[place];
+    END LOOP;
+    IF place IN (0, 1, cardinality(counts)) THEN
+        RETURN NULL;
+    END IF;
+    size := abs(place - negatives - 2) - 1;
+    IF size < 0 THEN
+        RETURN 0;
+    END IF;
+    start := 1::bigint << (size / per_octave);
+    low := (start * (per_octave + size % per_octave) + per_octave - 1) / per_octave;
+    high := (start * (per_octave + size % per_octave + 1) + per_octave - 1) / per_octave - 1;
+    RETURN sign((place - negatives - 2)::numeric) * 2 * low * high / (low + high) / power(10::numeric, scale);
+END $$;
+
+REVOKE EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
+    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) FROM PUBLIC;
+
+-- Which incarnation of the database answers: system identifier and timeline of the server, number of the database. A restore or a
+-- promotion changes the timeline, a copy within the server the number. A server that is not ours may hide the first two; then the
+-- number of a table stands for the server, which is another one after a dump was restored. With the owner's privileges, so that all
+-- roles see the same.
+
+CREATE FUNCTION tidegate.epoch() RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
+DECLARE
+    server text := 'ledger ' || 'tidegate.cursor'::regclass::oid;
+    timeline text := '-';
+    number oid := (SELECT oid FROM pg_database WHERE datname = current_database());
+BEGIN
+    -- What the owner may not call is an error only when its statement runs.
+    IF has_function_privilege(to_regprocedure('pg_control_system()'), 'EXECUTE') THEN
+        server := (SELECT system_identifier FROM pg_control_system());
+    END IF;
+    BEGIN
+        timeline := left(pg_walfile_name(pg_current_wal_insert_lsn()), 8);
+    EXCEPTION WHEN insufficient_privilege OR undefined_function OR feature_not_supported THEN
+        NULL;
+    END;
+    RETURN server || '/' || timeline || '/' || number;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
+
+-- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for sessions that become one
+-- (tables.JOINED).
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate;
 GRANT INSERT ON tidegate.batch, tidegate.attempt, tidegate.seal, tidegate.commit, tidegate.run_batch, tidegate.source_file,
-    tidegate.quarantine, tidegate.operator_action, tidegate.check_result TO tidegate;
-GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight) ON tidegate.pipeline TO tidegate;
+    tidegate.quarantine, tidegate.operator_action, tidegate.check_result, tidegate.watermark TO tidegate;
+GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight, commits_alone) ON tidegate.pipeline TO tidegate;
 GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor TO tidegate;
 GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_after, awaits_ack, acked_at)
     ON tidegate.batch TO tidegate;
@@ -168,6 +268,7 @@ GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source
     quarantined_rows, transformed_rows, transformed_hash, transformed_hash_sum, staged_bytes, spark_application, spark_tag,
     dropped_at) ON tidegate.attempt TO tidegate;
 GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
+GRANT UPDATE (txid, watermark, previous_watermark) ON tidegate.watermark TO tidegate;
 GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;
@@ -177,10 +278,13 @@ GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of
     tidegate.union_of_all(anyarray, integer), tidegate.list_of_all(anyarray, integer),
     tidegate.smallest_of_all(anyarray, integer), tidegate.largest_of_all(anyarray, integer),
     tidegate.counts_of_all(bigint[]) TO tidegate;
+GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
+    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate;
+GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
--- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, quarantine, for replays, and those tables of states
--- that other pipelines follow (tables.FOLLOWED): appended rows, and changes.
+-- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, quarantine, for replays, those tables of states
+-- that other pipelines follow (tables.FOLLOWED), appended rows and changes, and the states that transforms read (schema.grant_queried).
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;
 GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
@@ -189,4 +293,6 @@ GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate_reader;
+GRANT EXECUTE ON FUNCTION tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]), tidegate.counts_of_all(bigint[]),
+    tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT ON TABLES TO tidegate_reader;

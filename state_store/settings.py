@@ -3,7 +3,7 @@
 Each setting has one name and is looked up in this order; the first place that has it wins:
 
 1. environment: ``TIDEGATE_<NAME>``; for the connection libpq's own ``PGHOST``, ``PGPORT``, ``PGDATABASE``, ``PGUSER``,
-   ``PGPASSFILE`` and ``PGREQUIREAUTH``
+   ``PGPASSFILE``, ``PGREQUIREAUTH``, ``PGSSLMODE``, ``PGSSLROOTCERT``, ``PGSSLCERT`` and ``PGSSLKEY``
 2. ``tidegate.toml`` in the project folder
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
@@ -23,7 +23,7 @@ import os
 import pwd
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -35,10 +35,13 @@ logger = logging.getLogger(__name__)
 
 STACK_FOLDER = ".tidegate"
 CONNECT_TIMEOUT_SECONDS = 10
+# A server that has vanished, as in a failover, sends nothing: its connections are given up after about a minute.
+KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+SYSTEM = "system"  # of pg_sslrootcert: the certificates that the operating system trusts
 
 
-def _setting(default: Any, help_text: str, *, env: str | None = None, least: int = 1) -> Any:
-    return field(default=default, metadata={"help": help_text, "env": env, "least": least})
+def _setting(default: Any, help_text: str, *, env: str | None = None, least: int = 1, choices: Collection[str] = ()) -> Any:
+    return field(default=default, metadata={"help": help_text, "env": env, "least": least, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Settings:
     """Everything that may differ from one installation to the next."""
 
     home: Path = _setting(Path(), "project folder: relative source folders start here")
-    pg_host: str = _setting("127.0.0.1", "Postgres server that holds ledger and state", env="PGHOST")
+    pg_host: str = _setting(
+        "127.0.0.1", "Postgres server that holds ledger and state; or several (a,b), the primary is found", env="PGHOST"
+    )
     pg_port: int = _setting(5432, "its port", env="PGPORT")
     pg_database: str = _setting("tidegate", "its database", env="PGDATABASE")
     pg_user: str = _setting("tidegate", "role that plans, processes and commits", env="PGUSER")
@@ -54,12 +59,32 @@ class Settings:
     pg_require_auth: str = _setting(
         "scram-sha-256", "how the server may ask for the password: libpq's require_auth, as in md5 or none", env="PGREQUIREAUTH"
     )
+    pg_sslmode: str = _setting(
+        "prefer",
+        "TLS to it: verify-full checks the server's certificate and name",
+        env="PGSSLMODE",
+        choices=("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    )
+    pg_sslrootcert: Path | None = _setting(
+        None, "certificates of the authorities that may have signed the server's, or system", env="PGSSLROOTCERT"
+    )
+    pg_sslcert: Path | None = _setting(None, "this client's certificate, if the server asks for one", env="PGSSLCERT")
+    pg_sslkey: Path | None = _setting(None, "the key of that certificate", env="PGSSLKEY")
+    pg_failover: str = _setting(
+        "halt",
+        "after a standby was promoted: halt, or go-on where only synchronous standbys are promoted",
+        choices=("halt", "go-on"),
+    )
     pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
     pg_reader: str = _setting("tidegate_reader", "role that reads ledger and states for the page and its metrics")
     spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
     spark_packages: str = _setting("", "Maven packages (group:artifact:version, ...) that the embedded Spark loads")
+    spark_executors: str = _setting("auto", "where its executors run: here, elsewhere, or auto: here if it is on loopback")
+    executor_modules: str = _setting("", "further modules of yours that executors elsewhere need (name, ...)")
+    executor_passfile: Path | None = _setting(None, "libpq password file of pg_stager that goes to executors elsewhere")
+    executor_conninfo: str = _setting("", "libpq parameters that differ for executors elsewhere, as in host=db sslmode=require")
     kafka_bootstrap: str | None = _setting(None, "Kafka brokers (host:port, ...)")
     kafka_properties_file: Path | None = _setting(None, "librdkafka properties file with how to log in to them")
     airflow_url: str = _setting("http://127.0.0.1:8080", "Airflow's api-server")
@@ -144,7 +169,8 @@ class Settings:
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
         """Return libpq's connection parameters, without a password: libpq finds that itself.
 
-        By default libpq authenticates only to a server that proves, by SCRAM, that it knows the password already.
+        By default libpq authenticates only to a server that proves, by SCRAM, that it knows the password already. Of several
+        hosts it takes the first that accepts writes.
         """
         parameters = {
             "host": self.pg_host,
@@ -153,8 +179,18 @@ class Settings:
             "user": user or self.pg_user,
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
             "require_auth": self.pg_require_auth,
+            "sslmode": self.pg_sslmode,
+            **KEEPALIVE,
         }
-        return {**parameters, "passfile": str(self.pg_passfile)} if self.pg_passfile else parameters
+        if "," in self.pg_host:
+            parameters["target_session_attrs"] = "read-write"
+        files = {
+            "passfile": self.pg_passfile,
+            "sslrootcert": self.pg_sslrootcert,
+            "sslcert": self.pg_sslcert,
+            "sslkey": self.pg_sslkey,
+        }
+        return parameters | {name: str(file) for name, file in files.items() if file}
 
 
 def _project_folder() -> Path:
@@ -248,4 +284,8 @@ def _convert(setting: dataclasses.Field[Any], raw: Any, origin: str, home: Path)
         return number
     if not isinstance(raw, str):
         raise SettingsInvalid(f"{name} must be a text in quotes, but {origin} says {raw!r}.")
-    return raw if kind in {str, str | None} else home / Path(raw).expanduser()
+    if (choices := setting.metadata["choices"]) and raw not in choices:
+        raise SettingsInvalid(f"{name} must be one of {', '.join(choices)}, but {origin} says {raw!r}.")
+    if kind in {str, str | None} or (name == "pg_sslrootcert" and raw == SYSTEM):
+        return raw if kind in {str, str | None} else Path(raw)
+    return home / Path(raw).expanduser()

@@ -17,10 +17,12 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from state_store import tables
 from state_store.batches import QUARANTINED, BatchInput
-from state_store.declaration import PipelineSpec
+from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import SourceChanged, StagingLost
 
 FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
+AFTER = "after"  # where metadata has the last name taken, of a source whose names only grow
+INPUTS = "inputs"  # where the metadata of several inputs has a slice of each, by the input's name
 LARGEST = 2**63 - 1
 _GIVEN: dict[str, sa.types.TypeEngine[Any]] = {
     "name": sa.Text(),
@@ -46,9 +48,21 @@ class TakenFile:
 
 def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:
     """Return the files that a batch reads: none if it takes up quarantined records, or has another source."""
-    metadata = batch_input.metadata
-    files: Sequence[Mapping[str, Any]] = () if QUARANTINED in metadata else metadata.get(FILES, ())
-    return files
+    return () if QUARANTINED in batch_input.metadata else files_in(batch_input.metadata)
+
+
+def files_in(metadata: SourceMetadata) -> Sequence[Mapping[str, Any]]:
+    """Return the files that a source's metadata lists; of several inputs, under names that begin with the input's."""
+    files: Sequence[Mapping[str, Any]] = metadata.get(FILES, ())
+    if not isinstance(metadata.get(INPUTS), dict):
+        return files
+    slices = metadata[INPUTS].items()
+    return [{**file, "name": name_in(name, file["name"])} for name, part in slices for file in part.get(FILES, ())]
+
+
+def name_in(input_name: str, file_name: str) -> str:
+    """Return the ledger's name of an input's file: two inputs may have files of the same name."""
+    return f"{input_name}/{file_name}"
 
 
 def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:

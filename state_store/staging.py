@@ -4,6 +4,7 @@ An attempt has one table per state, and one for bad records. Each row carries th
 that ran twice leaves rows that no seal names. `state_store.copy_in` is the part that runs on executors.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -18,6 +19,8 @@ from state_store import tables
 from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
+
+logger = logging.getLogger(__name__)
 
 LOCK_NOT_AVAILABLE = "55P03"
 NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
@@ -92,6 +95,8 @@ def _constant(value: int) -> sa.ColumnElement[int]:
 def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
     """Return the sealed partitions of a state, after checking that staging holds exactly their rows.
 
+    Task attempts that no seal names are left out, and named in the log: Spark had repeated their tasks.
+
     Raises: StagingLost if the table is gone, a row is missing or one byte differs.
     """
     s = tables.seal.c
@@ -111,11 +116,14 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
         found = {
             row.task_attempt: (row[1], row[2])
             for row in connection.execute(
-                sa.select(staging.c.task_attempt, sa.func.count(), digest_of(staging))
-                .where(staging.c.task_attempt.in_([p.task_attempt for p in sealed]))
-                .group_by(staging.c.task_attempt)
+                sa.select(staging.c.task_attempt, sa.func.count(), digest_of(staging)).group_by(staging.c.task_attempt)
             )
         }
+        for task_attempt in sorted(found.keys() - {p.task_attempt for p in sealed} - {NO_TASK}):
+            logger.warning(
+                "%s %d:%d: Spark's task attempt %d staged %d rows of %s too; no seal names it, so they do not count",
+                *(pipeline, txid, attempt, task_attempt, found[task_attempt][0], staged.name),
+            )
     for p in sealed:
         if found.get(p.task_attempt) != (p.rows, p.digest):
             rows = found.get(p.task_attempt, (0, 0))[0]

@@ -6,7 +6,7 @@ Only this module opens and ends transactions, and only it translates driver erro
 import logging
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,7 +22,10 @@ from state_store import (
     commits,
     history,
     mending,
+    merges,
     operations,
+    queried,
+    retention,
     schema,
     search,
     source_files,
@@ -30,6 +33,7 @@ from state_store import (
     tables,
     turns,
     waits,
+    windows,
 )
 from state_store.attempt_times import AttemptTimes, attempt_times
 from state_store.attempts import AirflowTry, Attempt, Tracked
@@ -43,12 +47,14 @@ from state_store.engine import give_back, take_engine
 from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
+from state_store.queried import QueriedState
 from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import NO_TASK, StagedPartition
 from state_store.turns import UNREGISTERED, Processing, Turn
 from state_store.waits import Wait
+from state_store.windows import Progress
 from state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
@@ -226,6 +232,34 @@ class StateStore:
         with self._transaction("starting an attempt") as connection:
             self._set_limits(connection)
             return beginning.begin(connection, spec, beginning.Request(txid, owner, mode, airflow, new_input), self.witness)
+
+    @contextmanager
+    def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
+        """Yield the states that a pipeline's transform reads, for as long as an attempt at one of its batches lasts.
+
+        Those as of the latest are read from one snapshot, which a connection keeps meanwhile.
+
+        Raises: DeclarationInvalid, SchemaOutOfDate, StoreUnavailable.
+        """
+        doing = f"looking up the states that {spec.name} queries"
+        if all(query.as_of != "latest" for query in spec.queries):
+            if not spec.queries:
+                yield {}
+                return
+            with self._transaction(doing) as connection:
+                found = queried.find(connection, spec, self.settings.pg_stager)
+            yield found
+            return
+        with ExitStack() as kept:
+            with _translated_errors(doing):
+                unprepared = kept.enter_context(self.engine.connect())
+                connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", "0", True)))
+                found = queried.find(connection, spec, self.settings.pg_stager)
+            try:
+                yield found
+            finally:
+                unprepared.invalidate()  # it may be lost, which tasks have noticed that needed it
 
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
@@ -405,6 +439,26 @@ class StateStore:
 
     # by hand
 
+    def followers(self, pipeline: str, state: str) -> list[retention.Follower]:
+        """Return the inputs of registered pipelines that follow a state."""
+        with self._transaction("reading who follows a state") as connection:
+            return retention.followers(connection, pipeline, state)
+
+    def pruned_txid(self, state: StateSpec) -> int:
+        """Return the txid up to which a state's recorded changes were removed; 0 if none were."""
+        with self._transaction(f"reading what was removed of state {state.name}") as connection:
+            return retention.pruned_txid(connection, state)
+
+    def prune_changes(self, spec: PipelineSpec, state: StateSpec, up_to_txid: int, owner: str, reason: str) -> retention.Pruned:
+        """Remove the recorded changes of txids up to this one. As the owner of the tables only.
+
+        The caller has made sure that no follower needs them (`jobs.sources.changes.removable`).
+
+        Raises: RangeRefused if the txid has not committed; what `commit_batch` raises.
+        """
+        with self._commit_transaction(spec.name, f"removing changes of {state.name}") as connection:
+            return retention.prune(connection, spec, state, up_to_txid, (owner, storable(reason)), self.witness)
+
     def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
         """Skip a failed batch: a commit without rows takes its place and records the owner and the reason.
 
@@ -558,10 +612,23 @@ class StateStore:
         with self._transaction("reading the quarantine") as connection:
             return history.quarantine_counts(connection, pipeline, txid)
 
+    def try_merge(self, state: StateSpec, kept: merges.TextRow | None, partial: merges.TextRow) -> merges.TextRow:
+        """Return what a state would keep of a row, or none, and a partial, as Postgres' text: for tests of aggregates.
+
+        Raises: as a commit would, such as Overflow.
+        """
+        with self._transaction("trying a merge") as connection:
+            return merges.try_merge(connection, state, kept, partial)
+
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
             yield from history.state_rows(connection, state, limit)
+
+    def event_time(self, state: StateSpec) -> Progress | None:
+        """Return how far event time has come in a state with windows; None before its first batch."""
+        with self._transaction(f"reading the watermark of state {state.name}") as connection:
+            return windows.progress(connection, state)
 
     def changes(self, state: StateSpec, after_txid: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield what each txid after one changed in a state, by txid and key, from one snapshot, without holding it all.

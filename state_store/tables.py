@@ -7,6 +7,8 @@ Views, functions and grants are in ``schema.sql``. Facts are rows with timestamp
 (view ``tidegate.batches``), never stored.
 """
 
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
 
+from state_store import hash_partitions, histories
 from state_store.copy_in import STAGING
 from state_store.declaration import (
     PREVIOUS_TXID,
@@ -37,6 +40,7 @@ from state_store.declaration import (
     StateSpec,
     previous_name,
 )
+from state_store.window_spec import WINDOW_END
 
 NAMING = {
     "pk": "pk_%(table_name)s",
@@ -55,8 +59,12 @@ SINGLE_WRITER = (
     "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
 )
-# Spark's tasks read what other pipelines follow: appended rows and changes.
-FOLLOWED = "GRANT SELECT ON {table} TO tidegate_stager"
+# Spark's tasks read what other pipelines follow, appended rows and changes; and the states that transforms read
+# (`schema.grant_queried`).
+STAGER = "tidegate_stager"
+FOLLOWED = f"GRANT SELECT ON {{table}} TO {STAGER}"
+# Sessions that become one are written as one row.
+JOINED = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
     "boolean": sa.Boolean(),
@@ -90,8 +98,11 @@ pipeline = Table(
     Column("pipeline", Text, primary_key=True, comment="its name, as declared in jobs/pipelines"),
     Column("source_kind", Text, nullable=False),
     Column("fingerprint", Text, nullable=False, comment="SHA-256 of the declaration; attempts and commits compare it"),
-    Column("declaration", JSONB, nullable=False, comment="the declaration itself, for people"),
+    Column("declaration", JSONB, nullable=False, comment="the declaration itself"),
     Column("in_flight", Integer, nullable=False, server_default=str(WINDOW), comment="most batches begun and not committed"),
+    Column(
+        "commits_alone", Boolean, nullable=False, server_default=sa.false(), comment="whether each batch is merged by itself"
+    ),
     _now("registered_at", "when this declaration was registered"),
     _when("paused_at", "since when no new run starts"),
     Column("paused_by", Text),
@@ -106,6 +117,7 @@ state_table = Table(
     ledger,
     Column("state", Text, primary_key=True, comment="name of the table in schema state"),
     Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False, comment="its only writer"),
+    Column("pruned_txid", BigInteger, nullable=False, server_default="0", comment="of changes: those up to here were removed"),
     comment="Which pipeline owns which state table: one writer each.",
 )
 
@@ -275,6 +287,7 @@ quarantine = Table(
     Column("origin", Text, comment="where it stood: file, or topic, partition and offset"),
     Column("payload", Text, nullable=False, comment="the record: as it stood, or its columns as JSON"),
     Column("is_raw", Boolean, nullable=False, comment="whether payload is the record as it stood"),
+    Column("state", Text, comment="the state whose final window it came too late for, as a partial; NULL: a bad record"),
     _now("quarantined_at", "when its batch committed"),
     Column("replayed_txid", BigInteger, comment="the later batch that takes it up again; NULL while it waits here"),
     Column("mended_payload", Text, comment="what replays read in the place of payload; NULL: it was not mended"),
@@ -299,6 +312,23 @@ check_result = Table(
     comment="One row per check of a committed batch.",
 )
 
+watermark = Table(
+    "watermark",
+    ledger,
+    Column("state", Text, primary_key=True, comment="a state with windows"),
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False),
+    Column("txid", BigInteger, nullable=False, comment="the last batch that counted in it"),
+    _when("watermark", "the greatest event time that has counted, in UTC; NULL: there was none"),
+    _when("previous_watermark", "the same before that batch, for a redo"),
+    comment="How far event time has come in each state with windows.",
+)
+
+
+def waits_in_quarantine() -> sa.ColumnElement[bool]:
+    """Return whether a record waits to be taken up again. A partial that a commit has set aside never does."""
+    return sa.and_(quarantine.c.replayed_txid.is_(None), quarantine.c.state.is_(None))
+
+
 open_commit = Table(
     "open_commit",
     ledger,
@@ -316,7 +346,9 @@ operator_action = Table(
     Column("owner", Text, nullable=False),
     Column("reason", Text, nullable=False),
     _now("acted_at", "when"),
-    CheckConstraint("action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend')", name="action"),
+    CheckConstraint(
+        "action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend', 'prune')", name="action"
+    ),
     comment="What people did by hand, and why.",
 )
 
@@ -327,7 +359,7 @@ def state_tables(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     for spec in specs:
         for state in spec.readable:
             state_table_of(state, metadata)
-            if state.changes:
+            if state.records:
                 changes_table_of(state, metadata)
     return metadata
 
@@ -340,9 +372,12 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or on txid would end HOT
     updates. No CHECK on columns that the commit alone writes: each is evaluated twice per row of a merge.
 
-    Appended rows are keyed by txid and position.
+    Appended rows are keyed by txid and position. Windows that are recorded when they are final are found by their end, which
+    no update changes.
+
+    The table of a history has its versions; `readable_of` is its view.
     """
-    keys = [Column(k.name, _sql_type(k.type), nullable=k.nullable) for k in state.row_key]
+    keys = [Column(k.name, sql_type(k.type), nullable=k.nullable) for k in state.row_key]
     constraints: list[sa.Constraint] = []
     if not keys:
         keys = [Column(SNAPSHOT, Boolean, nullable=False, server_default=sa.true())]
@@ -351,37 +386,65 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
         constraints.append(sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True))
     else:
         constraints.append(sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}"))
-    columns = [*keys, *(Column(v.name, _sql_type(v.type), nullable=v.nullable) for v in state.values)]
+    columns = [*keys, *(Column(v.name, sql_type(v.type), nullable=v.nullable) for v in state.values)]
     if state.keeps_previous:
-        columns += [Column(previous_name(v.name), _sql_type(v.type)) for v in state.values]
+        columns += [Column(previous_name(v.name), sql_type(v.type)) for v in state.values]
         columns.append(Column(PREVIOUS_TXID, BigInteger))
     columns += [_derived_column(derived, state) for derived in state.derived]
     if state.has_txid and not state.appends:
         columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
-    return _table(state.name, metadata, [*columns, *constraints], STATE_STORAGE, is_followed=state.appends)
+    storage: dict[str, Any] = {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
+    if state.hash_partitions > 1:
+        storage = {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
+    found = _table(state.table_name, metadata, [*columns, *constraints], storage, after_create(state, state.table_name))
+    if state.window and state.window.emits:
+        Index(f"ix_{state.name}_{WINDOW_END}", found.c[WINDOW_END])
+    if state.history:
+        sa.event.listen(found, "before_drop", sa.DDL(histories.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
+    return found
+
+
+def readable_of(state: StateSpec) -> Table:
+    """Return what readers of a state select from: its table, or the view of a history, with the columns that they see."""
+    if state.history is None:
+        return state_table_of(state)
+    columns = (Column(column.name, sql_type(column.type)) for column in state.shown)
+    return Table(state.name, sa.MetaData(schema=STATE), *columns)
 
 
 def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
-    """Return the table of a state's changes: txid and key, the values after the txid, and those before it.
+    """Return the table of what a state records: its changes, or its final windows.
 
-    Like the state's rows, those values that are derived are derived here, too. `previous_txid` is NULL for a new key.
+    A change has txid and key, the values after the txid, and those before it; `previous_txid` is NULL for a new key. A final
+    window has the txid that made it final, key and values. Like the state's rows, those values that are derived are derived
+    here, too.
     """
-    assert state.stream is not None, "only a state that records changes has this table"
+    assert state.stream is not None, "only a state that records something has this table"
     name, kept = state.stream
     key = ["txid", *(key.name for key in state.keys)]
-    columns = [Column(c.name, _sql_type(c.type), nullable=c.nullable) for c in kept]
+    columns = [Column(c.name, sql_type(c.type), nullable=c.nullable) for c in kept]
     unique: sa.Constraint = sa.PrimaryKeyConstraint(*key, name=f"pk_{name}")
     if any(column.nullable for column in state.keys):
         unique = sa.UniqueConstraint(*key, name=f"uq_{name}_key", postgresql_nulls_not_distinct=True)
-    return _table(name, metadata, [*columns, *(_derived_column(d, state) for d in state.derived), unique], {}, is_followed=True)
+    parts = [*columns, *(_derived_column(d, state) for d in state.derived), unique]
+    return _table(name, metadata, parts, {}, after_create(state, name))
 
 
-def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], *, is_followed: bool) -> Table:
+def after_create(state: StateSpec, table: str) -> list[str]:
+    """Return what follows the making of one of a state's tables: its trigger, further grants than all have, its partitions."""
+    name = f"{STATE}.{table}"
+    is_followed = state.stream is not None and state.stream[0] == table
+    joins = state.window is not None and state.window.is_session and table == state.name
+    granted = [*([FOLLOWED] if is_followed else []), *([JOINED] if joins else [])]
+    divided = hash_partitions.made(STATE, state, STATE_STORAGE, [SINGLE_WRITER]) if table == state.table_name else ()
+    return [*(statement.format(table=name) for statement in (SINGLE_WRITER, *granted)), *divided]
+
+
+def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], after: Sequence[str]) -> Table:
     found = sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata
-    options: dict[str, Any] = {"postgresql_with": storage} if storage else {}
-    table: Table = Table(name, found, *parts, **options)
-    for statement in (SINGLE_WRITER, *([FOLLOWED] if is_followed else [])):
-        sa.event.listen(table, "after_create", sa.DDL(statement.format(table="%(fullname)s")))  # type: ignore[no-untyped-call]
+    table: Table = Table(name, found, *parts, **storage)
+    for statement in after:
+        sa.event.listen(table, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
     return table
 
 
@@ -394,15 +457,24 @@ def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
     return Table(
         f"{staged.name}_{txid}_{attempt_number}",
         sa.MetaData(schema=STAGING),
-        *(Column(c.name, _sql_type(c.type), nullable=c.nullable) for c in staged.columns),
+        *(Column(c.name, sql_type(c.type), nullable=c.nullable) for c in staged.columns),
         Column("task_attempt", BigInteger, nullable=False),
         postgresql_with={"autovacuum_enabled": False},
     )
 
 
 def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
-    """Return a column that Postgres computes from others of its row: exactly, and then rounded to the scale of its type."""
-    made_of = [sa.column(name, _sql_type(v.type)) for name in derived.made_of for v in state.values if v.name == name]
+    """Return a column that Postgres computes from others of its row."""
+    made_of = {v.name: sa.column(v.name, sql_type(v.type)) for v in state.values}
+    return Column(derived.name, sql_type(derived.type), sa.Computed(derived_from(derived, made_of), persisted=True))
+
+
+def derived_from(derived: DerivedColumn, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    """Return a derived value of these kept ones, exactly; a cast to its type rounds it to the scale of that."""
+    made_of = [values[name] for name in derived.made_of]
+    if derived.formula in ("distinct", "quantile"):
+        given: Any = (sa.literal_column(f"{Decimal(number):f}") for number in derived.given)
+        return getattr(sa.func.tidegate, f"{derived.formula}_of")(*made_of, *given)  # type: ignore[no-any-return]
     total, count = made_of[0], sa.cast(made_of[-1], sa.Numeric)
     assert derived.type.precision_and_scale is not None, "only a numeric is derived"
     digits = derived.type.precision_and_scale[1]
@@ -419,11 +491,12 @@ def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
         formula = (count * squares - total * total) / divisor(count * others)
         if derived.formula.startswith("stddev"):
             formula = sa.func.sqrt(formula)
-    return Column(derived.name, _sql_type(derived.type), sa.Computed(formula, persisted=True))
+    return formula
 
 
-def _sql_type(declared: ColumnType) -> Any:
+def sql_type(declared: ColumnType) -> Any:
+    """Return SQLAlchemy's type of a column."""
     if declared.element:
-        return sa.ARRAY(_sql_type(declared.element))
+        return sa.ARRAY(sql_type(declared.element))
     numeric = declared.precision_and_scale
     return sa.Numeric(*numeric) if numeric else _TYPES[declared.name]

@@ -105,7 +105,7 @@ def _turns() -> sa.Select[Any]:
 def _waits_to_merge_together() -> sa.ColumnElement[bool]:
     """Return whether the sealed attempt after the cursor should wait for others to merge with.
 
-    Opaque states are merged one by one, so their batches do not wait.
+    A pipeline that commits one batch at a time never waits for others.
     """
     c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
     later = tables.batch.alias("later")
@@ -122,11 +122,7 @@ def _waits_to_merge_together() -> sa.ColumnElement[bool]:
         .correlate(tables.cursor)
         .scalar_subquery()
     )
-    merges_together = ~(
-        sa.exists()
-        .where(p.pipeline == c.pipeline, p.declaration.contains({"states": [{"kind": "opaque"}]}))
-        .correlate(tables.cursor)
-    )
+    merges_together = sa.exists().where(p.pipeline == c.pipeline, ~p.commits_alone).correlate(tables.cursor)
     waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
     patience = sa.func.least(MERGE_PATIENCE_FACTOR * sa.func.coalesce(last_merge, 0), LONGEST_MERGE_WAIT_SECONDS)
     # A negative time means that the clock was set back: the time waited is unknown, so the batch waits no longer.

@@ -62,18 +62,19 @@ class UpdateBatch:
         return found  # type: ignore[no-any-return]
 
 
-def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows: sa.Select[Any]) -> None:
-    """Run a state's update for a batch. Nothing of it is visible before the commit.
+def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows: sa.Select[Any], *, before: bool) -> None:
+    """Run a state's update for a batch, or what comes `before` the other states. Nothing of it is visible before the commit.
 
     Raises: DeclarationInvalid if the update fails by itself, or does what it must not do; the driver's errors, translated.
     """
     name = f"The update {state.name} of pipeline {pipeline}"
-    if state.update is None:
+    code = state.before if before else state.update
+    if code is None:
         raise DeclarationInvalid(f"{name} is code, and this process does not have it: commit where the pipeline is declared.")
     batch = UpdateBatch(pipeline, txid, rows.subquery("batch"), connection, name)
     try:
         with _confined(connection, name):
-            state.update(batch)
+            code(batch)
     except (TidegateError, MemoryError):
         raise
     except (DBAPIError, psycopg2.Error) as error:

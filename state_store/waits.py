@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, tables
-from state_store.commits import CURSOR, Cursor, MarkedCommit, current_epoch, lost_since
+from state_store.commits import CURSOR, Cursor, MarkedCommit, current_epoch, is_same, lost_since
 from state_store.errors import HoleDetected
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
@@ -62,6 +62,7 @@ class WaitingBatch(NamedTuple):
 class RegisteredPipeline(NamedTuple):
     """A pipeline's row, its place in the ledger, and what else may need attention.
 
+    `queries` are those of the registered declaration, if its transform reads states (`declaration.StateRead`).
     `quarantined` and `acks_due` are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid whose newest attempt is
     alive.
     """
@@ -79,6 +80,7 @@ class RegisteredPipeline(NamedTuple):
     acks_due: int
     in_work: int | None
     now: datetime
+    queries: Sequence[Mapping[str, str]] | None
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def _read(
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
             lost=lost_since(cursor, marks[name], marked.get(name), witness) if name in marks else None,
-            is_restored=epoch is not None and cursor.epoch != epoch,
+            is_restored=epoch is not None and not is_same(cursor, epoch, witness),
             is_standby=is_standby,
         )
         for name, (row, cursor) in rows.items()
@@ -179,7 +181,7 @@ def _pipelines() -> sa.Select[Any]:
     earlier = tables.commit.alias("any_commit").c
     last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
-    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, q.replayed_txid.is_(None)).correlate(tables.cursor)
+    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, tables.waits_in_quarantine()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
     silence = sa.func.make_interval(0, 0, 0, 0, 0, 0, attempts.LONGEST_SILENCE_SECONDS)
     alive = sa.or_(a.seen_at.is_(None), a.seen_at > sa.func.now() - silence)
@@ -203,6 +205,7 @@ def _pipelines() -> sa.Select[Any]:
             counted(acks),
             in_work,
             sa.func.now(),
+            p.declaration["queries"],
             *CURSOR,
         )
         .select_from(tables.pipeline)

@@ -55,6 +55,7 @@ class Witness:
 
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.witness_folder or settings.stack_folder / "witness"
+        self.trusts_promotions = settings.pg_failover == "go-on"
 
     def file_of(self, pipeline: str, history: str) -> Path:
         """Return the file for the mark of a pipeline's history."""

@@ -29,7 +29,7 @@ def show(history: "BatchHistory") -> None:
         names = ["attempt", "state", "partition", "task_attempt", "rows", "digest"]
         _print("Sealed partitions", names, [[seal[name] for name in names] for seal in history.seals])
     if history.checks:
-        rows = [[c["name"], "passed" if c["found"] is None else _wrapped(f"warns of {c['found']}", 60)] for c in history.checks]
+        rows = [[c["name"], "passed" if c["found"] is None else _wrapped(f"finds {c['found']}", 60)] for c in history.checks]
         _print("Checks", ["check", "outcome"], rows)
     if history.actions:
         names = ["acted_at", "action", "txid", "owner", "reason"]
@@ -122,31 +122,43 @@ def _outcome(attempt: Row, commit: Row | None) -> str:
     return "fenced" if attempt["error"].startswith("ATTEMPT_FENCED") else "failed"
 
 
-def _show_source(metadata: "SourceMetadata") -> None:
-    """Print the batch's input: metadata of known shapes as a table, any other as JSON."""
+def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
+    """Print the batch's input: metadata of known shapes as a table, any other as JSON; `of` says which of several it is."""
     from state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
 
     if QUARANTINED in metadata:
         _print("Source: quarantine", ["records"], [[metadata[QUARANTINED]]])
+    elif {"inputs", "idle", "references"} <= metadata.keys():
+        _show_inputs(metadata)
     elif "files" in metadata:
         files = metadata["files"]
         if files and all({"name", "size", "sha256"} <= file.keys() for file in files):
-            _print("Files", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
+            _print(f"Files{of}", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
         else:
-            _show_json(metadata)
+            _show_json(metadata, of)
     elif {"partitions", "idle"} <= metadata.keys():
-        _show_partitions(metadata)
+        _show_partitions(metadata, of)
     elif {"after", "to", "splits", "rows"} <= metadata.keys():
         columns = ["after", "to", "splits", "rows when planned"]
         row = [_position(metadata["after"]), _position(metadata["to"]), len(metadata["splits"]), metadata["rows"]]
-        _print("Source: rows beyond `after`, up to `to`", columns, [row])
+        _print(f"Source{of}: rows beyond `after`, up to `to`", columns, [row])
     else:
-        _show_json(metadata)
+        _show_json(metadata, of)
 
 
-def _show_partitions(metadata: "SourceMetadata") -> None:
+def _show_inputs(metadata: "SourceMetadata") -> None:
+    """Print what a batch of several inputs reads of each, and the versions of its references."""
+    for name, share in metadata["inputs"].items():
+        _show_source(share, f" of input {name}")
+    if metadata["idle"]:
+        _print("Inputs without new rows", ["input"], [[name] for name in sorted(metadata["idle"])])
+    for name, version in metadata["references"].items():
+        _show_source(version, f" of reference {name}")
+
+
+def _show_partitions(metadata: "SourceMetadata", of: str = "") -> None:
     """Print a row per slice. Positions that are not offsets are shown as JSON; idle partitions show their position."""
-    title = f"Source: topic {metadata['topic']}" if "topic" in metadata else "Source: partitions"
+    title = f"Source{of}: topic {metadata['topic']}" if "topic" in metadata else f"Source{of}: partitions"
     if not all(isinstance(s.get("end"), int) for s in [*metadata["partitions"].values(), *metadata["idle"].values()]):
         reads = [[name, "reads", json.dumps(known)] for name, known in _sorted(metadata["partitions"])]
         _print(
@@ -172,8 +184,8 @@ def _position(values: list[Any] | None) -> str:
     return "the beginning" if values is None else ", ".join(str(value) for value in values)
 
 
-def _show_json(metadata: "SourceMetadata") -> None:
-    output.out().print()
+def _show_json(metadata: "SourceMetadata", of: str = "") -> None:
+    output.out().print(f"\nSource{of}" if of else "")
     output.print_json(metadata)
 
 

@@ -89,6 +89,13 @@ class BatchCauses:
         order = f"Txid {batch.txid} waits for txid {following} to commit: batches commit in the order of their txids."
         sealed = _sealed(batch)
         is_planned = not batch.tries and batch.halted_at is None and batch.skip_reason is None
+        if is_planned and (read := self._reads_of_previous()):
+            story = (
+                f"Txid {batch.txid} may begin when txid {batch.txid - 1} has committed: it reads {read} as that has left it. "
+                f"Txid {following} commits next."
+            )
+            yield self._of(batch, "WAITS_FOR_STATE", story, since=batch.opened_at)
+            return
         if is_planned and batch.txid - self._wait.cursor.txid > row.in_flight:
             story = (
                 f"Txid {batch.txid} may begin when txid {batch.txid - row.in_flight} has committed: the window is full, as no "
@@ -99,6 +106,11 @@ class BatchCauses:
         if sealed is None:
             yield from self._own(batch, turn="it waits for its turn to be skipped")
         yield self._of(batch, "WAITS_FOR_TXID", order, since=sealed.sealed_at if sealed else None)
+
+    def _reads_of_previous(self) -> str:
+        """Return the states of its own that the pipeline's transform reads, as the batch before has left them."""
+        reads = self._wait.row.queries or ()
+        return " and ".join(read["of"] for read in reads if read["as_of"] == "previous txid")
 
     def _own(self, batch: "WaitingBatch", *, turn: str) -> Iterator[Cause]:
         """Yield what a batch that is not sealed waits for itself, in the order in which the ledger decides."""

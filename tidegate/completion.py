@@ -29,6 +29,20 @@ def states(context: click.Context, parameter: click.Parameter, incomplete: str) 
         return []
 
 
+def queries(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the queries whose modules can be imported."""
+    del parameter
+    from jobs.registry import all_queries  # noqa: PLC0415
+
+    if context.params.get("name") or context.args:
+        return []
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # what an author's module prints is not for the shell
+            return _starting(incomplete, all_queries().known)
+    except Exception:  # noqa: BLE001 - the verb itself will tell
+        return []
+
+
 def error_codes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the codes that have a page."""
     del context, parameter

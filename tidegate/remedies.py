@@ -18,6 +18,7 @@ _FIXES = {
     "CHECK_FAILED": "Correct the data or the check, and try again (tidegate retry); or give the batch up (tidegate skip).",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), or take the change back.",
     "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
+    "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors, and try again (tidegate retry).",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",

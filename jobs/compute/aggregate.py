@@ -8,10 +8,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs.aggregates import Part
-from jobs.compute import arrays, state_columns
+from jobs.compute import arrays, state_columns, windows
 from jobs.compute.tracking import HASH, ID, ROWS, hash_sum
 from jobs.states import AnyState
 from state_store.declaration import POSITION, ColumnType, StateSpec
+from state_store.window_spec import WINDOW_START
 
 
 def aggregate(
@@ -23,6 +24,8 @@ def aggregate(
     follow: Literal["rows", "partials"] | None = None,
 ) -> DataFrame:
     """Return the partials of one state: a row per key, or per row, with the state's columns, in their declared types.
+
+    With windows, a row per key and piece of time.
 
     `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. With `follow`, each partial also has
     the number of rows that it was made of, and the sum of their hashes ("rows") or a hash of its own ("partials").
@@ -38,8 +41,7 @@ def aggregate(
     if spec.appends:
         partials = rows.select(F.monotonically_increasing_id().alias(POSITION), *values)
     else:
-        keys = (state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in spec.keys)
-        partials = rows.groupBy(*keys).agg(*values)
+        partials = rows.groupBy(*_keys(schema, spec)).agg(*values)
     types = {column.name: state_columns.spark_type(column.type) for column in spec.columns}
     if counted:
         types[ROWS] = T.LongType()
@@ -51,10 +53,28 @@ def aggregate(
     return partials.to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
+def _keys(schema: T.StructType, spec: StateSpec) -> list[Column]:
+    own = [key for key in spec.keys if spec.window is None or key.name != WINDOW_START]
+    keys = [state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in own]
+    return keys if spec.window is None else [*keys, windows.grouped_by(spec.window, _time(schema, spec))]
+
+
+def _time(schema: T.StructType, spec: StateSpec) -> Column:
+    assert spec.window is not None, "only windows have an event time"
+    return state_columns.column_of(schema, spec, spec.window.column, ColumnType(spec.window.type))
+
+
 def _values(schema: T.StructType, state: AnyState, spec: StateSpec) -> list[Column]:
+    start = [windows.session_start(_time(schema, spec))] if spec.window and spec.window.is_session else []
     inputs = {part.name: _input(schema, spec, part) for part in state.parts}
-    return [
-        _partial(part, inputs, f"State {spec.name}: {part.name}").cast(state_columns.spark_type(value.type)).alias(part.name)
+
+    def partial(part: Part) -> Column:
+        if spec.window and part.function in ("window_end", "no_corrections"):
+            return windows.partial(spec.window, part, inputs[part.name])
+        return _partial(part, inputs, f"State {spec.name}: {part.name}")
+
+    return start + [
+        partial(part).cast(state_columns.spark_type(value.type)).alias(part.name)
         for part, value in zip(state.parts, spec.values, strict=True)
     ]
 
@@ -83,6 +103,9 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
         return F.coalesce(F.sum(column * column), F.lit(0))
     if part.function in ("first", "last"):
         return _of_row_in_order(part, inputs)
+    if part.own:
+        # Some of Spark's functions make a value of NULLs: least and greatest leave them out.
+        return F.when(F.count(column) > 0, part.own.partial(column)).otherwise(F.lit(part.own.zero))
     if part.value_column.type.element:
         return arrays.partial(part, column, place)
     found: Column = getattr(F, part.function)(column)

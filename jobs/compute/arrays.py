@@ -6,6 +6,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs.aggregates import Part
+from jobs.compute import sketches
 from jobs.marked_reports import report_behind
 from state_store.errors import Overflow
 
@@ -23,6 +24,8 @@ def partial(part: Part, column: Column, place: str) -> Column:
 
     More values than the part keeps fail the query, with a message for `explain`; the smallest and largest are a choice.
     """
+    if part.given:
+        return sketches.partial(part, column)
     if part.function == "histogram":
         return _text(F.array(*_counts(part, column)), "bigint", place)
     values = F.collect_set(column) if part.function == "collect_set" else F.collect_list(column)

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,23 +15,32 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.compute import arrays, quarantine, staging, state_columns
+from jobs.compute import arrays, quarantine, staging, state_answers, state_columns
 from jobs.compute.aggregate import aggregate, counter_of
-from jobs.compute.purity import check_pure
-from jobs.compute.route import Route, Routing, choose, is_flagged, is_untouched
+from jobs.compute.executors import conninfo_of_tasks
+from jobs.compute.route import SAFE, Route, Routing, choose, is_flagged, is_untouched
 from jobs.compute.session import application_of, expect_brief, interruptible
 from jobs.compute.spark_errors import meaning_of
 from jobs.compute.staging import NeedsExecutors, StagedRows
-from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, used_columns
-from jobs.pipeline import Pipeline, Transform
-from jobs.sources import ORIGIN, REFUSAL, Emitter, InputFacts
+from jobs.compute.state_answers import StateAnswers
+from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
+from jobs.compute.transforms import Frames, apply_transform, check_used
+from jobs.pipeline import Pipeline
+from jobs.sources import ORIGIN, REFUSAL, Emitter, InputFacts, Part
+from jobs.sources.inputs.read import merged
+from jobs.state_queries import answered_by
 from jobs.states import AnyState
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
 from state_store.declaration import QuarantineSpec, StateSpec
+from state_store.queried import QueriedState
 
 logger = logging.getLogger(__name__)
+
+# More tasks than any frame has, so none are merged, but Spark no longer knows that there may be just one. Two sides of one task
+# each would be joined without a shuffle, and Spark stops reading one of them when the other one is exhausted.
+UNKNOWN_TASKS = 100_000
 
 
 def stage_batch(
@@ -52,7 +61,8 @@ def stage_batch(
         interruptible(spark, attempt, timeout, lambda: not store.keep_alive(attempt)) as tag,
     ):
         store.note_spark(attempt, application_of(spark), tag)
-        done = _Computation(store, pipeline, attempt, emitter, spark).run(routing)
+        with store.queried_states(pipeline.spec) as states:
+            done = _Computation(store, pipeline, attempt, emitter, spark, states).run(routing)
         if QUARANTINED in attempt.source_metadata:
             quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], done.emitted.rows)
         else:
@@ -83,7 +93,17 @@ class _Computed:
 class _Computation:
     """One attempt's passes over its batch."""
 
-    def __init__(self, store: StateStore, pipeline: Pipeline, attempt: Attempt, emitter: Emitter, spark: SparkSession) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: Pipeline,
+        attempt: Attempt,
+        emitter: Emitter,
+        spark: SparkSession,
+        states: Mapping[str, QueriedState],
+    ) -> None:
+        conninfo, tasks = conninfo_of_tasks(store.settings), store.settings.staging_connections
+        self._answers = StateAnswers(states, attempt.txid, conninfo, tasks)
         self._store = store
         self._pipeline = pipeline
         self._attempt = attempt
@@ -96,64 +116,75 @@ class _Computation:
 
         Raises: the errors of `stage_batch`.
         """
-        attempt, records = self._attempt, self._read()
+        attempt, parts = self._attempt, self._read()
         # Of records from quarantine, the source knows nothing in advance.
         facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
         route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
             expect_brief(self._spark)
-        if route.one_task:
-            records = records.coalesce(1)
+        if route.one_task and (len(parts) == 1 or self._pipeline.transform is None):
+            parts = {name: replace(part, rows=part.rows.coalesce(1)) for name, part in parts.items()}
         try:
-            return self._pass(records, route)
+            return self._pass(parts, route)
         except NeedsExecutors as why:
             logger.info("%s is staged on executors: %s", attempt, why)
-            return self._pass(records, replace(route, in_process=frozenset()))
+            return self._pass(parts, replace(route, in_process=frozenset()))
 
-    def _read(self) -> DataFrame:
-        """Return the batch's rows; with the columns of `Emitter.emit_records` if some of them may be bad."""
+    def _read(self) -> Mapping[str, Part]:
+        """Return the batch's rows by input; with the columns of `Emitter.emit_records` if some of them may be bad."""
         pipeline, attempt, emitter = self._pipeline, self._attempt, self._emitter
-        # Keys and texts are checked where it is known which record they come from.
-        storable = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
+        flagged = is_flagged(pipeline, attempt)
         if self._is_replay:
             settings = self._store.settings
-            conninfo, tasks = staging.conninfo_of_tasks(settings), settings.staging_connections
-            records = quarantine.waiting_records(self._spark, emitter, conninfo, pipeline.name, attempt.txid, tasks)
-        elif is_flagged(pipeline, attempt):
-            records = emitter.emit_records(attempt, attempt.source_metadata)
+            conninfo, tasks = conninfo_of_tasks(settings), settings.staging_connections
+            waiting = quarantine.waiting_records(self._spark, emitter, conninfo, pipeline.name, attempt.txid, tasks)
+            parts: Mapping[str, Part] = {"": Part(waiting, "input", lambda: None)}
         else:
-            return emitter.emit_batch(attempt, attempt.source_metadata)
-        return quarantine.with_checks(records, pipeline.check, storable)
+            with_idle = pipeline.transform is not None
+            parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=flagged, with_idle=with_idle)
+        if not flagged:
+            return parts
+        # Keys and texts are checked where it is known which record they come from.
+        storable = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
+        checked = {
+            name: replace(part, rows=quarantine.with_checks(part.rows, pipeline.check, storable))
+            for name, part in parts.items()
+            if part.role == "input"
+        }
+        return {**parts, **checked}
 
-    def _pass(self, records: DataFrame, route: Route) -> _Computed:
+    def _pass(self, parts: Mapping[str, Part], route: Route) -> _Computed:
         # A second pass needs trackers of its own: the sums of the first may cover only the rows that it read before it stopped.
         place = f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
         if route.follows_partials is not None:
-            return self._follow_partials(records, route, route.follows_partials, place)
-        return self._follow_rows(records, route, place)
+            return self._follow_partials(parts, route, route.follows_partials, place)
+        return self._follow_rows(parts, route, place)
 
-    def _follow_rows(self, records: DataFrame, route: Route, place: str) -> _Computed:
+    def _follow_rows(self, parts: Mapping[str, Part], route: Route, place: str) -> _Computed:
         """Reconcile row by row: the source's rows are counted and hashed, the transform's are followed into staging.
 
         Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
         """
         pipeline, attempt = self._pipeline, self._attempt
         used, untouched = used_columns(pipeline), is_untouched(pipeline, attempt)
-        source, transformed = Tracker(f"source of {place}"), Tracker(f"transform of {place}")
-        schema = records.schema  # asking a DataFrame for it costs a round trip each time
-        rows = records = self._track_source(source, records, schema, route)
-        if not untouched:
-            records = records.drop(ID)
-            rows = self._transformed(records, schema)
+        tracked = {name: self._track(name, part, route, place) for name, part in parts.items()}
+        transformed = Tracker(f"transform of {place}")
+        if untouched:
+            rows, schema = _merged(tracked, route)
+        else:
+            rows = self._transformed(tracked)
             schema = rows.schema
             rows = transformed.attach(rows, schema, used)
-        staged: list[StagedRows] = []
-        for name, state in pipeline.states.items():
-            spec = state.spec(name)
-            partials = aggregate(rows, schema, state, spec, follow=None if used is None or state.unanchored else "rows")
-            staged.append(self._stage(state, spec, partials, route))
-        emitted = source.sums()
-        self._check_expected(emitted.rows)
+        states = list(pipeline.states.items())
+        staged = self._stage_states(states[:1], rows, schema, route)
+        if states[1:] and not untouched:
+            # The other states read the rows again. Their sums have to be those that were followed for the first one.
+            rows = self._transformed(
+                {name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()}
+            )
+            rows = rows if used is None else with_id(rows, schema, used)
+        staged += self._stage_states(states[1:], rows, schema, route)
+        emitted = self._emitted(tracked)
         # Rows that nothing has touched since the source are the transformed rows: they are counted once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
         if pipeline.transform is None:
@@ -163,15 +194,26 @@ class _Computation:
             if used is not None and not state.unanchored:
                 check_complete(attempt, f"state {name}", returned, done.reconciled)
         if emitted.flagged:
-            staged.append(self._stage_bad(records, emitted))
+            staged.append(self._stage_bad(_merged(tracked, route)[0].drop(ID), emitted))
         return _Computed(emitted, returned, staged, datetime.now(UTC))
 
-    def _follow_partials(self, records: DataFrame, route: Route, expected_rows: int, place: str) -> _Computed:
+    def _stage_states(
+        self, states: Sequence[tuple[str, AnyState]], rows: DataFrame, schema: T.StructType, route: Route
+    ) -> list[StagedRows]:
+        is_tracked = used_columns(self._pipeline) is not None
+        staged: list[StagedRows] = []
+        for name, state in states:
+            spec = state.spec(name)
+            partials = aggregate(rows, schema, state, spec, follow="rows" if is_tracked and not state.unanchored else None)
+            staged.append(self._stage(state, spec, partials, route))
+        return staged
+
+    def _follow_partials(self, parts: Mapping[str, Part], route: Route, expected_rows: int, place: str) -> _Computed:
         """Reconcile partial by partial, where the source vouches for the rows and for their number.
 
         Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
         """
-        schema = records.schema
+        records, schema = _merged({name: _Tracked(part, part.rows, part.rows.schema) for name, part in parts.items()}, route)
         staged: list[StagedRows] = []
         for name, state in self._pipeline.states.items():
             spec, followed = state.spec(name), Tracker(f"state {name} of {place}")
@@ -185,24 +227,52 @@ class _Computation:
             check_complete(self._attempt, f"state {name}", found, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
-    def _track_source(self, source: Tracker, records: DataFrame, schema: T.StructType, route: Route) -> DataFrame:
-        """Return the records, counted and, unless tracking is off, hashed."""
+    def _track(self, name: str, part: Part, route: Route, place: str) -> "_Tracked":
+        """Return a part's rows, counted and, if they are the batch's own and tracking is not off, hashed."""
+        schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
+        if part.role == "idle":
+            return _Tracked(part, part.rows, schema)
+        tracker = Tracker(f"{part.role} {name} of {place}" if name else f"source of {place}", of=name)
         columns: list[str] | None = None
-        if route.hashes_used_columns:
+        if part.role == "input" and route.hashed == "used":
             columns = used_columns(self._pipeline)
-        elif self._pipeline.tracking != "off":
-            columns = [name for name in schema.names if name not in (ORIGIN, REFUSAL)]
+        elif part.role == "input" and route.hashed == "all" and self._pipeline.tracking != "off":
+            columns = [column for column in schema.names if column not in (ORIGIN, REFUSAL)]
         flag = F.col(REFUSAL).isNotNull() if REFUSAL in schema.names else None
-        return source.attach(records, schema, columns, flag)
+        return _Tracked(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 
-    def _transformed(self, records: DataFrame, schema: T.StructType) -> DataFrame:
+    def _emitted(self, tracked: "Mapping[str, _Tracked]") -> RowSums:
+        """Return the sums of the batch's own rows, after checking that all of each input, and of each reference, were read.
+
+        Raises: RowsLost, DeclarationInvalid.
+        """
+        sums: list[RowSums] = []
+        for name, each in tracked.items():
+            if each.tracker is None:
+                continue
+            if each.part.role == "input":
+                sums.append(each.tracker.sums())
+            self._check_expected(name, each.tracker.sums().rows, each.part)
+        return total(sums)
+
+    def _transformed(self, tracked: "Mapping[str, _Tracked]") -> DataFrame:
         """Return the rows that reach the states: without the bad ones, and transformed."""
-        rows = records
-        if REFUSAL in schema.names:
-            rows = quarantine.good(records) if self._pipeline.spec.quarantines else quarantine.good_or_refuse(records)
-        if self._pipeline.transform:
-            rows = apply_transform(self._pipeline.transform, rows, schema.names)
-        return rows
+        inputs: dict[str, _Tracked] = {}
+        for name, each in tracked.items():
+            rows = each.rows.drop(ID) if each.part.role == "input" else each.rows
+            if len(tracked) > 1:
+                rows = rows.coalesce(UNKNOWN_TASKS)
+            if REFUSAL in each.schema.names:
+                rows = quarantine.good(rows) if self._pipeline.spec.quarantines else quarantine.good_or_refuse(rows)
+            inputs[name] = replace(each, rows=rows)
+        if self._pipeline.transform is None:
+            return _merged(inputs, SAFE)[0]
+        frames = Frames({name: each.rows for name, each in inputs.items()})
+        columns = {column for each in inputs.values() for column in each.schema.names}
+        with answered_by(self._answers):
+            returned = apply_transform(self._pipeline.transform, frames, columns)
+        check_used(returned, frames, {name: each.tracker.name for name, each in inputs.items() if name and each.tracker})
+        return returned
 
     def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame, route: Route) -> StagedRows:
         counter = counter_of(state)
@@ -218,42 +288,43 @@ class _Computation:
         check_complete(self._attempt, "the quarantine", RowSums(emitted.flagged), RowSums(bad.rows))
         return bad
 
-    def _check_expected(self, rows: int) -> None:
+    def _check_expected(self, name: str, rows: int, part: Part) -> None:
         """Refuse an attempt for which Spark read more or fewer rows than the source itself counts.
 
         Raises: RowsLost; the errors of `Emitter.verify_batch` if the source has changed since it was planned.
         """
-        if self._is_replay:
-            return
-        attempt, emitter = self._attempt, self._emitter
-        expected = emitter.expected_rows(attempt.source_metadata)
+        attempt, expected = self._attempt, part.expected()
         if expected not in (None, rows):
-            emitter.verify_batch(attempt, attempt.source_metadata)
+            self._emitter.verify_batch(attempt, attempt.source_metadata)
+            place = f"{part.role} {name}" if name else "the source"
+            joins = ", and once, as a join without equal columns does only if one side is marked by broadcast()" if name else ""
             raise errors.RowsLost(
-                f"{attempt}: the source has {expected} rows, {rows} arrived in Spark. Either Spark lost or repeated some, or "
-                "the transform does not read all rows, as with limit(): it has to."
+                f"{attempt}: {place} has {expected} rows, {rows} arrived in Spark. Either Spark lost or repeated some, or "
+                f"the transform does not read all rows, as with limit(): it has to{joins}."
             )
 
 
-def apply_transform(transform: Transform, rows: DataFrame, columns: list[str]) -> DataFrame:
-    """Return the transformed rows: most often just a plan, and no row has been read.
+@dataclass(frozen=True)
+class _Tracked:
+    """A part of a batch with its rows as they are tracked, if they are, and the columns that it had before."""
 
-    Raises: DeclarationInvalid if the code is at fault. Errors that may mean that something is away are passed on.
+    part: Part
+    rows: DataFrame
+    schema: T.StructType
+    tracker: Tracker | None = None
+
+
+def _merged(tracked: Mapping[str, _Tracked], route: Route) -> tuple[DataFrame, T.StructType]:
+    """Return the rows of all inputs of a batch as one DataFrame, and its columns.
+
+    Raises: DeclarationInvalid if they have different columns.
     """
-    try:
-        returned = transform(rows)
-    except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise errors.DeclarationInvalid(f"The transform failed: {type(error).__name__}: {error}") from error
-    if returned is None:
-        raise errors.DeclarationInvalid(
-            "The transform returns nothing: end it with return, and the DataFrame that it has made."
-        )
-    if not isinstance(returned, DataFrame):
-        raise errors.DeclarationInvalid(f"The transform returns {type(returned).__name__}; it has to return a DataFrame.")
-    check_pure(rows, returned, columns)
-    return returned
+    inputs = {name: each for name, each in tracked.items() if each.part.role == "input"}
+    schemas = {name: each.schema for name, each in inputs.items()}
+    rows = merged({name: each.rows for name, each in inputs.items()}, schemas)
+    if route.one_task and len(inputs) > 1:
+        rows = rows.coalesce(1)
+    return rows, next(iter(schemas.values()))
 
 
 @contextmanager
@@ -272,4 +343,5 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
 
 def _explain(error: Exception) -> errors.TidegateError | None:
     """Return what a query of ours has refused; None if the error is about something else."""
-    return quarantine.explain(error) or state_columns.explain(error) or arrays.explain(error)
+    explained = quarantine.explain(error) or state_columns.explain(error) or arrays.explain(error)
+    return explained or state_answers.explain(error)

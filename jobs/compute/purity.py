@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -30,10 +30,10 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|`
 _CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
 
 
-def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None:
+def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collection[str]) -> None:
     """Refuse a transform whose result differs each time it runs; warn if it may differ.
 
-    `columns` are those of the transform's input rows.
+    `rows` are the DataFrames that the transform got, `columns` their columns.
 
     Raises: DeclarationInvalid.
     """
@@ -52,16 +52,32 @@ def check_pure(rows: DataFrame, returned: DataFrame, columns: list[str]) -> None
         )
 
 
-def _of_message(message: Any, source: int, columns: list[str]) -> Iterator[str]:
-    """Yield the impure operations of a Spark Connect plan, down to the plan of the source; "" for a possibly impure one."""
+def unread(returned: DataFrame, frames: Mapping[str, DataFrame], observed: Mapping[str, str]) -> list[str]:
+    """Return those of the frames that a transform's plan does not lead to, of the ones that are `observed` under a name."""
+    plan = plan_of(returned, [frames[name] for name in observed])
+    if isinstance(plan, str):
+        return [name for name, mark in observed.items() if mark not in plan]
+    reached = _reached(*plan)
+    return [name for name, number in zip(observed, plan[1], strict=True) if number not in reached]
+
+
+def _reached(message: Any, sources: Collection[int]) -> set[int]:
+    """Return those of the sources that a message leads to."""
+    if message.DESCRIPTOR.name == "Relation" and message.HasField("common") and message.common.plan_id in sources:
+        return {message.common.plan_id}
+    return {number for part in _parts(message) for number in _reached(part, sources)}
+
+
+def _of_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[str]:
+    """Yield the impure operations of a Spark Connect plan, down to the plans of the source; "" for a possibly impure one."""
     if message.DESCRIPTOR.name == "Relation":
-        if message.HasField("common") and message.common.plan_id == source:
+        if message.HasField("common") and message.common.plan_id in sources:
             return
         yield from _of_relation(message)
     elif message.DESCRIPTOR.name == "Expression":
         yield from _of_expression(message, columns)
     for part in _parts(message):
-        yield from _of_message(part, source, columns)
+        yield from _of_message(part, sources, columns)
 
 
 def _of_relation(relation: Any) -> Iterator[str]:
@@ -74,7 +90,7 @@ def _of_relation(relation: Any) -> Iterator[str]:
         yield _RELATIONS[kind]
 
 
-def _of_expression(expression: Any, columns: list[str]) -> Iterator[str]:
+def _of_expression(expression: Any, columns: Collection[str]) -> Iterator[str]:
     kind = expression.WhichOneof("expr_type")
     if kind == "expression_string":
         yield from _of_sql(expression.expression_string.expression, columns)
@@ -97,7 +113,7 @@ def _parts(message: Any) -> Iterator[Any]:
             yield from value
 
 
-def _of_sql(text: str, columns: list[str]) -> Iterator[str]:
+def _of_sql(text: str, columns: Collection[str]) -> Iterator[str]:
     known = {column.lower() for column in columns}
     for called, brackets in _CALL.findall(_QUOTED.sub("", text)):
         name = called.lower()
@@ -107,7 +123,7 @@ def _of_sql(text: str, columns: list[str]) -> Iterator[str]:
             yield f"{name}()"
 
 
-def _of_text(plan: str, columns: list[str]) -> Iterator[str]:
+def _of_text(plan: str, columns: Collection[str]) -> Iterator[str]:
     """Yield the same for a plan of a session in this process, as Spark prints it."""
     yield from _of_sql(plan, columns)
     for node in _NODE.findall(plan):

@@ -8,14 +8,14 @@ that each record of a batch either counts or waits there.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import psycopg2
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
+from jobs.compute.session_files import on_executor
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from jobs.marked_reports import report_behind
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
@@ -25,8 +25,11 @@ from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import quoted
 from jobs.states import AnyState
-from state_store.attempts import Attempt
+from state_store.busy_server import connect
 from state_store.errors import MalformedRecord, SourceChanged
+
+if TYPE_CHECKING:
+    from state_store.attempts import Attempt
 
 MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
@@ -61,10 +64,12 @@ def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequenc
     columns = {field.name: field.dataType for field in records.schema} if storable else {}
     all_texts = {name for name, kind in columns.items() if isinstance(kind, T.StringType)}
     for state in storable:
-        texts = state.key.keys() & all_texts
+        texts = state.keyed_by.keys() & all_texts
         values = {part.column for part in state.parts if part.column and part.function != "count"} & all_texts
-        for name in sorted(state.key.keys() & columns.keys()) if not state.null_keys else ():
+        for name in sorted(state.keyed_by.keys() & columns.keys()) if not state.null_keys else ():
             refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"key column {name} is NULL"))
+        if state.window and (time := state.window.spec.column) in columns:
+            refusal = refusal.when(F.col(quoted(time)).isNull(), F.lit(f"time column {time} is NULL"))
         for name, limit in (dict.fromkeys(values, MAX_VALUE_BYTES) | dict.fromkeys(texts, MAX_KEY_BYTES)).items():
             text = F.col(quoted(name))
             refusal = refusal.when(F.contains(text, F.lit("\0")), F.lit(f"column {name} holds a NUL character"))
@@ -151,7 +156,7 @@ def _mended_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
     return rows.withColumn(PAYLOAD, F.when(F.col(REFUSAL).isNotNull(), F.concat(F.lit(NOT_RAW), F.col(PAYLOAD))))
 
 
-def check_all_read(attempt: Attempt, planned: int, found: int) -> None:
+def check_all_read(attempt: "Attempt", planned: int, found: int) -> None:
     """Refuse a replay that read more or fewer records than were taken out of quarantine for it.
 
     Raises: SourceChanged.
@@ -187,7 +192,7 @@ class _WaitingReader:
         """Read one share."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                with closing(psycopg2.connect(**self.conninfo)) as connection, connection.cursor("waiting") as cursor:
+                with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_PER_BLOCK
                     cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.kind])
                     while rows := cursor.fetchmany(ROWS_PER_BLOCK):

@@ -6,6 +6,7 @@ attempt is slower, or starts over on another route (`jobs.compute.staging.NeedsE
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from jobs.compute.staging import FEW_ROWS
 from jobs.compute.tracking import used_columns
@@ -27,7 +28,7 @@ class Route:
 
     one_task: bool = False  # one Spark task reads and groups the batch, without a shuffle
     is_brief: bool = False  # the query is short: after a broken connection it is repeated, not reattached
-    hashes_used_columns: bool = False  # a row's hash covers the columns that states use; the others are not read
+    hashed: Literal["all", "used", "none"] = "all"  # columns of source rows; "used" by states, "none": rows are counted only
     follows_partials: int | None = None  # the number of rows that the partials must add up to; None follows each row
     in_process: frozenset[str] = frozenset()  # states whose partials this process stages, not Spark's tasks
     most_in_process: int = FEW_ROWS  # partials of a state; with more, all are staged by Spark's tasks
@@ -46,10 +47,23 @@ def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
     return Route(
         one_task=one_task,
         is_brief=one_task and (facts.bytes or 0) <= UNSPLIT_BYTES,
-        hashes_used_columns=is_whole and used_columns(pipeline) is not None,
+        hashed=_hashed_columns(pipeline, attempt, facts),
         follows_partials=rows if is_whole and not pipeline.lost_tracking else None,
         in_process=_states_of_few_partials(pipeline, attempt, rows),
     )
+
+
+def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Literal["all", "used", "none"]:
+    """Return which columns of the source's rows are hashed. A digest that vouches for the content makes hashes redundant.
+
+    Then Spark need not read columns that nothing uses: without a transform, the states' are known, and hashed all the same,
+    because these hashes are followed into staging; what a transform uses, only Spark finds out.
+    """
+    if not facts.is_verified or is_flagged(pipeline, attempt):
+        return "all"
+    if pipeline.transform is not None:
+        return "none"
+    return "used" if used_columns(pipeline) is not None else "all"
 
 
 def is_flagged(pipeline: Pipeline, attempt: Attempt) -> bool:

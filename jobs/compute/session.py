@@ -6,7 +6,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any, cast
@@ -21,9 +21,11 @@ from pyspark.sql.connect.client.core import RpcDeadlines
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+from jobs.compute.executor_check import check_executors
+from jobs.compute.executors import Artifacts, artifacts_for
 from jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
 from jobs.compute.spark_errors import meaning_of
-from jobs.library_internals import close_channel, disable_reattach, leave_on_server, set_deadlines
+from jobs.library_internals import add_artifacts, close_channel, disable_reattach, leave_on_server, set_deadlines
 from state_store.attempts import Attempt
 from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
 from state_store.settings import Settings
@@ -47,8 +49,13 @@ PINNED = {
     "spark.sql.ansi.enabled": "true",  # overflow and bad casts fail; they never become NULL or wrap
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # otherwise the count of source rows is lost when none of them reaches a state
+    # otherwise the count of source rows is lost when none of them reaches a state, such as in a join with an empty input
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+    # Spark takes what Python reads for a few bytes, and would collect it in its driver for a join, however large it is: sides
+    # of a join are broadcast by their true size, which is known after their shuffle, or if the author says so
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": str(10 * 1024**2) + "b",
     # a traceback that also shows the exception that was being handled when a transform raised (`jobs.compute.spark_errors`)
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # a cached plan lists files as they were: the next process asks for the same path, and would get the old lengths
@@ -66,27 +73,37 @@ PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1"
 # only the number of rows is limited, to 10,000. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
+ARRIVED = "spark.tidegate.arrived"  # of a session: the artifacts that it has got
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
 @contextmanager
-def spark_session(settings: Settings, pipeline: str, *, rows_are_short: bool = False) -> Iterator[SparkSession]:
+def spark_session(
+    settings: Settings,
+    pipeline: str,
+    *,
+    rows_are_short: bool = False,
+    modules: Collection[str] = (),
+    packages: Collection[str] = (),
+) -> Iterator[SparkSession]:
     """Join the pipeline's session, with the pinned settings; leave it on the server for the next batch.
 
-    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited.
+    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited. `modules` are those of
+    authors that tasks use: they travel if executors are elsewhere (`jobs.compute.executors`). `packages` have to be there then.
 
-    Spark starts Python workers per session and keeps them until the server ends: a session per batch would pay for a slow
-    start each time, and leak a process. So all batches of a pipeline share one session.
+    Spark starts Python workers per session: a session per batch would pay for a slow start each time. So all batches of a
+    pipeline share one session.
 
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is not an address, ListenerNotTrusted if
-    another account of this machine listens there.
+    another account of this machine listens there, ExecutorsUnprepared if executors elsewhere lack a package.
     """
     if LOCAL.fullmatch(settings.spark_remote):
         yield _configured(_local(settings), settings, rows_are_short)
         return
     check_reachable(settings)
+    artifacts = artifacts_for(settings, modules, packages)
     try:
-        session = _join(settings, pipeline, rows_are_short)
+        session = _join(settings, pipeline, rows_are_short, artifacts)
     except (PySparkException, grpc.RpcError) as error:
         raise meaning_of(error) from error
     try:
@@ -183,20 +200,43 @@ def _answers(spark: SparkSession) -> bool:
     return True
 
 
-def _join(settings: Settings, name: str, rows_are_short: bool) -> SparkSession:
-    """Return the shared session of this name, created if necessary; its successor if the server has closed it."""
+def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifacts | None) -> SparkSession:
+    """Return the shared session of this name, created if necessary; its successor if the server has closed it.
+
+    Code that has changed has a session of its own, because Python workers, which belong to a session, keep what they imported.
+    """
+    name = name if artifacts is None else f"{name}/{artifacts.name}"
     for generation in range(MAX_CLOSED_SESSIONS):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
         session = _connect(_Channel(settings, str(session_id)))
         set_deadlines(session, DEADLINES)
         session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
         try:
-            return _configured(session, settings, rows_are_short)
+            _configured(session, settings, rows_are_short)
+            if artifacts is not None:
+                _bring(artifacts, session, settings.staging_connections)
         except BaseException as error:
             leave_on_server(session)  # PySpark would keep a failed session as this thread's active one
             if not isinstance(error, PySparkException) or "INVALID_HANDLE" not in str(error):
                 raise
+        else:
+            return session
     raise SparkUnavailable(f"The Spark server closed {MAX_CLOSED_SESSIONS} sessions of {name}. Restart it.")
+
+
+def _bring(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
+    """Send what tasks need to a session that has not got it, and check its executors.
+
+    If several processes do so at once, the server takes the same content from each.
+
+    Raises: ExecutorsUnprepared.
+    """
+    if session.conf.get(ARRIVED, None) == artifacts.name:
+        return
+    add_artifacts(session, {artifacts.code: artifacts.archive()}, artifacts.files)
+    check_executors(session, tasks, artifacts.packages)
+    session.conf.set(ARRIVED, artifacts.name)
+    logger.info("Spark's session has %s", artifacts.name)
 
 
 def _local(settings: Settings) -> SparkSession:

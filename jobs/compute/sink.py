@@ -8,6 +8,7 @@ a lost connection) are answers too, so that the driver raises them with their ow
 
 import gc
 import io
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
@@ -19,12 +20,14 @@ import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark import TaskContext
 
+from jobs.compute.session_files import on_executor
 from jobs.compute.tracking import HASH, ROWS, signed
 from jobs.library_internals import spark_schema
 from state_store.copy_in import copy_partition
 from state_store.declaration import DAYS, TICKS, Staged, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
+from state_store.window_spec import WINDOW_START
 
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000
@@ -84,9 +87,11 @@ class StagingSink:
         refusal: TidegateError | None = None
         if not reader.is_empty:
             try:
-                rows, checksum = copy_partition(self.conninfo, self.table, columns, reader, task.taskAttemptId(), self.digest)
+                rows, checksum = copy_partition(
+                    on_executor(self.conninfo), self.table, columns, reader, task.taskAttemptId(), self.digest
+                )
             except psycopg2.Error as error:
-                refusal = reader.refusal or translate(error, f"staging {self.staged.name}")
+                refusal = reader.refusal or translate(error, f"staging {self.staged.name} on {platform.node()}")
             if refusal is None and rows != reader.rows:
                 refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {self.table}.")
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
@@ -193,6 +198,11 @@ class PartialsReader:
         """Refuse keys and values that cannot be stored, naming the column: nothing is dropped or cut."""
         for key in self._staged.keys:
             if not key.nullable and (nulls := batch.column(key.name).null_count):
+                if key.name == WINDOW_START:
+                    raise BadKey(
+                        f"State {self._staged.name}: the event time is NULL in {nulls} group(s), which are in no window. "
+                        "Filter such rows in the transform, or give them a time there."
+                    )
                 raise BadKey(
                     f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
                     "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
@@ -243,6 +253,9 @@ class PartialsReader:
             ticks, (first, last) = values.view(pa.int32()), DAYS
         elif pa.types.is_timestamp(values.type):
             ticks, (first, last) = values.view(pa.int64()), TICKS
+            window = getattr(self._staged, "window", None)
+            if window and name == WINDOW_START:  # the first of the windows that the piece counts in begins before it
+                first += window.size - window.every
         else:
             return
         bounds = pc.min_max(ticks).as_py()

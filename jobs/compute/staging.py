@@ -1,13 +1,12 @@
 """Stage partials: on executors, each task its own, or in process if there are few."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs.compute import sink
-from jobs.compute.session import LOCAL
+from jobs.compute.executors import conninfo_of_tasks
 from jobs.compute.tracking import ROWS, RowSums, signed
 from state_store import StateStore, errors
 from state_store.attempts import Attempt
@@ -43,9 +42,11 @@ def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows:
 
     Raises: the executors' refusals (BadKey, Overflow, StoreUnavailable, ...).
     """
-    staging = staging_table_of(spec, attempt.txid, attempt.number).name
+    staging = str(staging_table_of(spec, attempt.txid, attempt.number).name)  # a plain text: executors have no SQLAlchemy
     digest = digest_statement(spec, attempt.txid, attempt.number)
-    task = sink.StagingSink(conninfo_of_tasks(settings), staging, spec, digest, counter)
+    # The modules of authors need not be where tasks run.
+    sent = spec.without_code if isinstance(spec, StateSpec) else spec
+    task = sink.StagingSink(conninfo_of_tasks(settings), staging, sent, digest, counter)
     # As Arrow, because collect() would ask the server how to return binary columns.
     table = rows.mapInArrow(task, sink.ANSWER).toArrow()
     answers = [sink.Answer(**answer) for answer in table.to_pylist()]
@@ -85,11 +86,3 @@ def stage_in_process(
     if partition.rows != reader.rows:
         raise errors.TidegateError(f"COPY wrote {partition.rows} rows of {reader.rows} of state {spec.name}.")
     return StagedRows([partition], RowSums(reader.reconciled_rows, reader.reconciled_hash), reader.bytes)
-
-
-def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
-    """Return the connection parameters of executors; they find the password themselves, unless they are this process."""
-    conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
-    if not LOCAL.fullmatch(settings.spark_remote):
-        conninfo.pop("passfile", None)
-    return conninfo

@@ -57,7 +57,7 @@ def column_of(schema: T.StructType, state: StateSpec, name: str, declared: Colum
     if declared is None:
         return column
     found = field.dataType
-    if not _fits(found, declared):
+    if not fits(found, declared):
         raise DeclarationInvalid(
             f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {found.simpleString()}. "
             "Cast it in the transform, where what is lost is your decision."
@@ -89,10 +89,13 @@ def explain(error: Exception) -> MalformedRecord | None:
     )
 
 
-def _fits(found: T.DataType, declared: ColumnType) -> bool:
+def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> bool:
+    """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric any decimal, to compare with."""
     numeric = declared.precision_and_scale
     if numeric is None:
         return isinstance(found, _ACCEPTED[declared.name])
+    if any_scale and isinstance(found, T.DecimalType):
+        return True
     precision, scale = numeric
     return isinstance(found, (*_INTEGRAL, *_FLOATS)) or (
         isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale

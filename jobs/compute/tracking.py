@@ -9,7 +9,8 @@ which an XOR cannot count; so Spark adds up the ids, modulo 2^64, while it proce
     staged       count and sum of the same rows, added up again from the partials that COPY wrote
 
 From the transform on, every row is followed one to one: transformed and staged are equal in both, or the attempt fails.
-Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows.
+Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows. Several inputs are
+tracked each by itself, their sums are added, and the input's name is part of its rows' hashes.
 
 If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With evenly distributed hashes
 this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of two
@@ -23,9 +24,9 @@ digest vouches for, groups its rows and passes on the partials, the rows do not 
 many rows there have to be, and the partials are followed into staging, each with a hash of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
@@ -33,8 +34,10 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.library_internals import note_not_streaming
 from jobs.pipeline import Pipeline
-from state_store.attempts import Attempt
 from state_store.errors import DeclarationInvalid, RowsLost
+
+if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
+    from state_store.attempts import Attempt
 
 # A row's id on its way from the transform into a partial; in partials, the number of their rows, and the sum of the ids, or an
 # id of their own. All are removed before COPY.
@@ -55,10 +58,12 @@ class RowSums:
 class Tracker:
     """The sums at one place of a query, available once its first action has run."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, of: str = "") -> None:
         # Batches share a session, and an observation of the same name would answer for another.
+        self.name = name
         self._observation = Observation(name)
         self._is_tracked = False
+        self._of = of  # the input whose rows these are, if a batch has several: equal rows of two inputs get different ids
 
     def attach(
         self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
@@ -70,7 +75,7 @@ class Tracker:
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            rows = rows.select("*", row_id(schema, columns).alias(ID))
+            rows = with_id(rows, schema, columns, self._of)
             sums += _named(halves(ID))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
@@ -92,12 +97,18 @@ class Tracker:
         """
         found: dict[str, Any] = self._observation.get
         if "rows" not in found:
+            of = f"input {self._of}: each row of each input has to be read" if self._of else "its input"
             raise DeclarationInvalid(
-                "The transform returns rows that it has not made from its input. Batches share a Spark session, so it must not "
-                "go through views or spark.sql(): write it with selectExpr, where, groupBy and the like."
+                f"The transform returns rows that it has not made from {of}. Batches share a Spark session, so it must not "
+                "go through views or spark.sql(): write it with selectExpr, where, join, groupBy and the like."
             )
         hashes = signed(((found["high"] or 0) << HALF_BITS) + (found["low"] or 0)) if self._is_tracked else None
         return RowSums(found["rows"] or 0, hashes, found.get("flagged", 0))
+
+
+def with_id(rows: DataFrame, schema: T.StructType, columns: Iterable[str], of: str = "") -> DataFrame:
+    """Return the rows with the hash over these columns, and over the name of their input, as column ID."""
+    return rows.select("*", row_id(schema, columns, of).alias(ID))
 
 
 def halves(column: str) -> tuple[Column, Column]:
@@ -120,10 +131,17 @@ def _named(sums: tuple[Column, Column]) -> list[Column]:
     return [column.alias(name) for column, name in zip(sums, ("low", "high"), strict=True)]
 
 
-def row_id(schema: T.StructType, columns: Iterable[str]) -> Column:
-    """Return the 64-bit hash of these columns, as far as the schema has them."""
+def total(sums: Sequence[RowSums]) -> RowSums:
+    """Return the sums of rows that passed several places, modulo 2^64."""
+    hashes = [found.hash for found in sums]
+    added = None if None in hashes else signed(sum(number or 0 for number in hashes))
+    return RowSums(sum(found.rows for found in sums), added, sum(found.flagged for found in sums))
+
+
+def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column:
+    """Return the 64-bit hash of these columns, as far as the schema has them, and of the input's name if there is one."""
     fields = {field.name: field for field in schema}
-    parts: list[Column] = []
+    parts: list[Column] = [F.lit(of)] if of else []
     for name in columns:
         if field := fields.get(name):
             column = F.col(f"`{name.replace('`', '``')}`")
@@ -139,11 +157,11 @@ def used_columns(pipeline: Pipeline) -> list[str] | None:
         return None
     used: dict[str, None] = {}
     for state in pipeline.states.values():
-        used |= dict.fromkeys([*state.key, *(part.column for part in state.parts if part.column is not None)])
+        used |= dict.fromkeys([*state.keyed_by, *(part.column for part in state.parts if part.column is not None)])
     return list(used)
 
 
-def check_complete(attempt: Attempt, place: str, before: RowSums, after: RowSums) -> None:
+def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSums) -> None:
     """Refuse an attempt unless every row arrived at the next place exactly once.
 
     Raises: RowsLost.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jobs.compute.computation import stage_batch
+from jobs.compute.executors import modules_of, packages_of
 from jobs.compute.route import Routing, has_short_rows
 from jobs.compute.session import spark_session
 from jobs.engine.acks import call_source
@@ -133,7 +134,14 @@ class Processor:
 
     def _stage(self, attempt: Attempt) -> None:
         pipeline = self._pipeline
-        with spark_session(self._store.settings, pipeline.name, rows_are_short=has_short_rows(pipeline)) as spark:
+        joined = spark_session(
+            self._store.settings,
+            pipeline.name,
+            rows_are_short=has_short_rows(pipeline),
+            modules=modules_of(pipeline),
+            packages=packages_of(pipeline),
+        )
+        with joined as spark:
             stage_batch(self._store, pipeline, attempt, spark, routing=self._routing)
 
     def _give_up(self, attempt: Attempt, error: Exception) -> bool:

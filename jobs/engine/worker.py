@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.1
 LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # until it begins the batch that it has claimed
+# A task that has gone on with other batches for this long gives its place back, so that a run of many batches leaves room for
+# other pipelines. Its run gets another place within seconds if nothing else waits.
+LONGEST_HELP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,16 @@ class Worker:
     def process_claimed(self, run_id: str) -> None:
         """Claim, process and commit batches of a run that no task has begun, one after another in order.
 
-        It ends when there are none, or at the first failure: that batch is left to its own task, which tries again and
-        reports. While this task lives and works on a batch, the batch's own task waits (`await_claimant`).
+        It ends when there are none, after LONGEST_HELP_SECONDS, or at the first failure: that batch is left to its own task,
+        which tries again and reports. While this task lives and works on a batch, the batch's own task waits
+        (`await_claimant`).
         """
+        ends_at = time.monotonic() + LONGEST_HELP_SECONDS
         with closing(self.store.claims(self.name, run_id)) as claims:
             for txid in claims:
+                if time.monotonic() >= ends_at:
+                    logger.info("%s: this task gives its place back; others go on with the run", self.name)
+                    return
                 with about(self.name, txid):
                     try:
                         self.process_and_commit(txid, mode="first")

@@ -13,9 +13,10 @@ A new source is one file: a frozen dataclass that inherits `Source`, its `Coordi
 partitions start from `jobs.sources.partitioned`. `jobs.testing` checks that a source keeps the promise of its kind.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import DeclarationInvalid, TidegateError
@@ -24,10 +25,23 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from jobs.pipeline import Pipeline
     from state_store.attempts import Attempt
     from state_store.source_files import TakenFile
 
-__all__ = ["HIDDEN", "ORIGIN", "PAYLOAD", "REFUSAL", "Coordinator", "Emitter", "History", "InputFacts", "LeftAlone", "Source"]
+__all__ = [
+    "HIDDEN",
+    "ORIGIN",
+    "PAYLOAD",
+    "REFUSAL",
+    "Coordinator",
+    "Emitter",
+    "History",
+    "InputFacts",
+    "LeftAlone",
+    "Part",
+    "Source",
+]
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
@@ -122,6 +136,18 @@ class Dataset:
     locations: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Part:
+    """A share of what a batch reads: the rows of an input, or of a reference; or none, of an input without new data.
+
+    `expected` returns the number of rows, counted without Spark, after they were computed; None if it is unknown.
+    """
+
+    rows: "DataFrame"
+    role: Literal["input", "reference", "idle"]
+    expected: Callable[[], int | None]
+
+
 class Emitter(Protocol):
     """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt."""
 
@@ -142,9 +168,25 @@ class Emitter(Protocol):
         nothing = F.lit(None).cast("string")
         return self.emit_batch(attempt, metadata).withColumns({ORIGIN: nothing, REFUSAL: nothing, PAYLOAD: nothing})
 
+    def emit_parts(
+        self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
+    ) -> Mapping[str, Part]:
+        """Return what the batch reads by input, as `emit_records` if `flagged`; a source by itself has the one input "".
+
+        `with_idle` asks also for inputs that have no new rows.
+
+        Raises: as `emit_batch`.
+        """
+        del with_idle
+        emit = self.emit_records if flagged else self.emit_batch
+        return {"": Part(emit(attempt, metadata), "input", partial(self.expected_rows, metadata))}
+
     def row_schema(self) -> str:
         """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Quarantine needs them."""
-        raise DeclarationInvalid(f"{type(self).__name__} does not tell its columns, so its records cannot be quarantined.")
+        raise DeclarationInvalid(
+            f"{type(self).__name__} does not tell its columns: define row_schema. Records in quarantine need them, and so "
+            "does an input without new rows."
+        )
 
     def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
         """Parse quarantined raw records (ORIGIN and PAYLOAD) as `emit_records` would return them today.
@@ -230,10 +272,23 @@ class Source(Protocol):
         del metadata, settings
         return ()
 
+    def check_pipeline(self, pipeline: "Pipeline") -> None:
+        """Refuse a pipeline that cannot have this source, when it is declared.
+
+        Raises: ValueError.
+        """
+        if self.follows == pipeline.name:
+            raise ValueError(f"Pipeline {pipeline.name} follows itself: each batch would make the next one, without an end.")
+
     @property
     def follows(self) -> str | None:
         """The pipeline whose states are this source; None if it is something else."""
         return None
+
+    @property
+    def executor_packages(self) -> Sequence[str]:
+        """The Python packages that tasks need besides what all tasks need, if executors are on other machines."""
+        return ()
 
     @property
     def keeps_files(self) -> bool:

@@ -16,7 +16,7 @@ from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.postgres.query import Query, SparkType
-from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_name, followed_as
+from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
@@ -24,11 +24,16 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from state_store import StateStore
     from state_store.attempts import Attempt
+    from state_store.declaration import PipelineSpec
 
 _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
 _UPSTREAM = """
-SELECT c.txid, p.declaration FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %s
+SELECT c.txid, p.declaration, coalesce((
+    SELECT max(s.pruned_txid) FROM tidegate.state_table s
+    WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s || '_changes', %(state)s || '_final')
+), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
 # What identifies a commit, also after others have been lost and made again.
 _COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
@@ -58,10 +63,7 @@ class Changes(Source):
 
         Raises: ValueError.
         """
-        if self.of.count(".") != 1:
-            raise ValueError(f'Changes({self.of!r}) has to name pipeline and state: Changes("flights.daily").')
-        for what, name in (("pipeline", self.pipeline), ("state", self.state)):
-            check_name(what, name)
+        check_of(self.of)
         if min(self.max_txids, self.max_rows, self.partitions) < 1:
             raise ValueError(f"Changes({self.of!r}) needs max_txids, max_rows and partitions of at least 1.")
 
@@ -106,6 +108,7 @@ class _Upstream:
 
     committed: int
     query: Query
+    pruned: int  # the txid up to which changes were removed
 
 
 class ChangesCoordinator(Coordinator):
@@ -135,6 +138,7 @@ class ChangesCoordinator(Coordinator):
             if previous_metadata is not None:
                 _check_history(connection, source, previous_metadata)
             after = int(previous_metadata["to"][0]) if previous_metadata else 0
+            _check_kept(source, after, upstream)
             if after >= upstream.committed:
                 return None
             last = min(upstream.committed, after + source.max_txids)
@@ -156,7 +160,7 @@ class ChangesEmitter(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark requests it."""
-        from jobs.compute.staging import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+        from jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
         from jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
 
         query = self._look(metadata).query
@@ -199,7 +203,9 @@ class ChangesEmitter(Emitter):
     def _look(self, metadata: SourceMetadata) -> _Upstream:
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
             _check_history(connection, self._source, metadata)
-            return _look(connection, self._source)
+            upstream = _look(connection, self._source)
+        _check_kept(self._source, int(metadata["after"][0]) if metadata["after"] else 0, upstream)
+        return upstream
 
 
 def _look(connection: Any, source: Changes) -> _Upstream:
@@ -210,18 +216,18 @@ def _look(connection: Any, source: Changes) -> _Upstream:
     from state_store.overview import spec_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     with connection.cursor() as cursor:
-        cursor.execute(_UPSTREAM, [source.pipeline])
+        cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})
         found = cursor.fetchone()
     if found is None:
         raise SourceUnreadable(
             f"Changes({source.of!r}): pipeline {source.pipeline} is not registered. Declare it, then run: tidegate migrate"
         )
-    committed, declaration = found
+    committed, declaration, pruned = found
     state = spec_of(declaration).state(source.state)
     if state is None or state.stream is None:
         why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
         raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {why}.")
-    return _Upstream(committed, _query(source, state))
+    return _Upstream(committed, _query(source, state), pruned)
 
 
 def _query(source: Changes, state: StateSpec) -> Query:
@@ -272,6 +278,35 @@ def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -
             "made it again: its database was restored without this one. Restore both from the same backup; or begin again with "
             "a new pipeline and states."
         )
+
+
+def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
+    """Refuse to follow changes of which some were removed.
+
+    Raises: SourceChanged.
+    """
+    if after < upstream.pruned:
+        raise SourceChanged(
+            f"Changes({source.of!r}): the changes after txid {after} are needed, but those up to txid {upstream.pruned} were "
+            f"removed (tidegate prune). A pipeline that begins later has to take the state as it is: read it with StateReader."
+        )
+
+
+def removable(store: "StateStore", spec: "PipelineSpec", state: StateSpec, keep: int) -> tuple[int, dict[str, int]]:
+    """Return the txid up to which changes may be removed so that `keep` txids stay, and what each follower needs.
+
+    A follower needs what comes after the returned txid of its own: the range of its last committed batch, which a redo would
+    read again, and all later ones.
+    """
+    needed: dict[str, int] = {}
+    for follower in store.followers(spec.name, state.name):
+        metadata = store.source_metadata(follower.pipeline, follower.committed) if follower.committed else {}
+        if follower.input:  # one of several inputs, perhaps without a share of this batch
+            idle = metadata.get("idle", {}).get(follower.input, {})
+            metadata = metadata.get("inputs", {}).get(follower.input, {"after": idle.get("to")})
+        after = int(metadata["after"][0]) if metadata.get("after") else 0
+        needed[follower.pipeline] = min(after, needed.get(follower.pipeline, after))
+    return max(0, min([store.committed(spec.name) - keep, *needed.values()])), needed
 
 
 def _range(metadata: SourceMetadata) -> str:

@@ -75,4 +75,4 @@ def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
         [sys.executable, "-m", "benchmarks", "speed"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "there is no speed; there are cardinality, guard" in done.stderr
+    assert "there is no speed; there are cardinality, kinds, guard" in done.stderr

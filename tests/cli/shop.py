@@ -7,7 +7,11 @@ ORDERS = Pipeline(
     source=Files("data/orders", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}, max_files=1),
     states={
         "revenue": State(
-            key={"shop": "text"}, aggregates={"orders": Count(), "cents": Sum("cents")}, kind="opaque", unanchored=True
+            key={"shop": "text"},
+            aggregates={"orders": Count(), "cents": Sum("cents")},
+            kind="opaque",
+            unanchored=True,
+            changes=True,
         ),
     },
     check={"paid": "cents > 0"},

@@ -45,6 +45,8 @@ def bash(words: str, **environment: str) -> list[str]:
         ("tidegate inspect flights --state ''", ["daily"]),
         ("tidegate get flights ''", ["daily"]),
         ("tidegate get nothing ''", []),
+        ("tidegate query w", ["words_total"]),
+        ("tidegate query words_total w", []),
         ("tidegate inspect flights --phase p", ["planned", "processing", "processed"]),
         ("tidegate inspect flights --error source_", ["SOURCE_CHANGED", "SOURCE_UNAVAILABLE", "SOURCE_UNREADABLE"]),
         ("tidegate error MALF", ["MALFORMED_RECORD"]),
@@ -98,7 +100,7 @@ def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
         "import sys\nfrom tidegate.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'pyarrow', 'httpx') if m in sys.modules])"
     )
-    for words, offered in (("tidegate inspect fl", "plain,flights"), ("tidegate qu", "plain,quarantine")):
+    for words, offered in (("tidegate inspect fl", "plain,flights"), ("tidegate quar", "plain,quarantine")):
         asked = {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; sys.argv = ['tidegate']\n{program}"],

@@ -29,6 +29,9 @@ VERBS = {
     "quarantine replay": ("quarantine", "replay", "{}", "--reason", "fixed"),
 }
 
+# These look at the declaration alone, at first.
+OF_DECLARATIONS = {"explain": ("explain", "{}"), "prune": ("prune", "{}", "daily", "--keep", "0")}
+
 
 def _fails(done, exit_code: int, *fragments: str) -> None:
     assert done.returncode == exit_code, done.stderr
@@ -41,10 +44,10 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
         assert fragment in error
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", VERBS | OF_DECLARATIONS)
 def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine, verb: str) -> None:
     """Every verb that takes a pipeline refuses it in the same way."""
-    arguments = [argument.format("flight") for argument in VERBS[verb]]
+    arguments = [argument.format("flight") for argument in (VERBS | OF_DECLARATIONS)[verb]]
 
     _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
 

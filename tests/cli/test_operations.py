@@ -252,6 +252,34 @@ def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLi
     assert max(len(line) for line in shown.splitlines()) <= 120
 
 
+# prune
+
+
+def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLine) -> None:
+    """It says first what it would do; the ledger keeps operator and reason, and later ones are still shown."""
+    for number, amount in enumerate((100, 200, 300), start=1):
+        write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", f"Lisbon,{amount}")
+    assert shops.json("run", "orders")["committed"] == [1, 2, 3]
+    assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [1, 2, 3]
+
+    for state in ("per_page", "nothing"):
+        refused = shops("prune", "orders", state, "--keep", "1")
+        assert (refused.returncode, refused.stdout) == (USAGE, "")
+        assert f"Pipeline orders has no state {state} that records changes" in refused.stderr
+    unconfirmed = shops("prune", "orders", "revenue", "--keep", "1")
+    assert (unconfirmed.returncode, unconfirmed.stdout) == (USAGE, "")
+    assert "by txids 1 to 2 would be removed" in unconfirmed.stderr
+    assert len(shops.json("changes", "orders", "revenue")) == 3
+
+    done = shops.json("prune", "orders", "revenue", "--keep", "1", "--reason", "a year is over", "--yes")
+    assert done == {"pipeline": "orders", "state": "revenue", "up_to_txid": 2, "changes": 2, "followers": {}}
+    again = shops("prune", "orders", "revenue", "--keep", "1", "--yes")
+    assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
+    shown = shops("changes", "orders", "revenue")
+    assert "The changes by txids up to 2 were removed." in shown.stderr
+    assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [3]
+
+
 # quarantine
 
 
@@ -394,6 +422,22 @@ def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, argumen
         ),
         ({"partitions": {"a": {"rows": [1, 2]}}, "idle": {}}, ["Source: partitions", 'a reads {"rows": [1, 2]}']),
         ({"_quarantined": 3, "source": None}, ["Source: quarantine", "records", "3"]),
+        (
+            {
+                "inputs": {
+                    "clicks": {"partitions": {"0": {"start": 7, "end": 8}}, "idle": {}, "topic": "clicks"},
+                    "late": {"files": [{"name": "1.csv", "size": 9, "mtime_ns": 1, "sha256": "ab"}], "behind": None},
+                    "other": {"position": 4},
+                },
+                "idle": {"orders": {"position": 1}},
+                "references": {"planes": {"files": [{"name": "planes.csv", "size": 8, "mtime_ns": 1, "sha256": "cd"}]}},
+            },
+            [
+                *["Source of input clicks: topic clicks", "0 7 8 1 0", "Files of input late", "1.csv 9 ab"],
+                *["Source of input other", '"position": 4', "Inputs without new rows", "orders"],
+                *["Files of reference planes", "planes.csv 8 cd"],
+            ],
+        ),
         ({"files": [{"name": "a.csv", "size": 7, "mtime_ns": 1, "sha256": "ab"}]}, ["name bytes sha256", "a.csv 7 ab"]),
         ({"ticks": 7}, ['"ticks": 7']),
     ],

@@ -196,6 +196,21 @@ def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) 
     assert not [secret for secret in secrets if secret in shown]
 
 
+def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
+    """By their size, and whether they are committed together."""
+    found = tidegate.json("explain", "flights")
+    assert [(path["batch"].split(",")[0], path["tasks"]) for path in found["paths"]] == [
+        ("1 file of 1 MiB", "one"),
+        ("4 files of 0.5 MiB", "one"),
+        ("1 file of 10 MiB", "many"),
+        ("4 files of 100 MiB", "many"),
+    ]
+    assert (found["commits_alone"], found["why_alone"], found["window"]) == (False, [], 16)
+    shown = tidegate("explain", "flights")
+    assert "Batches that are ready are committed together." in shown.stderr
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 110
+
+
 def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
     """The second time changes nothing."""
     assert tidegate.json("migrate")["changed"] == ["word_count"]

@@ -5,17 +5,14 @@ the ranges of the committed batches lie end to end, and Python computes the stat
 """
 
 import io
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from itertools import count
 from operator import xor
-from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -32,14 +29,10 @@ from state_store.commits import Commit
 from state_store.copy_in import copy_partition
 from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind
 from state_store.errors import AttemptNotSealed, StagingLost
-from state_store.settings import STACK_FOLDER
 from state_store.staging import StagedPartition, digest_statement
-from tests.conftest import Server, do_not_sync, migrated_database
-from tidegate.stack import component
-from tidegate.stack.component import reserve_port
-from tidegate.stack.postgres import EmbeddedPostgres
+from tests.conftest import Server, migrated_database, usual_server
+from tests.postgres_versions import running_version
 
-DEBIAN_BINARIES = Path("/usr/lib/postgresql/15/bin")
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),
     ("transactional", "opaque"),
@@ -56,56 +49,18 @@ Row = Sequence[Any]
 # both versions of Postgres
 
 
-class DebianPostgres(EmbeddedPostgres):
-    """A cluster of the oldest supported version, PostgreSQL 15, with the binaries of Debian's package."""
-
-    locale_options = ("--locale=C.UTF-8",)
-
-    def _places(self, stack_folder: Path) -> tuple[Path, Path]:
-        return DEBIAN_BINARIES, super()._places(stack_folder)[1]
-
-
-@contextmanager
-def running_postgres_15(home: Path, like: Settings) -> Iterator[Settings]:
-    """Run a separate cluster with the roles, databases and passwords of the embedded one, and delete it in the end."""
-    folder = home / STACK_FOLDER
-    secrets = like.home / STACK_FOLDER / "secrets"
-    shutil.copytree(secrets, folder / "secrets")  # the same passwords, so that the session's Spark can stage here too
-    with ExitStack() as held:
-        cluster = DebianPostgres(folder, reserve_port(None, held))
-        try:
-            cluster.initialize()
-            server = component.start(cluster.component(), folder)
-            try:
-                assert component.wait_until(lambda: cluster.component().check() is None, 60), "PostgreSQL 15 does not start"
-                cluster.bootstrap()
-                settings = replace(like, pg_port=cluster.port, pg_passfile=cluster.passfile)
-                do_not_sync(settings)
-                yield settings
-            finally:
-                server.send_signal(cluster.component().stop_signal)
-                try:
-                    server.wait(60)
-                except subprocess.TimeoutExpired:
-                    server.kill()
-                    raise
-        finally:
-            cluster.delete()
-
-
 # For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest supported version.
 BOTH_POSTGRES = pytest.mark.parametrize("server", ["postgres 18", "postgres 15"], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The Postgres server of the session: the embedded one, unless a module requests both."""
+    """The Postgres server of the session, unless a module requests both."""
     if getattr(request, "param", "postgres 18") == "postgres 18":
-        yield Server(stack)
+        with usual_server(stack, tmp_path_factory) as usual:
+            yield usual
         return
-    if not (DEBIAN_BINARIES / "postgres").exists():
-        pytest.skip(f"No PostgreSQL 15 in {DEBIAN_BINARIES}. Install it with: apt-get install postgresql-15")
-    with running_postgres_15(tmp_path_factory.mktemp("postgres_15"), stack) as settings:
+    with running_version(15, tmp_path_factory.mktemp("postgres_15"), stack) as settings:
         yield Server(settings)
 
 

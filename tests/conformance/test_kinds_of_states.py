@@ -1,10 +1,12 @@
 """All kinds of states in one pipeline: crashes at any statement of a commit leave each of them as a clean run would."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 
 import sqlalchemy as sa
 
-from jobs import Count, Newest, Pipeline, Rows, State, Update
+from jobs import ApproxDistinct, Count, History, Newest, Pipeline, Rows, State, Update
 from state_store import Settings
 from state_store.updates import UpdateBatch
 from tests.acceptance.conftest import Crash, FaultPlan
@@ -32,12 +34,19 @@ PIPELINE = Pipeline(
     "kinds",
     Stream("transactional"),
     {
-        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True),
-        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}),
+        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True, hash_partitions=3),
+        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}, hash_partitions=2),
+        "versions": History({"word": "text"}, {"label": "text"}, {"moment": "bigint"}, hash_partitions=4),
+        "estimated": State(key={"word": "text"}, aggregates={"moments": ApproxDistinct("moment", "bigint", error=0.3)}),
         "log": Rows({"word": "text", "moment": "bigint"}),
         "own": Update({"word": "text", "moment": "bigint"}, to_outbox),
     },
 )
+
+
+def bits(moments: list[int]) -> int:
+    """Return a word with a bit of each moment."""
+    return reduce(or_, (1 << moment % 60 for moment in moments))
 
 
 class Kinds(Flow):
@@ -51,6 +60,8 @@ class Kinds(Flow):
         staged = [
             self.stage(attempt, "counted", [(word, len(moments)) for word, moments in by_word.items()]),
             self.stage(attempt, "newest", [(word, max(moments)) for word, moments in by_word.items()]),
+            self.stage(attempt, "versions", [(word, moment, f"at {moment}") for word, moment in words]),
+            self.stage(attempt, "estimated", [(word, f"{{{bits(moments)},0,0}}") for word, moments in by_word.items()]),
             self.stage(attempt, "log", numbered),
             self.stage(attempt, "own", numbered),
         ]
@@ -89,6 +100,15 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
     assert {row["word"]: row["lines"] for row in f.rows("counted")} == counts
     assert {row["word"]: row["moment"] for row in f.rows("newest")} == {word: moment for word, moment, _ in words}
     assert sorted((row["word"], row["moment"], row["txid"]) for row in f.rows("log")) == sorted(words)
+    moments = {word: sorted(moment for other, moment, _ in words if other == word) for word in counts}
+    assert {(row["word"], row["moment"], row["label"], row["valid_to"]) for row in f.rows("versions")} == {
+        (word, start, f"at {start}", end)
+        for word, starts in moments.items()
+        for start, end in zip(starts, [*starts[1:], None], strict=True)
+    }
+    assert {row["word"]: row["moments_bits"] for row in f.rows("estimated")} == {
+        word: [bits(found), 0, 0] for word, found in moments.items()
+    }
     with f.store.engine.connect() as connection:
         assert sorted(map(tuple, connection.execute(sa.select(OUTBOX)))) == sorted(words)
     changes = list(f.store.changes(PIPELINE.spec.states[0]))

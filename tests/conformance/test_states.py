@@ -58,13 +58,15 @@ class Counts(Flow):
         return None
 
 
-@pytest.fixture
-def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
+@pytest.fixture(params=[1, 4], ids=["one table", "hash partitions"])
+def counts(request: pytest.FixtureRequest, settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
     """A function that registers a word count with a state of this kind, and plans some batches."""
 
     def begin(state: StateKind, batches: int = 3, committed: int = 0) -> Counts:
         source = "opaque" if state == "opaque" else "transactional"
-        states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state)}
+        states = {
+            "counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state, hash_partitions=request.param)
+        }
         pipeline = Pipeline("words", Stream(source), states, guarantee="at_least_once")
         register(pipeline)
         flow = Counts(settings, pipeline.spec)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -99,8 +100,36 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
     assert issubclass(CommitSensor, BaseSensorOperator)
     assert commit.start_from_trigger
     assert serialized.get_task(PROCESS).start_from_trigger
-    assert commit.priority_weight > serialized.get_task(PROCESS).priority_weight
+    weights = {task.task_id: task.weight_rule.get_weight(SimpleNamespace(task=task)) for task in serialized.tasks}
+    assert weights["plan"] > weights[COMMIT] > weights[PROCESS]
     assert all(serialized.get_task(task).get_closest_mapped_task_group().group_id == BATCH for task in (PROCESS, COMMIT))
+
+
+def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> None:
+    """Scheduler, triggerer and workers have folders of their own; a worker finds the Dag's file in its own Dag folder."""
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, part in value.items():
+                if name not in ("fileloc", "relative_fileloc"):  # the second is relative to the Dag folder of a bundle
+                    yield from texts(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                yield from texts(part)
+        else:
+            yield str(value)
+
+    found = set(texts(DagSerialization.to_dict(flights)))
+
+    assert not [text for text in found if str(REPOSITORY) in text or str(Path.home()) in text]
+    assert any(text.startswith("dags.turn_trigger") for text in found)
+
+
+def test_an_author_may_put_a_pipeline_before_others() -> None:
+    """Its process tasks then get workers first; commits stay before all processing."""
+    dag = batch_dag.batch_dag("flights", default_args={"priority_weight": 7})
+
+    assert [dag.get_task(task).priority_weight for task in ("plan", PROCESS, COMMIT)] == [2000, 7, 1000]
 
 
 def test_a_run_is_announced_by_a_task_that_does_not_decide_about_it() -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,10 +184,27 @@ def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -
         embedded.down(Settings.load(environ), delete_data=True)
 
 
+def publish(folder: Path, pipelines: Mapping[str, str]) -> None:
+    """Make a folder that, on Python's path, provides pipelines by name, each as ``module:object``, as another package would."""
+    metadata = folder / "tests-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tests\nVersion: 1\n")
+    points = "".join(f"{name} = {reference}\n" for name, reference in pipelines.items())
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, with 60 daily files of flights and two texts."""
-    with running_project(tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir"), DAGS) as made:
+    packages = tmp_path_factory.mktemp("packages")
+    publish(packages, {"kinds": "tests.end_to_end.kinds:KINDS"})
+    home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
+    # On the path of Airflow's processes, and of commands, from their start, like an installed package.
+    with (
+        running_project(home, reservoir, DAGS, AIRFLOW__CORE__PLUGINS_FOLDER=str(packages)) as made,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("PYTHONPATH", str(packages))
         made.add_files("flights", 60)
         made.add_files("word_count", 2)
         yield made

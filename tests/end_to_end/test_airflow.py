@@ -5,6 +5,8 @@ from contextlib import closing
 from typing import Any
 
 from dags.turn_trigger import COMMIT, PROCESS
+from tests.conftest import register_pipelines
+from tests.end_to_end import kinds
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
 
 FINISHED = ("success", "failed")
@@ -170,6 +172,28 @@ def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project)
     assert run.returncode == 0, err
     assert json.loads(out)["committed"] == txids
     assert project.flights() == project.flights_from_raw_files()
+
+
+@SEES_CONNECTIONS_OF_TASKS
+def test_every_kind_of_state_survives_killed_tasks(project: Project) -> None:
+    """One task dies before its seal, one in a commit that has changed all states: each of them equals what DuckDB computes."""
+    with closing(project.as_administrator()) as connection, connection.cursor() as cursor:
+        cursor.execute(kinds.OUTBOX_DDL)
+        connection.commit()
+    register_pipelines(project.settings, kinds.KINDS)
+    run = project.start("trigger", "kinds", "--wait")
+    with project.held("seal") as held:
+        held.kill_waiting_process("INSERT INTO tidegate.seal%'kinds'")
+    with project.held("commit") as held:
+        held.kill_waiting_process("INSERT INTO tidegate.commit%'kinds'")
+        assert project.committed("kinds") == 0
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert json.loads(out)["committed"]
+    with closing(project.as_administrator()) as connection:
+        assert kinds.found(connection) == kinds.wanted(project.home / "data" / "flights" / "*.csv")
+    assert project.json("inspect", "kinds", "--txid", "1")["checks"]
 
 
 def test_a_run_goes_on_after_the_scheduler_and_its_tasks_were_killed(project: Project) -> None:

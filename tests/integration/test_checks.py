@@ -97,6 +97,66 @@ def test_what_a_check_finds_blocks_the_batch_or_is_kept(
     assert outcome(warned, 1) == {"check": None}
 
 
+def repeated(batch: Any) -> Any:
+    """Find rows of the batch whose word an earlier one of its rows has; NULL is a word like others."""
+    log = batch.partials("log").c
+    place = sa.func.row_number().over(partition_by=log.word, order_by=log.position)
+    rows = sa.select(log.position, log.word, place.label("place")).subquery()
+    return sa.select(rows).where(rows.c.place > 1).order_by(rows.c.position)
+
+
+def test_what_a_check_finds_is_set_aside(words: Callable[..., Words], settings: Settings) -> None:
+    """With the check's name, in the commit; the rest of the batch counts, and a batch without such rows is whole."""
+    few = Check(lambda batch: sa.select(batch.partials("counted")).where(sa.text("lines > 2")), "quarantine", of="counted")
+    flow = words(once=Check(repeated, otherwise="quarantine", of="log"), few=few)
+    flow.finish_words(1, [("a", 1), ("b", 2), ("a", 3), (None, 4), (None, 5), ("a", 6)])
+    flow.commit(1)
+    flow.finish_words(2, [("a", 7)])
+    flow.commit(2)
+
+    with flow.store.engine.connect() as connection:
+        log = connection.execute(sa.text("SELECT txid, word, number FROM state.log ORDER BY txid, position")).all()
+        counted = connection.execute(sa.text("SELECT word, lines FROM state.counted ORDER BY word")).all()
+        columns = "number, state, reason, payload::json ->> 'number', payload::json ->> 'lines'"
+        aside = connection.execute(sa.text(f"SELECT {columns} FROM tidegate.quarantine ORDER BY number")).all()
+    assert log == [(1, "a", 1), (1, "b", 2), (1, None, 4), (2, "a", 7)]
+    assert counted == [("a", 1), ("b", 1), ("none", 2)]
+    assert aside == [
+        (1, "counted", "the check 'few' found it", None, "3"),
+        (2, "log", "the check 'once' found it", "3", None),
+        (3, "log", "the check 'once' found it", "5", None),
+        (4, "log", "the check 'once' found it", "6", None),
+    ]
+    assert outcome(flow, 2) == {"few": None, "once": None}
+    assert outcome(flow, 1)["few"] == "1 set aside: (word=a, lines=3, txid=1)"
+    assert outcome(flow, 1)["once"].startswith("3 set aside: (position=2, word=a, place=2), (position=4")
+    assert flow.store.batch_history("words", 1).status.key_count == 5
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: Check(repeated, otherwise="quarantine"), "names the state of which"),
+        (lambda: Check(repeated, of="log"), "others do not"),
+        (lambda: Check(repeated, otherwise="drop"), "use block, warn or quarantine"),
+        (lambda: Check(repeated, otherwise="quarantine", of="nothing"), "sets aside partials of nothing"),
+    ],
+)
+def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words], check: Any, message: str) -> None:
+    """When it is declared."""
+    with pytest.raises(ValueError, match=message):
+        words(wrong=check())
+
+
+def test_a_check_that_does_not_say_which_partials_it_means_is_refused(words: Callable[..., Words]) -> None:
+    """In the commit, of which nothing is left."""
+    flow = words(once=Check(lambda batch: sa.select(batch.partials("log").c.word), "quarantine", of="log"))
+    flow.finish_words(1, [("a", 1)])
+    with pytest.raises(DeclarationInvalid, match="Its query lacks column position"):
+        flow.commit(1)
+    assert flow.store.committed("words") == 0
+
+
 def test_batches_with_checks_are_merged_one_by_one(words: Callable[..., Words]) -> None:
     """Each is checked against the states after it alone: the second is at fault, and the first commits."""
     flow = words(few=Check(between("counted", "lines", most=2)))
@@ -137,5 +197,5 @@ def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], 
 
 def test_another_way_to_fail_is_refused() -> None:
     """When it is declared."""
-    with pytest.raises(ValueError, match="use block or warn"):
+    with pytest.raises(ValueError, match="use block, warn or quarantine"):
         Check(no_nulls("log", "word"), otherwise="ignore")  # type: ignore[arg-type]

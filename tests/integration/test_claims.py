@@ -130,3 +130,15 @@ def test_a_batch_that_was_begun_meanwhile_is_left(tally: Tally) -> None:
     begun = [tally.store.start_attempt(tally.spec, txid, "slow", mode="first") for txid in (1, 2, 3)]
     assert begun == [NotStarted.BEGUN, NotStarted.BEGUN, NotStarted.SEALED]
     assert len(tally.store.batch_history("tally", 1).attempts) == 1
+
+
+def test_a_task_that_has_helped_for_long_gives_its_place_back(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run of many batches would keep its places from other pipelines until its end; the batches are not lost."""
+    tally.plan(3)
+    monkeypatch.setattr(worker, "LONGEST_HELP_SECONDS", 0.0)
+    helper = worker.Worker(tally.store, TALLY, "helper")
+
+    helper.process_claimed("run")
+
+    assert list(tally.store.claims("tally", "run")) == [1, 2, 3]
+    assert not any(tally.store.is_claimed("tally", txid) for txid in (1, 2, 3))

@@ -12,8 +12,9 @@ from typing import Any
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from jobs import Check, Count, Files, Max, Min, Pipeline, Rows, State, Sum
 from state_store import Settings, StateStore, combine
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
@@ -703,10 +704,21 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     assert opens("-1 second", "-1 day")
 
 
-def test_an_opaque_batch_does_not_wait_for_others(settings: Settings, register: Callable[..., None], as_role: Execute) -> None:
-    """Opaque states are merged one by one: waiting would gain nothing."""
-    pipeline = replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")})
+@pytest.mark.parametrize(
+    ("pipeline", "waits"),
+    [
+        (replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")}), False),
+        (replace(TALLY, checks={"any": Check(lambda batch: sa.select(batch.state("per_shop")), otherwise="warn")}), False),
+        (replace(TALLY, states={"per_shop": Rows({"shop": "text"})}), True),
+    ],
+    ids=["opaque", "checked", "appended"],
+)
+def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
+    pipeline: Pipeline, waits: bool, settings: Settings, register: Callable[..., None], as_role: Execute
+) -> None:
+    """Where each batch commits alone, waiting would gain nothing; the next plan tells a ledger that older code has written."""
     register(pipeline)
+    as_role("tidegate_owner", f"UPDATE tidegate.pipeline SET commits_alone = {waits}")
     with StateStore.connect(settings) as store:
         tally = Tally(store, pipeline.spec)
         tally.plan(3)
@@ -715,4 +727,4 @@ def test_an_opaque_batch_does_not_wait_for_others(settings: Settings, register: 
         tally.commit(1)
         as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
-        assert store.turn("tally", 2).opens
+        assert store.turn("tally", 2).opens is not waits

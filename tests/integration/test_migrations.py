@@ -224,10 +224,12 @@ def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally
     for row in before["commit"]:
         row["merged_at"] = row["committed_at"]
     before["operator_action"] = []
-    for name in ("source_file", "open_commit", "check_result"):
-        del before[name]  # older code did not record files, and had no updates and no checks
+    for name in ("source_file", "open_commit", "check_result", "watermark"):
+        del before[name]  # older code had no such tables
     for row in before["pipeline"]:
-        del row["in_flight"]
+        del row["in_flight"], row["commits_alone"]
+    for row in before["state_table"]:
+        del row["pruned_txid"]  # older code removed no changes
     assert after == before
     digests = [None, *(row["source_digest"] for row in after["batch"])]
     assert [row["previous_digest"] for row in after["batch"]] == digests[:-1]
@@ -264,8 +266,9 @@ def ledger(settings: Settings) -> dict[str, list[dict]]:
             "VALUES ('tally', 1, 1, 'bad', '?', true)",
             "records are in quarantine",
         ),
+        ("INSERT INTO tidegate.watermark (state, pipeline, txid) VALUES ('x', 'tally', 1)", "states with windows have counted"),
     ],
-    ids=["an opaque pipeline", "a record in quarantine"],
+    ids=["an opaque pipeline", "a record in quarantine", "windows"],
 )
 def test_a_downgrade_that_would_lose_data_is_refused(
     tally: Tally, settings: Settings, as_role: Execute, content: str, message: str
@@ -320,6 +323,7 @@ CHANGED = {
     "value added": {"values": (*SPECS[0].states[0].values, ValueColumn("more", ColumnType("bigint"), "sum"))},
     "value removed": {"values": SPECS[0].states[0].values[1:]},
     "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in SPECS[0].states[0].values)},
+    "hash partitions": {"hash_partitions": 4},
     "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in SPECS[0].states[0].keys)},
 }
 
@@ -350,8 +354,8 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, m
 
 
 def test_only_the_owner_migrates(empty: Settings) -> None:
-    """The worker's role cannot create tables."""
-    with pytest.raises(AccessRefused, match="permission denied"):
+    """The worker's role cannot create tables, and is not given the right to: the setting is wrong."""
+    with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
         migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
 
 
@@ -368,7 +372,7 @@ def test_dropping_the_ledger_stops_before_a_state_table(settings: Settings, as_r
 
 PAGE_VIEWS = '''"""Page views."""
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from jobs import ApproxDistinct, Count, Files, History, Max, Min, Pipeline, Session, State, Sum
 
 PIPELINE = Pipeline(
     name="page_views",
@@ -385,6 +389,9 @@ PIPELINE = Pipeline(
             },
         ),
         "page_visitors": State(key={"visitor": "text", "id": "uuid"}, aggregates={"visits": Count()}, null_keys=True),
+        "sessions": State(window=Session("at", "30 minutes", final_after="1 day", emit_final=True)),
+        "page_titles": History(key={"page": "text"}, columns={"title": "text"}, order_by={"at": "timestamptz"}),
+        "page_reach": State(key={"page": "text"}, aggregates={"visitors": ApproxDistinct("visitor", "text")}),
     },
 )
 '''
@@ -436,9 +443,14 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
         "state.page_visitors.visitor text false C",
         "state.page_visitors.visits bigint true",
     ]
-    for state in ("page_views", "page_visitors"):
+    for state in ("page_views", "page_visitors", "sessions", "sessions_final", "page_titles_versions"):
         assert any("single_writer()" in line for line in built["triggers"] if f" state.{state} " in line)
     assert any("UNIQUE NULLS NOT DISTINCT (visitor, id)" in line for line in built["constraints"])
+    grants = {line.split()[0]: line for line in built["relations"]}
+    assert "tidegate=arwd/" in grants["state.sessions"], "sessions that become one are taken out"
+    assert "tidegate=arw/" in grants["state.page_views"]
+    assert "tidegate_stager=r/" in grants["state.sessions_final"]
+    assert "state.ix_sessions_window_end" in grants
 
     with pytest.raises(SchemaOutOfDate, match="newer than this code"):
         StateStore.connect(empty)  # the code beside the clone does not know that revision
@@ -446,8 +458,88 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
     for target in (f"{len(FILES):04d}", number):
         walked = _python(clone, empty, walk.format(target))
         assert walked.returncode == 0, walked.stderr
+    assert _tidegate(clone, empty, "migrate").returncode == 0  # registration makes views
     assert shape(empty) == built
     assert _digest(REPOSITORY / "migrations") == tree
+
+
+DIVIDED = ("page_views", "page_visitors", "page_titles_versions", "page_reach")
+ROWS = """
+    SET tidegate.writer = 'page_views';
+    INSERT INTO state.page_views (page, day, views, amount, txid)
+        SELECT 'p' || n, '2026-01-01', n, n / 4.0, 1 FROM generate_series(1, 1000) AS n;
+    INSERT INTO state.page_visitors (visitor, id, visits, txid)
+        SELECT nullif('v' || n, 'v7'), NULL, n, 1 FROM generate_series(1, 1000) AS n;
+    INSERT INTO state.page_titles_versions (page, at, title, txid)
+        SELECT 'p' || n % 10, timestamptz '2026-01-01Z' + n * interval '1 day', 't' || n, 1 FROM generate_series(1, 100) AS n;
+"""
+
+
+def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings, clone: Path, as_role: Execute) -> None:
+    """Up and down, with every row, view, trigger and grant; a partition has the table's only writer, too."""
+
+    def rows() -> list[list[tuple]]:
+        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_reader))) as connection, connection.cursor() as cursor:
+            found = []
+            views = ["page_titles"] if any("page_titles v" in line for line in shape(empty)["relations"]) else []
+            for table in (*DIVIDED, *views):
+                cursor.execute(f"SELECT * FROM state.{table} ORDER BY 1, 2, 3")
+                found.append(cursor.fetchall())
+            return found
+
+    def of_table(found: dict[str, list[str]], table: str) -> dict[str, list[str]]:
+        return {what: [line for line in lines if f"state.{table}" in line] for what, lines in found.items()}
+
+    declared = clone / "jobs/pipelines/page_views.py"
+    declared.write_text(PAGE_VIEWS)
+    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
+        done = _tidegate(clone, empty, *arguments)
+        assert done.returncode == 0, done.stderr
+    with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
+        connection.cursor().execute(ROWS)
+    whole, before = shape(empty), rows()
+
+    divided = PAGE_VIEWS.replace("key={", "hash_partitions=3, key={")
+    declared.write_text(divided)
+    refused = _tidegate(clone, empty, "migrate")
+    assert "make another table of its state page_reach, page_titles_versions, page_views, page_visitors" in refused.stderr
+    for arguments in (("migrate", "--new", "divided"), ("migrate",)):
+        done = _tidegate(clone, empty, *arguments)
+        assert done.returncode == 0, done.stderr
+    again = _tidegate(clone, empty, "migrate", "--new", "again")
+    assert "No migration is missing" in again.stdout + again.stderr
+    assert rows() == before
+    built = shape(empty)
+    for table in DIVIDED:
+        assert any(line.startswith(f"state.{table} p") for line in built["relations"])
+        parts = [line for line in built["relations"] if line.startswith(f'state."{table}$') and "fillfactor=75" in line]
+        assert len(parts) == 3
+        assert sum("single_writer()" in line and f"{table}$" in line for line in built["triggers"]) == 3
+    with closing(psycopg2.connect(**empty.conninfo())) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_user_tables WHERE relname LIKE '%$before'")
+        assert cursor.fetchone() == (0,)
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="by the commits of pipeline page_views only"):
+            cursor.execute('UPDATE state."page_views$1" SET views = 0')
+
+    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    assert _python(clone, empty, walk.format(f"{len(FILES) + 1:04d}")).returncode == 0
+    assert rows() == before[:-1], "the view of a history is gone until its pipeline is registered"
+    assert of_table(shape(empty), "page_views") == of_table(whole, "page_views")
+    assert _tidegate(clone, empty, "migrate").returncode == 0
+    assert shape(empty) == built
+    assert rows() == before
+
+    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=5, key={"))
+    for arguments in (("migrate", "--new", "more"), ("migrate",)):
+        done = _tidegate(clone, empty, *arguments)
+        assert done.returncode == 0, done.stderr
+    assert rows() == before
+    parts = [line for line in shape(empty)["relations"] if "$" in line and "fillfactor=75" in line]
+    assert len(parts) == 5 * len(DIVIDED), "and none of the three before"
+    assert _python(clone, empty, walk.format(f"{len(FILES) + 2:04d}")).returncode == 0
+    declared.write_text(divided)
+    assert rows() == before[:-1]
+    assert of_table(shape(empty), "page_views") == of_table(built, "page_views")
 
 
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])

@@ -250,8 +250,8 @@ def test_staging_that_differs_from_its_seal_never_counts(
     assert tally.state() == [(*row, 1) for row in shops]
 
 
-def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
-    """A Spark task that ran twice staged twice; the merge reads only the task attempts that the seal names (I7)."""
+def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
+    """A Spark task that ran twice staged twice; the merge reads only what the seal names (I7), and the log names the others."""
     tally.plan(1)
     attempt = tally.start(1)
     tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
@@ -260,10 +260,12 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally) -> None:
         tally.stage(attempt, "per_shop", [("b", 1, 1, 1, 1)], partition=1),
     ]
     tally.store.seal(attempt, staged, Tracked(2))
-    tally.stage(attempt, "per_shop", [("c", 1, 1, 1, 1)])
+    late = tally.stage(attempt, "per_shop", [("c", 1, 1, 1, 1)])
 
     assert tally.commit(1).key_count == 2
     assert tally.state() == [("a", 1, 1, 1, 1, 1), ("b", 1, 1, 1, 1, 1)]
+    assert f"1:1: Spark's task attempt {late.task_attempt} staged 1 rows of per_shop too; no seal names it" in caplog.text
+    assert caplog.text.count("no seal names it") == 2
 
 
 def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("source_file", "quarantine", "operator_action", "open_commit", "check_result"),
+    *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
@@ -34,7 +34,7 @@ TABLE_PRIVILEGES = {
     "airflow": {},
 }
 COLUMN_UPDATES = {
-    "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason", "in_flight"},
+    "tidegate.pipeline": {"paused_at", "paused_by", "paused_reason", "in_flight", "commits_alone"},
     "tidegate.batch": {
         "attempt",
         "halted_at",
@@ -53,6 +53,7 @@ COLUMN_UPDATES = {
     },
     "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
+    "tidegate.watermark": {"txid", "watermark", "previous_watermark"},
     # The original, `payload`, is never changed.
     "tidegate.quarantine": {"replayed_txid", "mended_payload", "mended_at", "mended_by", "mended_reason"},
 }

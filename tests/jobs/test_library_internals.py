@@ -27,7 +27,7 @@ def test_a_connect_session_has_the_parts_that_are_used(settings: Settings) -> No
         rows = session.range(3)
         library_internals.note_not_streaming(rows)
         assert rows.isStreaming is False
-        plan, source = library_internals.plan_of(rows.where("id > 1"), rows)
+        plan, (source,) = library_internals.plan_of(rows.where("id > 1"), [rows])
         assert plan.HasField("filter")
         assert plan.filter.input.common.plan_id == source
 

@@ -189,7 +189,7 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracki
 
 @pytest.mark.parametrize("how", ["as it is", "transformed", "without digests"])
 def test_unused_columns_are_not_hashed_if_a_digest_vouches_for_them(tables: Tables, how: str) -> None:
-    """Spark then does not even read them. A transform may use any column, and rows without a digest have only the hash."""
+    """Spark then does not even read them. What a transform uses, Spark finds out; rows without a digest have only the hash."""
 
     def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
         return steps.shuffled(pipeline, attempt, replace(facts, is_verified=how != "without digests"))
@@ -203,8 +203,9 @@ def test_unused_columns_are_not_hashed_if_a_digest_vouches_for_them(tables: Tabl
 
     with StateStore.connect(tables.settings) as store:
         (this,), (that,) = (store.batch_history(pipeline.name, txid).attempts for txid in (1, 2))
-    assert this["source_hash_sum"] is not None
-    assert (this["source_hash_sum"] == that["source_hash_sum"]) == (how == "as it is")
+    assert (this["source_hash_sum"] is None) == (how == "transformed")
+    assert this["source_rows"] == this["transformed_rows"] == 1
+    assert (this["source_hash_sum"] == that["source_hash_sum"]) == (how != "without digests")
 
 
 def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: Tables) -> None:

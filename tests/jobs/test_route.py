@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, Pipeline, State, Sum
+from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from jobs.compute.paths import paths
 from jobs.compute.route import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from jobs.compute.staging import FEW_ROWS
 from jobs.sources import InputFacts
@@ -21,7 +22,7 @@ PLAIN = Pipeline(name="inbox", source=Files("inbox", schema={"name": "string", "
 TRANSFORMED = replace(PLAIN, transform=lambda rows: rows)
 ONE_FILE = InputFacts(files=1, bytes=1000, rows=10, is_verified=True)
 PER = frozenset({"per_name"})
-QUICKEST = Route(one_task=True, is_brief=True, hashes_used_columns=True, follows_partials=10, in_process=PER)
+QUICKEST = Route(one_task=True, is_brief=True, hashed="used", follows_partials=10, in_process=PER)
 FEW = {"per_name": FEW_ROWS}
 MANY = {"per_name": FEW_ROWS + 1}
 
@@ -36,20 +37,31 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         PLAIN,
         replace(ONE_FILE, rows=None),
         {},
-        Route(one_task=True, is_brief=True, hashes_used_columns=True),
+        Route(one_task=True, is_brief=True, hashed="used"),
     ),
     "a large file": (PLAIN, replace(ONE_FILE, bytes=UNSHARED_BYTES), {}, replace(QUICKEST, is_brief=False)),
-    "a larger file": (PLAIN, replace(ONE_FILE, bytes=UNSHARED_BYTES + 1), {}, Route(hashes_used_columns=True)),
+    "a larger file": (PLAIN, replace(ONE_FILE, bytes=UNSHARED_BYTES + 1), {}, Route(hashed="used")),
     "several files that are not small": (
         PLAIN,
         replace(ONE_FILE, files=3, bytes=UNSPLIT_BYTES + 1),
         {},
-        Route(hashes_used_columns=True),
+        Route(hashed="used"),
     ),
-    "many small files": (PLAIN, replace(ONE_FILE, files=66), {}, Route(hashes_used_columns=True)),
-    "a transform": (TRANSFORMED, ONE_FILE, {}, Route(one_task=True, is_brief=True, in_process=PER)),
-    "a transform of a file that is not small": (TRANSFORMED, replace(ONE_FILE, bytes=UNSPLIT_BYTES + 1), {}, SAFE),
-    "no files": (PLAIN, InputFacts(0, 0, 0, is_verified=True), {}, Route(hashes_used_columns=True)),
+    "many small files": (PLAIN, replace(ONE_FILE, files=66), {}, Route(hashed="used")),
+    "a transform": (TRANSFORMED, ONE_FILE, {}, Route(one_task=True, is_brief=True, hashed="none", in_process=PER)),
+    "a transform of a file that is not small": (
+        TRANSFORMED,
+        replace(ONE_FILE, bytes=UNSPLIT_BYTES + 1),
+        {},
+        Route(hashed="none"),
+    ),
+    "a transform without digests": (
+        TRANSFORMED,
+        replace(ONE_FILE, is_verified=False),
+        {},
+        Route(one_task=True, is_brief=True, in_process=PER),
+    ),
+    "no files": (PLAIN, InputFacts(0, 0, 0, is_verified=True), {}, Route(hashed="used")),
     "no digests": (
         PLAIN,
         replace(ONE_FILE, is_verified=False),
@@ -69,6 +81,28 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         Route(one_task=True, is_brief=True, in_process=PER),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "ways"),
+    [
+        (
+            PLAIN,
+            [("one", 1, "used", "partials", 1)] + [("one", 1, "used", "partials", 0)] * 2 + [("many", 1, "used", "rows", 0)],
+        ),
+        (TRANSFORMED, [("one", 1, "none", "rows", 1), ("one", 1, "none", "rows", 0)] + [("many", 1, "none", "rows", 0)] * 2),
+        (
+            replace(TRANSFORMED, states={"per_name": PER_NAME, "again": PER_NAME}, on_poison="quarantine", tracking="off"),
+            [("one", 3, "none", "nothing", 2), ("one", 3, "none", "nothing", 0)] + [("many", 3, "none", "nothing", 0)] * 2,
+        ),
+        (replace(PLAIN, source=FixedBatches([], {"name": "string", "amount": "int"})), [("many", 1, "all", "rows", 0)]),
+    ],
+    ids=["files", "a transform", "two states, bad records, no tracking", "a source that knows nothing in advance"],
+)
+def test_the_ways_of_batches_are_shown(pipeline: Pipeline, ways: list[Any]) -> None:
+    """They are those that the route takes for batches of typical sizes."""
+    found = [(path.tasks, path.reads, path.hashed, path.follows, len(path.in_process)) for path in paths(pipeline)]
+    assert found == ways
 
 
 @pytest.mark.parametrize(("pipeline", "facts", "rows_before", "expected"), CHOICES.values(), ids=CHOICES.keys())

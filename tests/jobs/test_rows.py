@@ -115,7 +115,7 @@ def test_a_row_of_another_writer_stops_the_commit(tables: Tables) -> None:
     (txid,) = tables.plan(pipeline, "run")
     steps.process(tables.settings, pipeline, txid, owner="test")
     log = put_by_hand(tables)
-    with pytest.raises(GuardMismatch, match=r"1 of 1 rows of log_1_1 are in state\.log already"):
+    with pytest.raises(GuardMismatch, match=r"the 1 rows of log_1_1 cannot be appended to state\.log: one is there already"):
         steps.commit(tables.settings, pipeline, txid, owner="test")
     assert appended(tables) == {1: [log]}
 

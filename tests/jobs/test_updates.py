@@ -46,9 +46,9 @@ def shop(tables: Tables) -> Tables:
     return tables
 
 
-def declare(shop: Tables, update: Callable[[UpdateBatch], None]) -> Pipeline:
+def declare(shop: Tables, update: Callable[[UpdateBatch], None], **more: Any) -> Pipeline:
     """Declare a pipeline with a state and an update, a file a batch."""
-    states = {"own": Update(COLUMNS, update), "per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
+    states = {"own": Update(COLUMNS, update, **more), "per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
     return shop.declare(Files("inbox", schema={"name": "string", "amount": "bigint"}), states=states)
 
 
@@ -57,6 +57,28 @@ def put(shop: Tables, batches: list[Any]) -> None:
     for rows in batches:
         names, amounts = ([row[place] for row in rows] for place in (0, 1))
         shop.put(pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())}))
+
+
+def test_what_comes_before_sees_the_states_without_the_batch(shop: Tables) -> None:
+    """In the same commit: if what comes after the states fails, nothing of it is left."""
+
+    def before(batch: UpdateBatch) -> None:
+        lines = sa.select(sa.func.coalesce(sa.func.sum(sa.column("lines")), 0)).select_from(
+            sa.table("per_name", schema="state")
+        )
+        batch.execute(sa.insert(TOTALS).values(txid=batch.txid, lines=lines.scalar_subquery()))
+
+    def fails(batch: UpdateBatch) -> None:
+        if batch.txid == 3:
+            batch.execute(sa.text("SELECT 1 / 0"))
+
+    pipeline = declare(shop, fails, before=before)
+    put(shop, BATCHES)
+    for txid in shop.plan(pipeline, "run"):
+        steps.process(shop.settings, pipeline, txid, owner="test")
+        with suppress(TidegateError):
+            steps.commit(shop.settings, pipeline, txid, owner="test")
+    assert found(shop, TOTALS) == [(1, 0), (2, 2)]
 
 
 def found(shop: Tables, table: sa.Table) -> list[tuple[Any, ...]]:

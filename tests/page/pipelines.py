@@ -1,6 +1,10 @@
 """Pipelines of the page's tests. `ORPHAN` is registered, but no code declares it."""
 
-from jobs import Count, Files, Pipeline, State, Sum
+from typing import Any
+
+import sqlalchemy as sa
+
+from jobs import Count, Files, Pipeline, Query, State, Sum
 
 CLICKS = Pipeline(
     name="clicks",
@@ -30,3 +34,23 @@ ORPHAN = Pipeline(
     },
 )
 REGISTERED = (CLICKS, BROKEN, ORPHAN)
+
+
+def clicks_of(states: Any, least: int, pages: list[str]) -> Any:
+    """Answer how often pages were clicked, with a value of each kind that JSON has no number for."""
+    page = states["clicks.per_page"].c
+    wanted = sa.select(sa.func.coalesce(sa.func.sum(page.clicks), 0).label("clicks"), sa.literal(least).label("least"))
+    days = sa.func.array_agg(sa.cast(page.day, sa.Date)).label("days")
+    return wanted.add_columns(days, sa.cast(sa.literal(2**60), sa.BigInteger).label("large")).where(page.page.in_(pages))
+
+
+def of_both(states: Any) -> Any:
+    """Answer how many rows two pipelines' states have."""
+    counts = (sa.select(sa.func.count()).select_from(states[name]).scalar_subquery() for name in states)
+    return sa.select(*(count.label(f"rows_{number}") for number, count in enumerate(counts)))
+
+
+QUERIES = [
+    Query("clicks_of", clicks_of, reads=["clicks.per_page"], arguments={"least": "integer", "pages": "text[]"}),
+    Query("of_both", of_both, reads=["clicks.per_page", "broken.per_broken"]),
+]

@@ -13,7 +13,15 @@ from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
 
-VALUES = {"pipeline": "clicks", "state": "per_page", "txid": "1", "number": "1", "verb": "pause", "code": "HOLE_DETECTED"}
+VALUES = {
+    "pipeline": "clicks",
+    "state": "per_page",
+    "txid": "1",
+    "number": "1",
+    "verb": "pause",
+    "code": "HOLE_DETECTED",
+    "query": "clicks_of",
+}
 VERBS = ("retry", "skip", "pause", "resume", "replay")
 LOGS_IN = ("/", "/go")  # pages for people: they lead to the login
 
@@ -193,3 +201,48 @@ def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Vi
 
     assert {view["destination"] for view in plugin["external_views"]} == {"nav", "dag", "dag_run", "task_instance"}
     assert http.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0
+
+
+def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> None:
+    """Others learn nothing of them, not even that there are such queries."""
+    listed = {name: [query["name"] for query in visit(name).json("/queries")] for name in ("viewer", "clerk", "nobody")}
+    both, clicks = (f"/api/queries/{name}" for name in ("of_both", "clicks_of"))
+    statuses = {
+        name: [visit(name).get(path, least=1).status_code for path in (both, clicks, "/api/queries/no_such_query")]
+        for name in ("clerk", "nobody")
+    }
+
+    own = ["clicks_of", "of_both", "words_total"]
+    assert listed == {"viewer": own, "clerk": ["clicks_of"], "nobody": []}
+    assert statuses == {"clerk": [404, 200, 404], "nobody": [404, 404, 404]}
+    refused = visit("clerk").get(both).json()
+    assert (refused["code"], refused["message"]) == (
+        "UNKNOWN_QUERY",
+        "There is no query of_both that you may ask. Queries: clicks_of.",
+    )
+    assert visit("viewer").json("/queries/of_both")["txids"].keys() == {"clicks", "broken"}
+
+
+def test_a_query_takes_its_arguments_from_the_address_or_the_body(visit: Visit) -> None:
+    """As text; what JSON has no number for comes back as text, too."""
+    viewer, path = visit("viewer"), "/tidegate/api/queries/clicks_of"
+    answers = [
+        viewer.http.get(path, params={"least": "3", "pages": ["a page", "another"]}),
+        viewer.http.post(path, json={"arguments": {"least": 3, "pages": ["a page", "another"]}}),
+        viewer.http.get(path, params={"least": "3"}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        assert [column["name"] for column in answer.json()["columns"]] == ["clicks", "least", "days", "large"]
+        assert answer.json()["rows"] == [["0", 3, None, str(2**60)]]
+    wrong = [
+        viewer.http.get(path),
+        viewer.http.get(path, params={"least": ["1", "2"]}),
+        viewer.http.get(path, params={"least": "x"}),
+        viewer.http.get(path, params={"least": "1", "most": "2"}),
+        viewer.http.post(path, json={"arguments": {"least": None, "pages": []}}),
+        viewer.http.post(path, json={"arguments": {"least": {"a": 1}, "pages": []}}),
+        viewer.http.post(path, json={"least": 1}),
+    ]
+    assert [answer.status_code for answer in wrong] == [422] * len(wrong)
+    assert wrong[2].json()["message"].startswith("Query clicks_of: argument least is not of type integer: ")

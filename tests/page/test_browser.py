@@ -318,7 +318,7 @@ def test_an_action_needs_no_mouse(stack: Project, trouble: Trouble, operator: Vi
         expect(dialog.get_by_role("button", name="Close")).to_be_visible()
         page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
-        assert page.evaluate("document.activeElement !== document.body")
+        page.wait_for_function("document.activeElement !== document.body")  # given back after the next drawing
 
     assert not next(p for p in stack.json("status")["pipelines"] if p["pipeline"] == "word_count").get("paused_at")
 

@@ -19,6 +19,7 @@ pytestmark = needs_chromium
 PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)
 LONG, SHORT, TWO_LINES, LAST = 1, 2, 3, 4  # numbers of bad records
+PARTIAL = 5  # the number of what a commit has set aside
 LENGTH = 50_000
 WITH_RETURN = "a;1\r"
 
@@ -38,6 +39,12 @@ def clicks(server: Server) -> Iterator[Batches]:
                 " VALUES ('clicks', %s, %s, 'cents is no number', 'a.csv', %s, true)",
                 [committed, number, payload],
             )
+        as_owner(
+            server.settings,
+            "INSERT INTO tidegate.quarantine (pipeline, txid, number, state, reason, origin, payload, is_raw)"
+            " VALUES ('clicks', %s, %s, 'total', 'check few: too many', 'state total', '{\"all_clicks\": 7}', false)",
+            [committed, PARTIAL],
+        )
         batches.commit(committed)
         batches.fail(failed)
         yield batches
@@ -86,6 +93,15 @@ def dialog(page: Page, button: str) -> Any:
     opened = page.get_by_role("dialog")
     expect(opened).to_be_visible()
     return opened
+
+
+def test_a_partial_that_was_set_aside_is_only_shown(page: Page) -> None:
+    """It waits for no replay, so nothing is offered for it."""
+    page.goto("/tidegate/#/pipelines/clicks/quarantine")
+    expect(page.get_by_text("4 records wait to be replayed")).to_be_visible()
+    expect(page.get_by_text("1 partial was set aside by a commit")).to_be_visible()
+    expect(page.get_by_text("state total", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name=f"Mend record {PARTIAL} of txid 1")).to_have_count(0)
 
 
 def test_a_record_is_mended_whole(page: Page, server: Server) -> None:
@@ -164,5 +180,7 @@ def test_bad_records_are_replayed(page: Page, clicks: Batches) -> None:
     expect(replay.get_by_role("status").first).to_contain_text("tidegate trigger clicks")
     replay.get_by_role("button", name="Close").click()
 
-    expect(page.get_by_text("Quarantine is empty.")).to_be_visible()
+    expect(page.get_by_text("wait to be replayed")).to_have_count(0)
+    expect(page.get_by_text("1 partial was set aside by a commit")).to_be_visible()
+    expect(page.get_by_role("button", name="Replay quarantine")).to_have_count(0)
     assert clicks.store.last_opened("clicks").txid == 3

@@ -365,6 +365,27 @@ def test_bad_records_are_read_mended_and_replayed(admin: Visitor, quarantined: i
     assert actions_of(admin)[-1] == ("replay", opened + 1, "admin, page replay", "a test")
 
 
+def test_what_checks_found_and_set_aside_is_shown(server: Server, admin: Visitor, clicks: Batches) -> None:
+    """Partials name their state and do not wait for a replay; each check of a batch says what it found."""
+    txid = admin.json("/pipelines/clicks")["committed"]
+    before = admin.json("/pipelines/clicks/quarantine", txid=txid)
+    statement = (
+        "INSERT INTO tidegate.quarantine (pipeline, txid, number, state, reason, origin, payload, is_raw)"
+        " VALUES ('clicks', %s, 100, 'total', 'too many', 'state total', '{}', false)"
+    )
+    as_owner(server.settings, statement, [txid])
+    found = "INSERT INTO tidegate.check_result (pipeline, txid, name, found) VALUES ('clicks', %s, %s, %s)"
+    for name, what in (("few", None), ("usual", "half as many rows as usual")):
+        as_owner(server.settings, found, [txid, name, what])
+
+    after = admin.json("/pipelines/clicks/quarantine", txid=txid)
+    assert (after["total"], after["set_aside"]) == (before["total"], before["set_aside"] + 1)
+    assert [record["state"] for record in after["records"] if record["number"] == 100] == ["total"]
+    batch = admin.json(f"/pipelines/clicks/batches/{txid}")
+    assert (batch["quarantined"], batch["set_aside"]) == (after["total"], after["set_aside"])
+    assert batch["checks"] == [{"name": "few", "found": None}, {"name": "usual", "found": "half as many rows as usual"}]
+
+
 def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: Visitor) -> None:
     """It says that Postgres is away, without waiting for it, and needs no restart afterwards."""
     token = admin.http.cookies["_token"]

@@ -53,8 +53,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
-    """A block in another language would go untested; drawings are text."""
-    assert {language for language, _ in blocks()} == {"console", "python", "text"}
+    """A block in another language would go untested; drawings are text, and tests/cluster runs with the settings."""
+    assert {language for language, _ in blocks()} == {"console", "python", "text", "toml"}
 
 
 def test_every_block_does_what_it_shows(clone: Path) -> None:

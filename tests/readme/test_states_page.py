@@ -1,11 +1,14 @@
-"""The examples of docs/states.md, run as they stand, against plain Python over the raw data."""
+"""The examples of docs/states.md and docs/state-size.md, run as they stand, against plain Python over the raw data."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
@@ -13,7 +16,8 @@ from jobs import Pipeline
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "states.md"
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, SIZE_PAGE = DOCUMENTS / "states.md", DOCUMENTS / "state-size.md"
 REPORTS = [
     ("CS-TUA", 150, "2026-01-01T00:00:00Z", False),
     ("CS-TUB", 100, "2026-01-02T00:00:00Z", False),
@@ -24,12 +28,12 @@ REPORTS = [
 CHECKS = ["about as many rows as before", "every plane has a tail number", "seats are possible", "the states agree"]
 
 
-def examples() -> list[Pipeline]:
-    """Return the pipelines that the page declares."""
+def examples(page: Path) -> list[Pipeline]:
+    """Return the pipelines that a page declares."""
     found = []
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         names: dict[str, Any] = {}
-        exec(compile(block, str(PAGE), "exec"), names)
+        exec(compile(block, str(page), "exec"), names)
         found.append(names["PIPELINE"])
     return found
 
@@ -37,7 +41,7 @@ def examples() -> list[Pipeline]:
 @pytest.fixture
 def planes(settings: Settings, register: Callable[..., None]) -> dict[str, Pipeline]:
     """The page's pipelines, registered, with two files of reports and the table that one of them writes."""
-    pipelines = {pipeline.name: pipeline for pipeline in examples()}
+    pipelines = {pipeline.name: pipeline for pipeline in examples(PAGE)}
     folder = settings.home / "data" / "planes"
     folder.mkdir(parents=True)
     for number, part in enumerate([REPORTS[:3], REPORTS[3:]]):
@@ -75,6 +79,21 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         tail: (report[1], report[3]) for tail, report in newest.items()
     }
     assert sorted((row["tail"], row["seats"]) for row in rows("planes", "report")) == sorted(r[:2] for r in REPORTS)
+    (sizes,) = rows("planes", "sizes")
+    assert sizes["planes"] == 3
+    assert abs(sizes["seats_p50"] - 150) <= 1.5
+    assert abs(sizes["seats_p99"] - 160) <= 1.6
+    history = [
+        (row["tail"], row["at"].day, row["seats"], row["valid_to"] and row["valid_to"].day)
+        for row in rows("planes", "plane_history")
+    ]
+    assert history == [("CS-TUA", 1, 150, 2), ("CS-TUA", 2, 155, 3), ("CS-TUB", 2, 100, None), ("D-AIBA", 4, 80, None)]
+    (query,) = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        assert sorted(map(tuple, connection.execute(sa.text(query)))) == [("CS-TUA", 155), ("CS-TUB", 100)]
+    assert {row["seats"]: row["tail"] for row in rows("longest_tails", "longest")} == {
+        report[1]: report[0] for report in REPORTS
+    }
     by_letter = {row["letter"]: row["seats"] for row in rows("seats_by_letter", "by_letter")}
     assert by_letter == {"C": 150 + 100 + 160 + 155, "D": 80}
     (total,) = rows("checked_planes", "checked_total")
@@ -83,3 +102,23 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         checks = [store.batch_history("checked_planes", txid).checks for txid in (1, 2)]
         assert [{check["name"]: check["found"] for check in found} for found in checks] == [dict.fromkeys(CHECKS)] * 2
         assert [tuple(row) for row in connection.execute(sa.text("SELECT * FROM mail.outbox"))] == [("CS-TUA", 1)]
+
+
+def test_a_state_in_hash_partitions_is_counted_and_read_as_one_table(settings: Settings, register: Callable[..., None]) -> None:
+    """Two batches of visitors; every partition has some of the rows, and together they are what was counted."""
+    (pipeline,) = examples(SIZE_PAGE)
+    folder = settings.home / "data" / "clicks"
+    folder.mkdir(parents=True)
+    batches = [[number % 100 for number in range(1000)], [number % 300 for number in range(500)]]
+    for number, visitors in enumerate(batches):
+        pq.write_table(pa.table({"visitor": pa.array(visitors, pa.int64())}), folder / f"{number}.parquet")
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+
+    (spec,) = pipeline.spec.states
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        found = {row["visitor"]: row["clicks"] for row in store.state_rows(spec)}
+        in_partitions = connection.scalars(sa.text("SELECT count(*) FROM state.per_visitor GROUP BY tableoid")).all()
+    assert found == Counter([*batches[0], *batches[1]])
+    assert len(in_partitions) == 16
+    assert sum(in_partitions) == len(found)

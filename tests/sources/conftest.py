@@ -71,10 +71,14 @@ class Inbox:
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
         """Return the state's rows in key order, without their txids."""
+        return [{name: row[name] for name in row if name != "txid"} for row in self.all_rows(pipeline, state)]
+
+    def all_rows(self, pipeline: Pipeline, state: str) -> list[Mapping[str, Any]]:
+        """Return the state's rows in key order."""
         spec = pipeline.spec.state(state)
         assert spec is not None
         with StateStore.connect(self.settings) as store:
-            return [{name: row[name] for name in row if name != "txid"} for row in store.state_rows(spec)]
+            return list(store.state_rows(spec))
 
     def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1) -> str:
         """Process a planned batch, check that it is refused without side effects, and return the error's line."""

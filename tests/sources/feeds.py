@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ import psycopg2
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from jobs import Changes, Files, FixedBatches, Kafka, Pipeline, PostgresTable, Rows
+from jobs import Changes, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Rows
 from jobs.sources.kafka.login import kafka_client
 from jobs.testing import NotPossible
 from state_store import Settings
@@ -26,12 +26,12 @@ SECONDS = 60
 class FilesFeed:
     """A folder of CSV files of two rows, two files a batch."""
 
-    def __init__(self, settings: Settings, *, name: str, **source: Any) -> None:
+    def __init__(self, settings: Settings, *, name: str, first_row: int = 0, **source: Any) -> None:
         self.folder = settings.home / name
         self.folder.mkdir()
         done = {"done_folder": f"{name}_done"} if source.pop("done", False) else {}
         self.source = Files(name, format="csv", schema=SCHEMA, max_files=2, **done, **source)
-        self._rows = self._files = 0
+        self._rows, self._files = first_row, 0
 
     def put(self, count: int) -> list[tuple]:
         """Write rows into new files."""
@@ -58,6 +58,27 @@ class FilesFeed:
         path.rename(aside)
         yield
         aside.rename(path)
+
+
+class InputsFeed:
+    """Two folders of CSV files; the second gets half as many rows, so that it has none for some batches."""
+
+    def __init__(self, settings: Settings, *, name: str, **source: Any) -> None:
+        self._first = FilesFeed(settings, name=f"{name}_first", **source)
+        self._second = FilesFeed(settings, name=f"{name}_second", first_row=1000)
+        self.source = Inputs({"first": self._first.source, "second": self._second.source})
+
+    def put(self, count: int) -> list[tuple]:
+        """Write rows into new files of both folders."""
+        return [*self._first.put(count), *self._second.put(count // 2)]
+
+    def change(self) -> None:
+        """Change a value in a file of the first folder."""
+        self._first.change()
+
+    def hide(self) -> AbstractContextManager[None]:
+        """Take a file of the first folder away for a while."""
+        return self._first.hide()
 
 
 class FixedFeed:
@@ -235,6 +256,8 @@ FEEDS: dict[str, Callable[[Settings, int], Any]] = {
     "Files with a done folder": _files(done=True),
     "opaque Files": _files(kind="opaque"),
     "opaque Files with a done folder": _files(kind="opaque", done=True),
+    "Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}"),
+    "opaque Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}", kind="opaque"),
     "FixedBatches": lambda _settings, _number: FixedFeed(),
     "Changes": ChangesFeed,
     "PostgresTable by key": lambda settings, _number: TableFeed(settings, by_time=False),

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Avg, Changes, Count, Files, Pipeline, Rows, State, Sum
+from jobs import Avg, Changes, Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs.sources.changes import removable
 from state_store import Settings, StateStore
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
 from state_store.tables import changes_table_of
 from tests import steps
+from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox
 
 PER_NAME = State(
@@ -165,6 +167,36 @@ def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstre
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
 
 
+def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
+    """A pipeline may join what another one commits with files of its own, and holds a redo up like any follower."""
+    seats = Reference(Files("planes", format="csv", schema={"name": "string", "seats": "int"}))
+    source = Inputs({"changes": Changes("inbox.per_name"), "planes": seats})
+    follower = Pipeline(
+        "follower",
+        source,
+        {"seated": State(key={"name": "text"}, aggregates={"seats": Sum("product")})},
+        transform=lambda inputs: (
+            differences(inputs["changes"]).join(inputs["planes"], "name").selectExpr("name", "more * seats AS product")
+        ),
+    )
+    register(follower)
+    (inbox.settings.home / "planes").mkdir()
+    (inbox.settings.home / "planes/1.csv").write_text("name,seats\na,10\nb,100\n")
+    expected: Tally[str] = Tally()
+    for number, content in enumerate(FILES):
+        inbox.write(f"{number}.csv", content)
+        inbox.run(upstream, f"run {number}")
+        run(inbox.settings, follower, f"run {number}")
+        for line in content.splitlines():
+            name, amount = line.split(",")
+            expected[name] += int(amount) * {"a": 10, "b": 100}.get(name, 0)
+    assert {row["name"]: row["seats"] for row in inbox.rows(follower, "seated")} == {
+        name: seats for name, seats in expected.items() if name in "ab"
+    }
+    with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
+        steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
+
+
 def test_a_commit_that_was_made_again_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """The follower was restored to an earlier state than the other pipeline, or the other way round."""
     follower = follow()
@@ -187,6 +219,55 @@ def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, foll
         connection.execute(sa.select(sa.func.set_config("tidegate.writer", "inbox", True)))
         connection.execute(sa.delete(changes_table_of(upstream.spec.states[0])).where(sa.text("name = 'a'")))
     with pytest.raises(SourceChanged, match=r"has 1 row\(s\) in txids 1 to 1, but 2 when the batch was planned"):
+        steps.process(inbox.settings, follower, txid, owner="test")
+
+
+def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """The range of its last batch stays, for a redo; a pipeline that begins to follow later is refused."""
+    follower = follow(of={"max_txids": 2})
+    spec, state = upstream.spec, upstream.spec.states[0]
+    for number, content in enumerate(FILES):
+        inbox.write(f"{number}.csv", content)
+    inbox.run(upstream)
+    with StateStore.connect(inbox.settings) as store:
+        assert removable(store, spec, state, 0) == (0, {"follower": 0})
+        run(inbox.settings, follower, "run")  # txids 1 and 2, 3 and 4, 5
+        assert removable(store, spec, state, 0) == (4, {"follower": 4})
+        assert removable(store, spec, state, 3) == (2, {"follower": 4})
+    wanted = inbox.rows(follower, "followed")
+
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
+        with pytest.raises(RangeRefused, match="has committed up to txid 5"):
+            owner.prune_changes(spec, state, 6, "an operator", "too far")
+        assert owner.prune_changes(spec, state, 4, "an operator", "old") == (4, 6)
+        assert owner.prune_changes(spec, state, 2, "an operator", "older") == (2, 0)
+        assert owner.pruned_txid(state) == 4
+        assert [change["txid"] for change in owner.changes(state)] == [5]
+    steps.redo(inbox.settings, follower, 3, owner="an operator", reason="it was wrong")
+    assert inbox.rows(follower, "followed") == wanted
+
+    inbox.write("5.csv", "d,7\n")
+    inbox.run(upstream, "one more")
+    run(inbox.settings, follower, "one more")
+    assert {row["name"]: row["amount"] for row in inbox.rows(follower, "followed")} == {
+        row["name"]: row["amount"] for row in inbox.rows(upstream)
+    }
+    late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
+    register_pipelines(inbox.settings, late)
+    with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
+        steps.plan(inbox.settings, late, run_id="run")
+
+
+def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """What was planned and is not committed is needed; the store itself removes what it is asked to."""
+    follower = follow()
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    (txid,) = steps.plan(inbox.settings, follower, run_id="run")
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
+        assert removable(owner, upstream.spec, upstream.spec.states[0], 0) == (0, {"follower": 0})
+        owner.prune_changes(upstream.spec, upstream.spec.states[0], 1, "an operator", "by force")
+    with pytest.raises(SourceChanged, match=r"those up to txid 1 were removed \(tidegate prune\)"):
         steps.process(inbox.settings, follower, txid, owner="test")
 
 

@@ -35,7 +35,7 @@ from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_s
 from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
-from tidegate.stack.spark import JAVA_VERSIONS
+from tidegate.stack.spark import JAVA_VERSIONS, PYTHON_SETTINGS
 
 COMPOSE = PROJECT / "compose"
 IMAGE_FOLDER = "/opt/tidegate"
@@ -295,7 +295,8 @@ def test_the_image_has_java_and_every_file_it_copies() -> None:
     assert {line[1:] for line in ignore if line.startswith("!")} == set(sources)
     assert "*" in ignore
     path = re.search(r"PYTHONPATH=(\S+)", DOCKERFILE)[1]
-    assert path == f"{IMAGE_FOLDER}:{IMAGE_FOLDER}/{LOCAL_SETTINGS.relative_to(PROJECT)}"
+    folders = [IMAGE_FOLDER, *(f"{IMAGE_FOLDER}/{folder.relative_to(PROJECT)}" for folder in (LOCAL_SETTINGS, PYTHON_SETTINGS))]
+    assert path.split(":") == folders
 
 
 def test_one_service_builds_the_image() -> None:
@@ -363,7 +364,7 @@ def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
         "tidegate_owner": {"tidegate-migrate", "tidegate-owner"},  # the latter for a redo, which changes rows by hand
         "tidegate": {*AIRFLOW, *COMMAND_LINES},  # the api-server for what operators do on the page
         "tidegate_stager": {"spark"},
-        "tidegate_reader": {"airflow-api-server"},  # for the page and its metrics
+        "tidegate_reader": {"airflow-api-server", *COMMAND_LINES},  # for the page and its metrics; for queries
         "airflow": {*AIRFLOW, "airflow-migrate", "airflow-history"},
     }
 

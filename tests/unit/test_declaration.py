@@ -74,6 +74,9 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
             {"states": {"per_name": State(key={"name": "text"}, aggregates={})}},
             "per_name needs at least one aggregate",
         ),
+        ({"states": {"per_name": replace(STATE, hash_partitions=0)}}, "cannot have 0 hash partitions: use 1, for none, to 256"),
+        ({"states": {"per_name": replace(STATE, hash_partitions=257)}}, "cannot have 257 hash partitions"),
+        ({"states": {"overall": State(aggregates={"lines": Count()}, hash_partitions=2)}}, "it has no key by which rows"),
         ({"window": 0}, "window of 0; it must be at least 1"),
         ({"window": -1}, "window of -1; it must be at least 1"),
         ({"concurrency": 0}, "concurrency of 0; it must be at least 1"),
@@ -170,6 +173,7 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
 
     assert declare().spec == again.spec
+    assert declare_state(hash_partitions=16).spec.fingerprint == again.spec.fingerprint
     assert (
         declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows).spec.fingerprint
         == again.spec.fingerprint

@@ -12,11 +12,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
-# Airflow itself imports these files, to warm its processes, to name tasks and to show the page; see their docstrings.
+# Airflow itself imports these files, to warm its processes, to name tasks and to show the page, and Spark the last one; see
+# their docstrings.
 AIRFLOWS_OWN = (
     "tidegate/page/plugin.py",
     "tidegate/stack/airflow_settings/airflow_local_settings.py",
     "tidegate/airflow_policy.py",
+    "tidegate/stack/spark_settings/tidegate_python_daemon.py",
 )
 FILES = [
     path

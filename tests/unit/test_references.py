@@ -15,9 +15,9 @@ TRACKED = [
 WRITTEN = [name for name in TRACKED if name.endswith((".py", ".md", ".mako", ".yml", ".conf", ".sh", "Makefile"))]
 RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_text(), re.MULTILINE))
 # Names of files of this project, as prose and docstrings write them.
-FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose"
-FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|service))\b")
-EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py"}  # files that readers of the README write
+FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
+FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|yaml|env|service))\b")
+EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py", "compose/local.env"}  # files that readers write
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
 
 

@@ -20,7 +20,10 @@ VARIABLES = Settings.environment_names()
 
 def value_for(name: str, number: int) -> tuple[str, Any]:
     """Return a setting's text, and the value that it is read as, different for each number."""
-    kind = next(f.type for f in dataclasses.fields(Settings) if f.name == name)
+    setting = next(f for f in dataclasses.fields(Settings) if f.name == name)
+    kind = setting.type
+    if choices := setting.metadata["choices"]:
+        return choices[-number % len(choices)], choices[-number % len(choices)]
     if kind is int:
         return str(1000 + number), 1000 + number
     text = f"/somewhere/{number}"
@@ -86,6 +89,10 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
         "pg_user": "PGUSER",
         "pg_passfile": "PGPASSFILE",
         "pg_require_auth": "PGREQUIREAUTH",
+        "pg_sslmode": "PGSSLMODE",
+        "pg_sslrootcert": "PGSSLROOTCERT",
+        "pg_sslcert": "PGSSLCERT",
+        "pg_sslkey": "PGSSLKEY",
     }
 
     assert {name: variable for name, variable in VARIABLES.items() if not variable.startswith("TIDEGATE_")} == expected
@@ -111,6 +118,21 @@ def test_a_variable_that_is_no_number_is_refused_by_its_name(tmp_path: Path, raw
         SettingsInvalid, match=f"pg_port must be a whole number of at least 1, but environment PGPORT says '{raw}'"
     ):
         sources(tmp_path, PGPORT=raw)
+
+
+@pytest.mark.parametrize(("name", "choices"), [("pg_sslmode", "verify-full"), ("pg_failover", "halt, go-on")])
+def test_a_value_that_is_none_of_the_choices_is_refused_with_them(tmp_path: Path, name: str, choices: str) -> None:
+    """A misspelt mode would be noticed only when a connection is made."""
+    file = write_toml(tmp_path, f"{name} = 'verify'")
+
+    with pytest.raises(SettingsInvalid, match=f"{name} must be one of .*{choices}, but {file} says 'verify'"):
+        sources(tmp_path)
+
+
+def test_the_systems_authorities_are_no_file_of_the_project(tmp_path: Path) -> None:
+    """The word is one that libpq knows."""
+    write_toml(tmp_path, "pg_sslrootcert = 'system'")
+    assert sources(tmp_path)[0].conninfo()["sslrootcert"] == "system"
 
 
 @pytest.mark.parametrize("raw", ["5", "true", "['a']", "{a = 1}"])
@@ -187,7 +209,7 @@ def test_no_setting_is_a_password(tmp_path: Path) -> None:
     assert "password" not in found.conninfo()
     for f in dataclasses.fields(Settings):
         if any(word in f.name for word in ("pass", "secret", "token", "key")):
-            assert f.name.endswith("file"), f"{f.name} would hold a secret"
+            assert f.type == Path | None, f"{f.name} would hold a secret"
 
 
 def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:

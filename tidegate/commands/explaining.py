@@ -1,4 +1,4 @@
-"""The verbs that explain: why, error."""
+"""The verbs that explain: why, explain, error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobs.registry import find_pipeline
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
 from state_store.settings import Settings
 from tidegate import completion, error_pages, output
@@ -30,6 +31,37 @@ def why(pipeline: str, txid: int | None, as_json: bool) -> None:
         output.print_json(asdict(found))
     else:
         output.write(*_lines(pipeline if txid is None else f"{pipeline} {txid}", found))
+
+
+@click.command()
+@pipeline_name
+@as_json
+def explain(pipeline: str, as_json: bool) -> None:
+    """Show which way batches of a pipeline take: Spark's tasks, what is hashed and followed, how they are committed."""
+    from jobs.compute.paths import paths  # noqa: PLC0415 - loads pyspark
+
+    declared = find_pipeline(pipeline)
+    found, spec = paths(declared), declared.spec
+    if as_json:
+        alone = {"commits_alone": spec.commits_alone, "why_alone": spec.why_alone, "window": spec.window}
+        output.print_json({"pipeline": pipeline, "paths": [asdict(path) for path in found], **alone})
+        return
+    rows = [
+        [
+            path.batch,
+            f"{path.tasks} task{'s' if path.tasks == 'many' else ''}",
+            path.reads,
+            {"all": "all columns", "used": "columns of states", "none": "nothing"}[path.hashed],
+            path.follows,
+            ", ".join(path.in_process) or "Spark's tasks",
+        ]
+        for path in found
+    ]
+    output.print_table(f"Batches of {pipeline}", ["batch", "read by", "times", "hashed", "followed", "staged in process"], rows)
+    if spec.commits_alone:
+        output.say(f"Batches are committed one at a time: {'; '.join(spec.why_alone)}.")
+    else:
+        output.say("Batches that are ready are committed together.")
 
 
 def _explain(pipeline: str, txid: int | None) -> "Why":

@@ -142,10 +142,13 @@ def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None
             return
         shown = limit or ROWS_FOR_PEOPLE
         rows = list(islice(store.changes(spec, after_txid or 0, shown + 1), shown + 1))
+        pruned = store.pruned_txid(spec)
     columns = [column.name for column in spec.stream[1]]
     output.print_table(f"Changes of {state}", columns, [_for_people(row, columns) for row in rows[:shown]])
     if len(rows) > shown:
         output.say(f"There are more: --after-txid {rows[shown - 1]['txid']} shows later ones, --json all of them.")
+    if pruned > (after_txid or 0):
+        output.say(f"The changes by txids up to {pruned} were removed.")
 
 
 def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int | None, as_json: bool) -> None:
@@ -153,12 +156,15 @@ def _show_state(store: "StateStore", pipeline: Pipeline, name: str, limit: int |
     if as_json:
         output.print_json_rows(store.state_rows(spec, limit))
         return
+    progress = store.event_time(spec) if spec.window else None
     shown = limit or ROWS_FOR_PEOPLE
     rows = list(islice(store.state_rows(spec, shown + 1), shown + 1))
     columns = [column.name for column in spec.shown]
     output.print_table(f"State {name}", columns, [_for_people(row, columns) for row in rows[:shown]])
     if len(rows) > shown:
         output.say("There are more rows: --limit N shows more, --json all of them.")
+    if progress:
+        output.say(str(progress))
 
 
 def _for_people(row: Mapping[str, Any], columns: list[str]) -> list[Any]:

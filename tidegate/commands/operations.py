@@ -1,4 +1,4 @@
-"""The verbs for batches and pipelines that need an operator: retry, skip, redo, pause, resume."""
+"""The verbs for batches and pipelines that need an operator: retry, skip, redo, prune, pause, resume."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ import click
 from jobs.registry import find_pipeline
 from state_store.errors import UsageError
 from state_store.settings import Settings, account_name
-from tidegate import operating, output, tracing
+from tidegate import completion, operating, output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 from tidegate.operating import require_reason
 
@@ -102,6 +102,45 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
     with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why)
     _report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
+
+
+@click.command()
+@pipeline_name
+@click.argument("state", shell_complete=completion.states, help="The state's name; it records changes.")
+@click.option("--keep", metavar="N", type=click.IntRange(0), required=True, help="Keep the changes of the last N txids.")
+@reason_if_any
+@yes
+@as_json
+def prune(pipeline: str, state: str, keep: int, reason: str, yes: bool, as_json: bool) -> None:
+    """Remove old changes of a state, as far as no pipeline that follows it needs them."""
+    from jobs.sources.changes import removable  # noqa: PLC0415
+    from state_store import StateStore  # noqa: PLC0415
+
+    declared, settings, why = find_pipeline(pipeline).spec, Settings.load(), require_reason(reason)
+    spec = next((spec for spec in declared.states if spec.name == state and spec.records), None)
+    if spec is None:
+        raise UsageError(f"Pipeline {pipeline} has no state {state} that records changes or final windows.")
+    with StateStore.connect(settings) as store:
+        up_to_txid, needed = removable(store, declared, spec, keep)
+        before = store.pruned_txid(spec)
+    held = [name for name, txid in needed.items() if txid == up_to_txid]
+    by = f" {', '.join(held)} {'needs' if len(held) == 1 else 'need'} the later ones." if held else ""
+    facts = {"pipeline": pipeline, "state": state, "up_to_txid": max(up_to_txid, before), "followers": needed}
+    if up_to_txid <= before:
+        _report(
+            f"There is nothing to remove: changes of {state} are kept from txid {before + 1} on.{by}",
+            facts | {"changes": 0},
+            as_json,
+        )
+        return
+    if not yes:
+        raise UsageError(
+            f"The changes of {state} by txids {before + 1} to {up_to_txid} would be removed.{by} Add --yes to do it."
+        )
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        done = store.prune_changes(declared, spec, up_to_txid, operator("prune"), why)
+    message = f"{done.changes} change{'' if done.changes == 1 else 's'} of {state} removed, up to txid {up_to_txid}.{by}"
+    _report(message, facts | {"changes": done.changes}, as_json)
 
 
 @click.command()

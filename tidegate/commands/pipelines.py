@@ -33,7 +33,15 @@ def pipelines(matrix: bool, as_json: bool) -> None:
         output.print_json([_facts(pipeline) for pipeline in declared])
         return
     rows = [
-        [p.name, type(p.source).__name__, p.source.kind, _guarantee(p.is_exactly_once), _poison(p), p.concurrency, p.window]
+        [
+            p.name,
+            type(p.source).__name__,
+            p.source.kind,
+            _guarantee(p.is_exactly_once),
+            _poison(p),
+            p.concurrency,
+            p.spec.window,
+        ]
         for p in declared
     ]
     names = ["pipeline", "source", "kind", "guarantee", "bad batches", "at once", "window"]
@@ -83,11 +91,12 @@ def _facts(pipeline: Pipeline) -> dict[str, Any]:
         "tries": pipeline.tries,
         "checks": dict(pipeline.check),
         "batch_checks": {name: check.otherwise for name, check in pipeline.checks.items()},
+        "queries": {query.of: query.as_of for query in pipeline.queries},
         "tracking": pipeline.tracking,
         "goes_unnoticed": pipeline.lost_tracking,
         "message_timeout_seconds": pipeline.message_timeout_seconds,
         "concurrency": pipeline.concurrency,
-        "window": pipeline.window,
+        "window": pipeline.spec.window,
         "version": pipeline.version,
         "description": pipeline.description,
     }
@@ -139,6 +148,11 @@ def _notes(pipeline: Pipeline) -> Iterator[str]:
             yield f"state {name} is at least once: {why}"
     for name, condition in pipeline.check.items():
         yield f"check {name}: {condition}"
+    for query in pipeline.queries:
+        if query.is_repeatable:
+            yield f"reads {query.of} as the batch before has left it: one batch at a time"
+        else:
+            yield f"reads {query.of} as of the latest: another attempt at a batch may come to something else"
     yield from pipeline.lost_tracking
     if pipeline.message_timeout_seconds is not None:
         yield f"an attempt may take {pipeline.message_timeout_seconds} s"
@@ -181,11 +195,18 @@ def settings(as_json: bool) -> None:
     is_flag=True,
     help="Let pipelines go on after a restore, failover or copy of the database, without the commits that it has lost.",
 )
+@click.option(
+    "--print-roles", is_flag=True, help="Print the SQL with which an administrator prepares a server; do nothing else."
+)
 @as_json
-def migrate(new: str | None, accept_epoch: bool, as_json: bool) -> None:
+def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: bool) -> None:
     """Bring the database to this code's revision and register the pipelines. Safe to repeat."""
     import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
 
+    if print_roles:
+        statements = migrations.roles(Settings.load())
+        output.print_json({"sql": statements}) if as_json else click.echo(statements, nl=False)
+        return
     specs = [pipeline.spec for pipeline in all_pipelines()]
     if new is not None:
         path = migrations.new_revision(Settings.load(), specs, new)

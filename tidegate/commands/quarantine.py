@@ -55,6 +55,8 @@ def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bo
         for cells, row in zip(rows, shown, strict=True):
             cells.append(_shortened(row["mended_payload"]) if row["mended_at"] else None)
     output.print_table("Records", columns, rows)
+    if late := sorted({row["state"] for row in shown if row["state"]}):
+        output.say(f"What the commits of {', '.join(late)} have set aside stays here; it is neither replayed nor mended.")
     if len(shown) < sum(counts.values()):
         output.say("There are more records: --limit N shows more, --json all of them, uncut.")
 

@@ -144,7 +144,7 @@ class _Prospects:
         return will, None if self._found.paused_at else f"{self._name} is not paused."
 
     def _replay(self) -> tuple[str, str | None]:
-        records = browsing.quarantine_total(self._connection, self._name, self._txid)
+        records = browsing.quarantine_totals(self._connection, self._name, self._txid).waiting
         if not records:
             return "Nothing.", f"No record of {operating.named(self._name, self._txid)} waits in quarantine."
         leave, their = ("1 record leaves", "its") if records == 1 else (f"{records} records leave", "their")

@@ -2,10 +2,10 @@
 
 from fastapi import FastAPI
 
-from tidegate.page import actions, batches, error_pages, frontend, metrics, pipelines, quarantine, states, throughput
+from tidegate.page import actions, batches, error_pages, frontend, metrics, pipelines, quarantine, queries, states, throughput
 from tidegate.page.answers import Answer, BrowserRules, add_error_handlers
 
-_GROUPS = (pipelines, batches, states, throughput, quarantine, actions, metrics, error_pages, frontend)
+_GROUPS = (pipelines, batches, states, queries, throughput, quarantine, actions, metrics, error_pages, frontend)
 
 
 def create_app() -> FastAPI:

@@ -106,6 +106,13 @@ class Links(BaseModel):
     spark: str | None
 
 
+class Check(BaseModel):
+    """What a check of the batch found before it counted; None if nothing."""
+
+    name: str
+    found: str | None
+
+
 class Batch(BaseModel):
     """Everything that the ledger knows of a batch."""
 
@@ -117,7 +124,9 @@ class Batch(BaseModel):
     seals: list[dict[str, Any]]
     commit: dict[str, Any] | None
     actions: list[Action]
+    checks: list[Check]
     quarantined: int
+    set_aside: int
     why: Why
     links: Links
 
@@ -173,7 +182,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         overview.check_registered(connection, pipeline)
         known = history.batch_history(connection, pipeline, txid)
         (row,) = batch_pages.rows(connection, [known.status])
-        quarantined = browsing.quarantine_total(connection, pipeline, txid)
+        totals = browsing.quarantine_totals(connection, pipeline, txid)
         tasks = batch_pages.tasks(connection, pipeline, txid, known.attempts)
         why = causes(moment, pipeline, txid)
         now = overview.moment(connection)
@@ -186,7 +195,9 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         seals=list(known.seals),
         commit=known.commit,
         actions=[Action(**action) for action in known.actions],
-        quarantined=quarantined,
+        checks=[Check(**check) for check in known.checks],
+        quarantined=totals.waiting,
+        set_aside=totals.set_aside,
         why=Why(causes=why),
         links=_links(request, known, tasks),
     )

@@ -9,7 +9,8 @@ import time
 from functools import lru_cache
 
 from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline, pipeline_names
+from jobs.queries import Query
+from jobs.registry import all_queries, find_pipeline, pipeline_names
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,22 @@ SECONDS_REMEMBERED = 30  # a module that raises would be run again by each poll
 def declared(name: str) -> Pipeline | None:
     """Return the pipeline of this name; None if there is none in the code, or its module cannot be imported."""
     return _declared(name, int(time.monotonic() // SECONDS_REMEMBERED))
+
+
+def queries() -> dict[str, Query]:
+    """Return the declared queries by name; those of a module that cannot be imported are missing.
+
+    Raises: SettingsInvalid if two have the same name.
+    """
+    return _queries(int(time.monotonic() // SECONDS_REMEMBERED))
+
+
+@lru_cache(maxsize=1)
+def _queries(_period: int) -> dict[str, Query]:
+    found = all_queries()
+    for pipeline, why in found.broken.items():
+        logger.warning("The queries of %s are not known: %s", pipeline, why)
+    return found.known
 
 
 @lru_cache(maxsize=1)

@@ -18,10 +18,14 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
 
 
 class Record(BaseModel):
-    """A bad record. In a list, payloads are cut (`is_cut`): a record of its own has all of them."""
+    """A bad record, or a partial of a `state` that a commit has set aside.
+
+    In a list, payloads are cut (`is_cut`): a record of its own has all of them. Partials are neither mended nor replayed.
+    """
 
     txid: int
     number: int
+    state: str | None
     reason: str
     origin: str | None
     payload: str
@@ -36,9 +40,10 @@ class Record(BaseModel):
 
 
 class Quarantine(BaseModel):
-    """Records that wait, in the order of txid and number; how many in all, and by txid, the newest first."""
+    """Records in the order of txid and number; how many wait in all, and how many there are by txid, the newest first."""
 
     total: int
+    set_aside: int
     by_txid: list[tuple[int, int]]
     next: str | None
     records: list[Record]
@@ -69,11 +74,12 @@ def quarantine(
     with ledger.reader().snapshot(f"reading the quarantine of {pipeline}") as connection:
         overview.check_registered(connection, pipeline)
         found = browsing.quarantined_after(connection, pipeline, txid, _place(after), limit + 1)
-        total = browsing.quarantine_total(connection, pipeline, txid)
+        totals = browsing.quarantine_totals(connection, pipeline, txid)
         by_txid = browsing.newest_quarantined(connection, pipeline)
     shown = [Record(**record) for record in found[:limit]]
     return Quarantine(
-        total=total,
+        total=totals.waiting,
+        set_aside=totals.set_aside,
         by_txid=by_txid,
         next=f"{shown[-1].txid}-{shown[-1].number}" if len(found) > limit else None,
         records=shown,

@@ -1,7 +1,9 @@
 """Login of Airflow's asynchronous driver to Postgres: its setting ``sql_alchemy_connect_args_async`` names CONNECT_ARGS.
 
 asyncpg sends the password in clear if the server asks for that, and has no option against it. So it gets the password only
-when the port belongs to our server.
+when the port belongs to our server. On another machine that is not known: there the address may ask for TLS.
+
+The password is the address' own, or in the file that its `passfile`, or libpq's ``PGPASSFILE``, names.
 """
 
 import os
@@ -24,7 +26,12 @@ def password() -> str:
     if loopback := loopback_address(address.hostname):
         user = os.environ.get(POSTGRES_USER_VARIABLE)
         Server(loopback, port, "the password of Airflow's database", [int(user)] if user else []).check()
-    file = Path(parse_qs(address.query)["passfile"][0])
+    if address.password is not None:
+        return unquote(address.password)
+    named = parse_qs(address.query).get("passfile") or [os.environ.get("PGPASSFILE", "")]
+    if not named[0]:
+        raise LookupError(f"The address in {ADDRESS_VARIABLE} has no password and no passfile, and PGPASSFILE is not set.")
+    file = Path(named[0])
     target = address.hostname, str(port), address.path.lstrip("/"), unquote(address.username or "")
     for line in file.read_text().splitlines():
         *patterns, found = line.split(":", 4)

@@ -21,6 +21,8 @@ from tidegate.stack.spark import java_program, spark_home
 
 COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
 PINS = Path(__file__).with_name("jars.sha256")
+# Hadoop's S3 client asks for all of Amazon's SDK in one jar of 600 MB; packages that name modules of it get only these.
+AMAZON = "software.amazon.awssdk"
 FETCH_SECONDS, CONNECT_MILLISECONDS = 600, 10_000
 SERVER_ERROR = re.compile(r"Server access error at url \S+ \((.+)\)")
 
@@ -104,6 +106,8 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
     dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
     # As in Maven, a requested version wins over a transitive one; Ivy would take the newer.
     dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
+    if any(group == AMAZON for group, _, _ in named):
+        dependencies.append(f'<exclude org="{AMAZON}" module="bundle"/>')
     (workplace / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="tidegate" module="packages"/>'
         f'<configurations><conf name="default"/></configurations><dependencies>{"".join(dependencies)}</dependencies>'

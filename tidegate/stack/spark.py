@@ -23,6 +23,9 @@ PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1"
 SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 JAVA_VERSIONS = range(17, 22)
 MAX_DRIVER_MEMORY = 4 * 1024**3
+# The folder of the module that runs Python's daemons: memory is bounded by what runs, not by what was ever declared.
+PYTHON_SETTINGS = Path(__file__).resolve().parent / "spark_settings"
+PYTHON_DAEMON = "tidegate_python_daemon"
 # Spark's planning code runs a few hundred times per batch: fully compiled only after ten times the default number of calls, a
 # small batch takes three quarters of the CPU time. The loops over rows are still compiled in their first batch.
 JAVA_OPTIONS = "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
@@ -68,6 +71,7 @@ class EmbeddedSpark:
             "spark.connect.authenticate.token": self.token_file.read_text(),
             # All batches of a pipeline share a session: it must outlive the night (jobs.compute.session).
             "spark.connect.session.manager.defaultSessionTimeout": "30d",
+            "spark.python.daemon.module": PYTHON_DAEMON,
         }
         if jars:
             properties["spark.jars"] = ",".join(map(str, jars))
@@ -86,6 +90,7 @@ class EmbeddedSpark:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,  # executors need this environment's packages
+            "PYTHONPATH": os.pathsep.join([str(PYTHON_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PGPASSFILE": str(self._stager_passfile),
             "TIDEGATE_HOME": str(self._stack_folder.parent),
         }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from jobs.library_internals import is_text_encoding
+from jobs.sources.files.objects import ObjectPath, Place
 from state_store.errors import MalformedRecord, SourceUnreadable
 
 READ_BLOCK_BYTES = 1 << 20
@@ -22,14 +23,17 @@ MARKED = ("utf-16", "utf-32")  # their decoders remove the byte order mark
 BYTE_ORDER_MARK = "\ufeff".encode()
 
 
-def open_file(path: Path, within: Path | None = None) -> IO[bytes]:
-    """Open a regular file for reading: no pipe, which would block for ever, no folder, no device.
+def open_file(path: Place, within: Place | None = None) -> IO[bytes]:
+    """Open a regular file for reading: no pipe, which would block for ever, no folder, no device; or an object.
 
     `within` is the folder that the file itself must lie in, after following all links. The open file is checked, not its
     name, because another file may take the name between a check and the opening.
 
     Raises: SourceUnreadable; OSError if it cannot be opened.
     """
+    if isinstance(path, ObjectPath):
+        return path.open()
+    assert not isinstance(within, ObjectPath)
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _check_opened(number, path, within)
@@ -93,7 +97,7 @@ def codec_of(encoding: str) -> str:
 
 
 def text_of(
-    path: Path, encoding: str = UTF8, start: int = 0, end: int | None = None, *, within: Path | None = None
+    path: Place, encoding: str = UTF8, start: int = 0, end: int | None = None, *, within: Place | None = None
 ) -> Iterator[bytes]:
     """Yield a file's text in blocks of UTF-8, decompressed by its ending, without the byte order mark.
 
@@ -131,7 +135,7 @@ def text_of(
         raise SourceUnreadable(f"{path} cannot be read to its end: {error}.") from error
 
 
-def _blocks(path: Path, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
+def _blocks(path: Place, content: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
     if path.suffix == ".gz":
         with gzip.open(content) as unpacked:  # several members may follow one another; zeros after the last are no data
             yield from iter(partial(unpacked.read, READ_BLOCK_BYTES), b"")

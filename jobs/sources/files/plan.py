@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import Coordinator, History
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.formats import parquet
-from jobs.sources.files.listing import NOT_UTF8, identify, is_young
+from jobs.sources.files.listing import NOT_UTF8, is_young
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
@@ -107,7 +106,7 @@ class FilesCoordinator(Coordinator):
                 continue  # a new file with the name of a moved one: the next batch takes it
             if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
                 raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-            identity = self._identify(self._folder, name, self._min_age_seconds)
+            identity = self._source.identified(self._folder, name, self._min_age_seconds)
             if identity is None:
                 self._young.append(name)
                 continue
@@ -118,11 +117,6 @@ class FilesCoordinator(Coordinator):
             found.append(identity)
         self._new = left
         return found[len(files) :]
-
-    def _identify(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
-        if self._source.format == "parquet":
-            parquet.check_name(folder / name)
-        return identify(folder, name, min_age_seconds, follow_links=self._source.follow_links)
 
     def _find_new(self, txid: int, previous: SourceMetadata | None) -> list[str]:
         """Return the names that no earlier batch has taken, after checking those that were taken.
@@ -219,7 +213,7 @@ class FilesCoordinator(Coordinator):
         moved: list[dict[str, Any]] = []
         for file in current["files"]:
             if self._done and self._done.has(txid, file["name"]):
-                identity = self._identify(self._done.path(txid, "."), file["name"], 0)
+                identity = self._source.identified(self._done.path(txid, "."), file["name"], 0)
                 if identity is None:
                     raise SourceUnreadable(f"{self._done.path(txid, file['name'])} changes while it is read.")
                 moved.append(identity)

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.files.content import digest_of, grown_from, open_file
+from jobs.sources.files.objects import FoundObject, ObjectPath, Place, for_spark, look, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
 from state_store.declaration import SourceMetadata
-from state_store.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable, TidegateError
+from state_store.errors import (
+    MalformedRecord,
+    RowsLost,
+    SettingsInvalid,
+    SourceChanged,
+    SourceUnavailable,
+    SourceUnreadable,
+    TidegateError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,8 +34,8 @@ if TYPE_CHECKING:
     from jobs.sources.files.source import Files
     from state_store.attempts import Attempt
 
-# An open file's device, inode number, and last change of content or attributes in nanoseconds.
-Inode = tuple[int, int, int]
+# An open file's device, inode number, and last change of content or attributes in nanoseconds; an object's description.
+Inode = tuple[int, int, int] | FoundObject
 
 
 class FileReader(Emitter):
@@ -38,18 +47,20 @@ class FileReader(Emitter):
     def __init__(self, spark: "SparkSession", source: "Files", home: Path, partitions: Partitions) -> None:
         self._spark = spark
         self._source = source
-        self._folder = home / source.folder
+        self._folder = place_of(home, source.folder)
         self._done = source.done(home)
         self._schema = source.schema
         self._options = source.options
         self._header = source.header
         self._partitions = partitions
+        # What to do about a file that is not as planned; None: what is to be done about a file of the source.
+        self.advice: str | None = None
         # The batch's files and their paths; filled by the first read.
-        self._files: list[tuple[dict[str, Any], Path]] = []
-        self._inodes: dict[Path, Inode] = {}
+        self._files: list[tuple[dict[str, Any], Place]] = []
+        self._inodes: dict[Place, Inode] = {}
         # By path: the file's name in the source, even if it is in the done folder, and the values in its folders' names.
-        self._names: dict[Path, str] = {}
-        self._values: dict[Path, dict[str, pa.Array]] = {}
+        self._names: dict[Place, str] = {}
+        self._values: dict[Place, dict[str, pa.Array]] = {}
 
     def row_schema(self) -> str:
         """Return the declared columns, with partition columns last."""
@@ -99,6 +110,8 @@ class FileReader(Emitter):
     def explain(self, error: Exception) -> TidegateError | None:
         """Return what a Spark error means."""
         text = str(error)
+        if found := self._changed_object() or unsupported_store(text, self._source.folder):
+            return found
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
@@ -124,7 +137,9 @@ class FileReader(Emitter):
         """Return the paths of the planned files, after checking their content; committed files are in the done folder."""
         self._files = []
         for file in metadata["files"]:
-            path = self._folder / file["name"]
+            path: Place = self._folder / file["name"]
+            if isinstance(path, ObjectPath):
+                path = pinned(path, file)
             if self._done and self._done.has(attempt.txid, file["name"]):  # a file of this name in the folder is then a new one
                 path = self._done.path(attempt.txid, file["name"])
             self._inodes[path] = self._check_planned(file, path)
@@ -134,14 +149,16 @@ class FileReader(Emitter):
             self._check_content(path)
         return [_literal_path(path) for _, path in self._files]
 
-    def _count_rows(self, path: Path) -> int:
+    def _count_rows(self, path: Place) -> int:
         """Return the number of rows in a checked file."""
         raise NotImplementedError
 
-    def _check_content(self, path: Path) -> None:
+    def _check_content(self, path: Place) -> None:
         """Refuse a file whose content does not have the declared format."""
 
-    def _check_planned(self, file: dict[str, Any], path: Path) -> Inode:
+    def _check_planned(self, file: dict[str, Any], path: Place) -> Inode:
+        if isinstance(path, ObjectPath):
+            return self._check_object(file, path)
         try:
             with open_file(path, self._within(path)) as content:
                 found = os.fstat(content.fileno())
@@ -161,7 +178,34 @@ class FileReader(Emitter):
             )
         return found.st_dev, found.st_ino, found.st_ctime_ns
 
-    def _partition_values(self, name: str, path: Path) -> "dict[str, pa.Array]":
+    def _check_object(self, file: dict[str, Any], path: ObjectPath) -> FoundObject:
+        """Compare an object with the plan by its ETag or, if the store has none, by its content."""
+        try:
+            found = look(path)
+        except FileNotFoundError:
+            raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
+        identity = found.identity
+        if "etag" not in file and found.size == file["size"]:
+            with path.open() as content:
+                identity = digest_of(content)
+        if (found.size, identity) != (file["size"], file["sha256"]):
+            raise self._changed(
+                f"{path} was overwritten since its batch was planned ({file['size']} bytes then, {found.size} now).",
+                "Put the planned content back, and what is new into an object of another name.",
+            )
+        return found
+
+    def _changed_object(self) -> TidegateError | None:
+        """Return the error for an object that is not the planned one any more, which may be why Spark failed."""
+        try:
+            for file, path in self._files:
+                if isinstance(path, ObjectPath):
+                    self._check_object(file, path)
+        except TidegateError as error:
+            return error
+        return None
+
+    def _partition_values(self, name: str, path: Place) -> "dict[str, pa.Array]":
         try:
             return self._partitions.values_of(name)
         except ValueError as error:
@@ -175,9 +219,9 @@ class FileReader(Emitter):
             f" The names of its folders have it: declare partitions={{{shown}}} instead of it in the schema." if found else ""
         )
 
-    def _within(self, path: Path) -> Path | None:
-        """Return the folder that a file must lie in; None if it may be a link to any place."""
-        if self._source.follow_links:
+    def _within(self, path: Place) -> Path | None:
+        """Return the folder that a file must lie in; None if it may be a link to any place, or is an object."""
+        if self._source.follow_links or isinstance(path, ObjectPath) or isinstance(self._folder, ObjectPath):
             return None
         return self._folder if path.is_relative_to(self._folder) or self._done is None else self._done.done
 
@@ -185,7 +229,7 @@ class FileReader(Emitter):
         """Return the error for a file that is not as planned; an opaque batch is planned again, with the file as it is then."""
         if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again.")
-        return SourceChanged(f"{what} {advice}")
+        return SourceChanged(f"{what} {self.advice or advice}")
 
 
 def columns_of(schema: Mapping[str, str]) -> str:
@@ -198,6 +242,21 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def _literal_path(path: Path) -> str:
+def unsupported_store(text: str, folder: str) -> TidegateError | None:
+    """Return what a Spark error says of the store: that Spark has no library for it, or that it refuses Spark."""
+    if found := re.search(r"No FileSystem for scheme \"?(\w+)|Class (org\.apache\.hadoop\.fs\.\S+) not found", text):
+        return SettingsInvalid(
+            f"Spark cannot read {folder}: it has no library for it ({found[0]}). Name it in the setting spark_packages, and "
+            "start Spark again (docs/storage.md)."
+        )
+    if found := re.search(r"(AccessDeniedException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*", text):
+        return SourceUnreadable(
+            f"Spark may not read {folder}, though the planner may: {found[0][:200]}. Give Spark's process and its executors "
+            "the credentials, in their environment or by a role (docs/storage.md)."
+        )
+    return None
+
+
+def _literal_path(path: Place) -> str:
     """Return a path that Spark takes literally; otherwise it would expand *, ?, [] and {} in names."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", str(path))
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", for_spark(path))

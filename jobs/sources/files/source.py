@@ -1,8 +1,8 @@
-"""A source that reads a folder of Parquet, CSV, JSON-lines or text files.
+"""A source that reads a folder, or a bucket, of Parquet, CSV, JSON-lines or text files.
 
 Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
-saw the planned bytes (I11).
+saw the planned bytes (I11). An object's identity is its ETag, of which the digest is then taken.
 
 The ledger keeps each file that has counted, by name and digest (`state_store.source_files`). At each plan,
 `jobs.sources.files.plan` compares the folder with it.
@@ -13,15 +13,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.sources import Dataset, LeftAlone, Source
+from jobs.sources import Coordinator, Dataset, LeftAlone, Source
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.formats import READERS
+from jobs.sources.files.formats import READERS, parquet
 from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
-from jobs.sources.files.listing import Listing, list_files, young_among
+from jobs.sources.files.listing import Listing, identify, list_files, young_among
+from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, place_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
 from state_store.declaration import SourceMetadata
@@ -30,7 +31,6 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.files.plan import FilesCoordinator
     from state_store.attempts import Attempt
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,12 @@ class Files(Source):
     `done_folder` receives the files of each batch after its commit, in a folder named by its txid. It must belong to this
     pipeline alone, and both folders must be writable. After the move, a file of the same name with other content is a new file.
     Only one pipeline can read a folder whose files are moved away.
+
+    `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss; docs/storage.md): the names of its
+    objects are relative to it. An object is known by its name and ETag, and is whole once it is listed, so `min_age_seconds`
+    is 0 unless it is given. Nothing is moved, and there are no links. `names_grow` says that each new object has a name
+    after those of all earlier ones: then a plan lists only what comes after the last name taken, and an object that comes
+    with an earlier name is never read.
     """
 
     folder: str
@@ -95,10 +101,12 @@ class Files(Source):
     done_folder: str | None = None
     follow_links: bool = False
     partitions: Mapping[str, str] = field(default_factory=dict)
+    names_grow: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
             raise ValueError(f"Files({self.folder!r}) cannot be {self.kind!r}: files replay, so use transactional or opaque.")
+        self._check_place()
         if self.done_folder is not None and Path(self.done_folder).is_relative_to(self.folder):
             raise ValueError(
                 f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
@@ -112,6 +120,29 @@ class Files(Source):
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}): {error}.") from None
         self._check_reading()
+
+    def _check_place(self) -> None:
+        """Refuse a place that cannot be read, and what only a disk or only a store has."""
+        if not is_url(self.folder):
+            if self.names_grow:
+                raise ValueError(f"Files({self.folder!r}) lists its folder whole: names_grow is for a store, such as s3a://.")
+            return
+        try:
+            check_url(self.folder)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}.") from None
+        if self.done_folder is not None:
+            raise ValueError(
+                f"Files({self.folder!r}) cannot move objects to a done folder: a store has no move that happens whole or not "
+                "at all. Leave done_folder out; the ledger knows what has counted."
+            )
+        if self.names_grow and self.kind == "opaque":
+            raise ValueError(
+                f"Files({self.folder!r}) cannot be opaque with names_grow: an object that is away for a while would come back "
+                "with a name that is passed, and never be read."
+            )
+        if self.follow_links:
+            raise ValueError(f"Files({self.folder!r}) has no links to follow: leave follow_links out.")
 
     def _check_format(self) -> None:
         if self.format not in ("parquet", "csv", "json", "text"):
@@ -167,11 +198,15 @@ class Files(Source):
             parts.append(list(self.partitions.items()))
         return f"files {json.dumps(parts, sort_keys=True)}"
 
-    def coordinator(self, settings: Settings) -> "FilesCoordinator":
-        """List the folder once and return a coordinator for the files found.
+    def coordinator(self, settings: Settings) -> Coordinator:
+        """Return a coordinator: for the files of a folder, listed once; for the objects of a store, listed as it plans.
 
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
+        if place := self._objects():
+            from jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
+
+            return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
         from jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         found = self._listing(settings)
@@ -180,7 +215,7 @@ class Files(Source):
         done = self.done(settings.home)
         if done:
             done.check_writable()
-        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=self._min_age(settings))
+        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=self.min_age(settings))
 
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
@@ -188,25 +223,55 @@ class Files(Source):
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the folder, and the batch's files as the locations within it."""
+        if place := self._objects():
+            namespace, name = dataset_of(place)
+            return [Dataset(namespace, name, [str(place / file["name"]) for file in metadata["files"]])]
         folder = settings.home / self.folder
         return [Dataset("file", str(folder), [str(folder / file["name"]) for file in metadata["files"]])]
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
+        if place := self._objects():
+            from jobs.sources.files import object_plan  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+
+            return object_plan.left_alone(place, self.glob)
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
         """Return how many files are too young, so that they may still be written."""
-        found, min_age = self._listing(settings), self._min_age(settings)
-        if not (young := young_among(found.folder, found.names, min_age)):
+        min_age = self.min_age(settings)
+        where: Place
+        if place := self._objects():
+            from jobs.sources.files import object_plan  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+
+            where, young = place, object_plan.young_among(place, self.glob, min_age)
+        else:
+            found = self._listing(settings)
+            where, young = found.folder, young_among(found.folder, found.names, min_age)
+        if not young:
             return None
         return (
-            f"In {found.folder} {len(young)} file(s) changed less than {min_age} s ago and may still be written, such as "
-            f"{young[0]}."
+            f"In {where} {len(young)} file(s) changed less than {min_age} s ago and may still be written, such as {young[0]}."
         )
 
-    def _min_age(self, settings: Settings) -> int:
-        return settings.min_file_age_seconds if self.min_age_seconds is None else self.min_age_seconds
+    def min_age(self, settings: Settings) -> int:
+        """Return the age in seconds from which on a file counts as complete."""
+        usual = 0 if is_url(self.folder) else settings.min_file_age_seconds
+        return usual if self.min_age_seconds is None else self.min_age_seconds
+
+    def identified(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
+        """Return the identity of a file in a folder; None while it is still being written.
+
+        Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
+        """
+        if self.format == "parquet":
+            parquet.check_name(folder / name)
+        return identify(folder, name, min_age_seconds, follow_links=self.follow_links)
+
+    def _objects(self) -> ObjectPath | None:
+        """Return the place in a store; None if the folder is on a disk."""
+        place = place_of(Path(), self.folder)
+        return place if isinstance(place, ObjectPath) else None
 
     def _listing(self, settings: Settings) -> Listing:
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
@@ -214,6 +279,11 @@ class Files(Source):
     def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
         """Return a reader of the files that the metadata names."""
         return READERS[self.format](spark, self, settings.home, Partitions(self.partitions, zone_of(self.options)))
+
+    @property
+    def executor_packages(self) -> tuple[str, ...]:
+        """Text of a store is read by tasks of our own, with a library that does not travel; Parquet is read by Spark."""
+        return ("obstore",) if is_url(self.folder) and self.format != "parquet" else ()
 
     @property
     def keeps_files(self) -> bool:

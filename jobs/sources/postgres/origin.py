@@ -40,9 +40,12 @@ _ROOTS = """
         AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = oid AND inhparent = ANY(%(tables)s))
     ORDER BY pg_class.oid
 """
+# A managed server may hide its identifier; the tables' numbers and storage are compared all the same.
+_MAY_SEE_SERVER = "SELECT has_function_privilege(to_regprocedure('pg_control_system()'), 'EXECUTE')"
+_SERVER = "SELECT system_identifier::text FROM pg_control_system()"
+HIDDEN = "hidden"
 _STORAGE = """
-    SELECT (SELECT system_identifier::text FROM pg_control_system()),
-        md5(string_agg(relfilenode::text, ',' ORDER BY oid)) FROM pg_class WHERE relkind = 'r' AND oid = ANY(%s)
+    SELECT md5(string_agg(relfilenode::text, ',' ORDER BY oid)) FROM pg_class WHERE relkind = 'r' AND oid = ANY(%s)
 """
 _REAL_TABLES = "SELECT oid::bigint FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s)"
 # The columns in which the key's values may be drawn: the key itself, in its table and its parents and children;
@@ -153,8 +156,18 @@ def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] 
     cursor.execute(_ROOTS, {"tables": [keys[0][0]] if keys[0] else read})
     roots = dict(cursor.fetchall())
     cursor.execute(_STORAGE, [read])
-    server, storage = cursor.fetchone()
-    return Origin(server, roots, storage, [key.type for key in found], keys, read)
+    (storage,) = cursor.fetchone()
+    return Origin(_server(cursor), roots, storage, [key.type for key in found], keys, read)
+
+
+def _server(cursor: Any) -> str:
+    """Return the server's identifier, or HIDDEN if this role may not see it."""
+    cursor.execute(_MAY_SEE_SERVER)
+    if not cursor.fetchone()[0]:
+        return HIDDEN
+    cursor.execute(_SERVER)
+    (server,) = cursor.fetchone()
+    return str(server)
 
 
 def tables_read(cursor: Any, query: Query) -> list[int]:

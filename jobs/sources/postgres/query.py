@@ -15,6 +15,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from state_store import driver_errors
+from state_store.busy_server import connect
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
     AccessRefused,
@@ -242,7 +243,7 @@ def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateE
     defaults: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "keepalives_idle": 30, "keepalives_interval": 10}
     defaults |= {"require_auth": "!password"}  # a connection has to override this to send its password in clear text
     try:
-        with closing(psycopg2.connect(**{**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
+        with closing(connect({**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
             # Each statement sees all earlier commits: the looks at rows and at locks depend on their order.
             connection.set_session(isolation_level="READ COMMITTED", readonly=True)
             yield connection
@@ -298,7 +299,8 @@ def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) 
     """Return the source's error for a driver error, by the shared list of SQLSTATEs."""
     family = driver_errors.translate(error, "reading")
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
-    if isinstance(family, StoreUnavailable):
+    # A source's transaction is read-only on any server, so a refused write is the query's, not that of a failover.
+    if isinstance(family, StoreUnavailable) and not isinstance(error, psycopg2.errors.ReadOnlySqlTransaction):
         return SourceUnavailable(f"{query.name} cannot be read now: {message}.")
     if isinstance(family, AccessRefused) and error.diag.source_function == "check_enable_rls":
         return AccessRefused(

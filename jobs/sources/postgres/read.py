@@ -15,6 +15,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 
+from jobs.compute.session_files import on_executor
 from jobs.marked_reports import marked, report_behind
 from jobs.sources import Emitter
 from jobs.sources.postgres.origin import check_same_origin, look_at_origin
@@ -155,7 +156,7 @@ class PartsReader:
         try:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from read_part(self.conninfo, self.query, self.parts[number])
+                    yield from read_part(on_executor(self.conninfo), self.query, self.parts[number])
         except TidegateError as error:
             raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
 

@@ -194,13 +194,13 @@ class PostgresTable(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""
-        from jobs.compute.session import LOCAL  # noqa: PLC0415
+        from jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415
         from jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
         conninfo = self._conninfo(settings, "read")
         executors_conninfo = dict(conninfo)
-        if self.connection is None and not LOCAL.fullmatch(settings.spark_remote):
-            executors_conninfo.pop("passfile", None)  # executors use their own PGPASSFILE
+        if self.connection is None:
+            executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
         return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:

@@ -3,11 +3,11 @@
 import re
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files.column_types import kind_of
+from jobs.sources.files.objects import ObjectPath, Place, hadoop_options
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader, columns_of, quoted
 from state_store.errors import SourceUnreadable, TidegateError
@@ -28,12 +28,12 @@ TASK_BYTES = 16 * 1024 * 1024
 RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
-def check_name(path: Path) -> None:
+def check_name(path: Place) -> None:
     """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
 
     Raises: SourceUnreadable.
     """
-    if ":" in str(path) and re.search(r"[\[\]{}*?\\]", str(path)):
+    if ":" in (path.key if isinstance(path, ObjectPath) else str(path)) and re.search(r"[\[\]{}*?\\]", str(path)):
         raise SourceUnreadable(
             f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
         )
@@ -53,9 +53,9 @@ class ParquetReader(FileReader):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._rows: dict[Path, int] = {}  # by the files' footers
+        self._rows: dict[Place, int] = {}  # by the files' footers
 
-    def _count_rows(self, path: Path) -> int:
+    def _count_rows(self, path: Place) -> int:
         if path not in self._rows:
             from jobs.sources.files.formats.parquet_columns import count_rows  # noqa: PLC0415 - loads pyarrow
 
@@ -80,7 +80,11 @@ class ParquetReader(FileReader):
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
             alike.setdefault(tuple(value[0].as_py() for value in self._values[path].values()), []).append(number)
-        options = {**self._options, **(RAW_FILES if any(":" in path for path in paths) else {})}
+        if isinstance(self._folder, ObjectPath):
+            filesystem = hadoop_options(self._folder)
+        else:
+            filesystem = RAW_FILES if any(":" in path for path in paths) else {}
+        options = {**self._options, **filesystem}
         reader = self._spark.read.options(**options).schema(columns_of(self._schema))
         return [
             _Group(
@@ -141,7 +145,7 @@ class ParquetReader(FileReader):
         ]
         return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
 
-    def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Path], Footer]]") -> "list[list[Piece]]":
+    def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Place], Footer]]") -> "list[list[Piece]]":
         """Divide row groups among tasks, in the files' order; a row group is never shared."""
         from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
 

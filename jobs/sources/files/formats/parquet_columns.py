@@ -8,7 +8,6 @@ module chooses between the two for each batch, by the footers alone.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql.pandas.types import to_arrow_type
 
+from jobs.sources.files.objects import Place, for_arrow
 from jobs.sources.files.partitions import IN_THE_FILES
 from state_store.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
 
@@ -60,7 +60,7 @@ def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
     return types
 
 
-def count_rows(path: Path) -> int:
+def count_rows(path: Place) -> int:
     """Return the number of rows in a file, by its footer.
 
     Raises: SourceUnreadable.
@@ -70,9 +70,9 @@ def count_rows(path: Path) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _opened(path: Place) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(for_arrow(path)) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise SourceUnreadable(
@@ -81,7 +81,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def read_footer(
-    path: Path,
+    path: Place,
     types: dict[str, pa.DataType],
     declared: Mapping[str, str],
     partitions: Collection[str] = (),
@@ -122,7 +122,7 @@ def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:
     return all(chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks)
 
 
-def _check_names(path: Path, found: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
+def _check_names(path: Place, found: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
     if twice := [name for name in partitions if name in found]:
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     if missing := [name for name in declared if name not in found]:
@@ -144,7 +144,7 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
-def _unfit(path: Path, name: str, found: str, kind: pa.DataType, declared: str) -> MalformedRecord:
+def _unfit(path: Place, name: str, found: str, kind: pa.DataType, declared: str) -> MalformedRecord:
     advice = _ADVICE
     if "timestamp" in found and pa.types.is_timestamp(kind):
         advice = (

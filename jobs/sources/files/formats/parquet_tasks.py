@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from jobs.sources.files.objects import Place, for_arrow
 from state_store.declaration import DAYS, TICKS
 from state_store.errors import SourceUnreadable
 
@@ -30,7 +30,7 @@ _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 class Piece:
     """Row groups of one file; `first_row` is the number of their first row."""
 
-    path: Path
+    path: Place
     name: str
     groups: tuple[int, ...]
     first_row: int
@@ -138,12 +138,12 @@ def _check_bounds(found: pa.Array, first: int, last: int) -> None:
 
 def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
     """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
-    with pq.ParquetFile(piece.path, coerce_int96_timestamp_unit="us") as file:
+    with pq.ParquetFile(for_arrow(piece.path), coerce_int96_timestamp_unit="us") as file:
         found = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
         if not piece.int96:
             yield from ((batch, None) for batch in found)
             return
-        with pq.ParquetFile(piece.path) as again:
+        with pq.ParquetFile(for_arrow(piece.path)) as again:
             exact = again.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
             yield from zip(found, exact, strict=True)
 

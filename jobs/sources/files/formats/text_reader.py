@@ -1,12 +1,12 @@
 """Reads the CSV, JSON or plain text files of one batch. `text_tasks` runs in Spark's tasks."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files import content
+from jobs.sources.files.objects import Place
 from jobs.sources.files.partitions import undeclared
 from jobs.sources.files.read import FileReader, quoted
 from state_store.errors import TidegateError
@@ -28,7 +28,7 @@ class TextFileReader(FileReader):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._scans: dict[Path, Scan] = {}
+        self._scans: dict[Place, Scan] = {}
         self._parser = self._make_parser()
 
     def _make_parser(self) -> "Parser":
@@ -53,10 +53,10 @@ class TextFileReader(FileReader):
     def _encoding(self) -> str:
         return encoding_of(self._options)
 
-    def _count_rows(self, path: Path) -> int:
+    def _count_rows(self, path: Place) -> int:
         return self._scans[path].rows
 
-    def _check_content(self, path: Path) -> None:
+    def _check_content(self, path: Place) -> None:
         from jobs.sources.files.formats.text_scan import TextFile, scan  # noqa: PLC0415
 
         name = self._names[path]

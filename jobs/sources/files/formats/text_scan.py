@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from jobs.sources.files.formats.json_records import JsonParser, has_key, object_
 from jobs.sources.files.formats.line_records import TextParser
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS
 from jobs.sources.files.formats.text_records import Chunk, Grammar, chunks
+from jobs.sources.files.objects import Place
 from jobs.sources.files.partitions import IN_THE_FILES
 from state_store.errors import MalformedRecord
 
@@ -37,10 +37,10 @@ class TextFile:
     intent. `advice` is added to the error for a missing column.
     """
 
-    path: Path
+    path: Place
     name: str
     encoding: str
-    within: Path | None = None
+    within: Place | None = None
     values: Mapping[str, pa.Array] = field(default_factory=dict)
     in_folders: Collection[str] = ()
     advice: str = ""
@@ -60,7 +60,7 @@ class Piece:
     Lines up to `header_line` are the header and blank lines before it; 0 if there is no header.
     """
 
-    path: Path
+    path: Place
     name: str
     bytes: int
     start: int = 0
@@ -68,7 +68,7 @@ class Piece:
     line: int = 1
     header_line: int = 0
     names: tuple[str, ...] | None = None
-    within: Path | None = None
+    within: Place | None = None
     values: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
@@ -146,7 +146,7 @@ class _Ranges:
         return [*self._done, (self.reached - self._start, self._start, None, self._line)]
 
 
-def _starts_with_mark(path: Path) -> bool:
+def _starts_with_mark(path: Place) -> bool:
     with path.open("rb") as content:
         return content.read(3) == b"\xef\xbb\xbf"
 

@@ -98,7 +98,9 @@ export type Batch = {
   seals: Record<string, unknown>[];
   commit: Record<string, unknown> | null;
   actions: Action[];
+  checks?: { name: string; found: string | null }[];
   quarantined: number;
+  set_aside?: number;
   why: Why;
   links: { dag_run: string | null; logs: { attempt: number; url: string }[]; spark: string | null };
 };
@@ -121,6 +123,7 @@ export type History = { now: string; bucket_seconds: number; buckets: Bucket[] }
 export type QuarantinedRecord = {
   txid: number;
   number: number;
+  state?: string | null; // of a partial that a commit has set aside
   reason: string;
   origin: string | null;
   payload: string | null;
@@ -130,7 +133,7 @@ export type QuarantinedRecord = {
   mended_by?: string | null;
   is_cut?: boolean; // in a list: the payloads are longer
 };
-export type Quarantine = { total: number; by_txid: [number, number][]; next: string | null; records: QuarantinedRecord[] };
+export type Quarantine = { total: number; set_aside?: number; by_txid: [number, number][]; next: string | null; records: QuarantinedRecord[] };
 
 export type Prospect = { will: string; allowed: boolean; refusal: string | null; command: string };
 export type Done = { message: string; txids: number[]; run_needed: boolean };

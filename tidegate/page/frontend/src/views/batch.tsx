@@ -71,6 +71,17 @@ export function BatchView({ name, txid }: { name: string; txid: string }) {
             </p>
             <SourceMetadata source={story.source} />
           </section>
+          {story.checks && story.checks.length > 0 && (
+            <section aria-labelledby="checks">
+              <h2 id="checks">Checks</h2>
+              <Facts
+                facts={story.checks.map(({ name: check, found }) => [
+                  check,
+                  found === null ? "found nothing" : <bdi class="long">{found}</bdi>,
+                ])}
+              />
+            </section>
+          )}
           {story.seals.length > 0 && (
             <section aria-labelledby="seals">
               <h2 id="seals">Seals</h2>
@@ -118,7 +129,7 @@ function Buttons({ name, story, cursor }: { name: string; story: Batch; cursor: 
   );
 }
 
-function Summary({ name, story: { batch, commit, quarantined } }: { name: string; story: Batch }) {
+function Summary({ name, story: { batch, commit, quarantined, set_aside: aside = 0 } }: { name: string; story: Batch }) {
   const sentence = commit?.["skipped_reason"];
   return (
     <Facts
@@ -141,8 +152,10 @@ function Summary({ name, story: { batch, commit, quarantined } }: { name: string
         ["keys written", batch.key_count === null ? null : count(batch.key_count)],
         [
           "quarantine",
-          quarantined ? (
-            <a href={href(["pipelines", name, "quarantine"], { txid: batch.txid })}>{plural(quarantined, "record")}</a>
+          quarantined + aside ? (
+            <a href={href(["pipelines", name, "quarantine"], { txid: batch.txid })}>
+              {[quarantined && plural(quarantined, "record"), aside && plural(aside, "partial")].filter(Boolean).join(", ")}
+            </a>
           ) : null,
         ],
         ["committed by", typeof commit?.["owner"] === "string" ? <bdi>{commit["owner"]}</bdi> : null],

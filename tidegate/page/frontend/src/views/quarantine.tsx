@@ -44,11 +44,8 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
       {data && data.records.length > 0 && (
         <>
           <div class="row spread">
-            <p>
-              {plural(data.total, "record waits", "records wait")} to be replayed. Fix the cause
-              {canMend(data) && ", or mend the records,"} and replay them: a new batch takes them up.
-            </p>
-            {mayAct && <ActionButton pipeline={name} verb="replay" txid={txid === null ? null : Number(txid)} primary />}
+            <Summary data={data} />
+            {mayAct && data.total > 0 && <ActionButton pipeline={name} verb="replay" txid={txid === null ? null : Number(txid)} primary />}
           </div>
           {data.by_txid.length > 1 && (
             <nav class="chips" aria-label="By batch">
@@ -93,16 +90,17 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
                 ? [
                     {
                       name: "mend",
-                      cell: (record: QuarantinedRecord) => (
-                        <button
-                          type="button"
-                          class="small"
-                          onClick={() => setMending(record)}
-                          aria-label={`Mend record ${record.number} of txid ${record.txid}`}
-                        >
-                          Mend
-                        </button>
-                      ),
+                      cell: (record: QuarantinedRecord) =>
+                        record.state ? null : (
+                          <button
+                            type="button"
+                            class="small"
+                            onClick={() => setMending(record)}
+                            aria-label={`Mend record ${record.number} of txid ${record.txid}`}
+                          >
+                            Mend
+                          </button>
+                        ),
                     },
                   ]
                 : []),
@@ -116,6 +114,27 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
       </nav>
       {mending && <MendDialog pipeline={name} record={mending} close={() => setMending(null)} />}
     </section>
+  );
+}
+
+/** How much there is of both kinds, and what to do with it. */
+function Summary({ data }: { data: Quarantine }) {
+  const aside = data.set_aside ?? 0;
+  return (
+    <p>
+      {data.total > 0 && (
+        <>
+          {plural(data.total, "record waits", "records wait")} to be replayed. Fix the cause
+          {canMend(data) && ", or mend the records,"} and replay them: a new batch takes them up.{" "}
+        </>
+      )}
+      {aside > 0 && (
+        <>
+          {plural(aside, "partial was", "partials were")} set aside by a commit: too late for a window, or found by a check.
+          They count nowhere, and are kept to be looked at.
+        </>
+      )}
+    </p>
   );
 }
 

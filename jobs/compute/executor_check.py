@@ -1,0 +1,74 @@
+"""Whether executors elsewhere have what tasks need: the Python packages that do not travel."""
+
+import json
+from collections.abc import Collection, Iterable
+from importlib.metadata import version
+
+import grpc
+from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+from jobs.compute.spark_errors import is_away, raised_in_python
+from state_store.errors import ExecutorsUnprepared
+
+# By the names in Python, those of the distributions. Spark itself needs pandas for its Arrow functions.
+NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "pandas": "pandas", "psycopg2": "psycopg2-binary"}  # by all tasks
+PYTHON_DIFFERS, NO_PYTHON = "PYTHON_VERSION_MISMATCH", "Cannot run program"
+
+
+def check_executors(session: SparkSession, tasks: int, packages: Collection[str] = ()) -> None:
+    """Look in some tasks for what all need, and these packages; each executor that has one of these tasks is checked.
+
+    Raises: ExecutorsUnprepared, which names machine and packages; Spark's errors.
+    """
+    names = sorted({*NEEDED, *packages})
+
+    def look(_: int) -> str:  # a function within a function travels as code: there, importing it would import the packages
+        import importlib  # noqa: PLC0415
+        import json  # noqa: PLC0415
+        import platform  # noqa: PLC0415
+
+        absent = []
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                absent.append(name)
+        return json.dumps([platform.node(), absent])
+
+    try:
+        # Not as Arrow: that needs some of the packages itself.
+        looks = session.range(0, tasks, 1, tasks).select(F.udf(look, "string", useArrow=False)("id").alias("found")).collect()
+    except (PySparkException, grpc.RpcError) as error:
+        if is_away(error) or not (reason := _reason(error)):
+            raise
+        raise ExecutorsUnprepared(f"Spark's executors cannot run Tidegate's tasks: {reason}") from error
+    missing = {machine: absent for machine, absent in (json.loads(row.found) for row in looks) if absent}
+    if missing:
+        raise ExecutorsUnprepared(f"Spark's executors lack Python packages: {_listed(missing.items())}")
+
+
+def _listed(missing: Iterable[tuple[str, list[str]]]) -> str:
+    where = "; ".join(f"{', '.join(absent)} on {machine}" for machine, absent in missing)
+    names = sorted({name for _, absent in missing for name in absent})
+    distributions = [NEEDED.get(name, name) for name in names]
+    pins = " ".join(f"'{name}=={version(name)}'" for name in distributions)
+    return (
+        f"{where}. Install them for the Python that executors run (PYSPARK_PYTHON): python -m pip install {pins}; or send "
+        "a packed environment: docs/spark-cluster.md."
+    )
+
+
+def _reason(error: Exception) -> str | None:
+    """Return why no Python could run there, None if that is not what failed."""
+    text = str(error)
+    if PYTHON_DIFFERS in text:
+        mismatch = text.partition(PYTHON_DIFFERS)[2].splitlines()[0].lstrip("] ")
+        return f"{mismatch} Let PYSPARK_PYTHON of the Connect server name another one."
+    if NO_PYTHON in text:
+        program = text.partition(NO_PYTHON)[2].splitlines()[0].strip(' "')
+        return f"there is no Python at {program}. Let PYSPARK_PYTHON of the Connect server name the one to run."
+    if isinstance(error, PythonException) and any(name.endswith("ModuleNotFoundError") for name, _ in raised_in_python(text)):
+        return raised_in_python(text)[-1][1]
+    return None

@@ -1,0 +1,243 @@
+"""What executors elsewhere get from here: code, a password file, and the address at which they reach Postgres.
+
+Executors on this machine find all of it in place. Elsewhere nothing of ours is installed: our packages, the author's, and the
+files of the connection go to a Spark session as its artifacts, once, and Spark fetches them to each executor. Their content
+names the session, so code that has changed gets a session of its own: Python workers belong to a session, and none of them
+ever sees both versions.
+"""
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from zipfile import ZipFile, ZipInfo
+
+from psycopg2 import ProgrammingError
+from psycopg2.extensions import parse_dsn
+
+from jobs.compute.loopback import loopback_address
+from jobs.compute.session_files import SessionFile
+from jobs.pipeline import Pipeline
+from jobs.sources import Source
+from jobs.sources.inputs.source import Inputs
+from state_store.errors import SettingsInvalid
+from state_store.settings import Settings
+
+HERE, ELSEWHERE, AUTO = "here", "elsewhere", "auto"
+# `tidegate` is where authors import from; it looks for `dags` when it is asked for a name.
+OURS = {"jobs": "**/*.py", "state_store": "**/*.py", "tidegate": "__init__.py", "dags": "__init__.py"}
+# The connection's parameters that name a file.
+FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
+COMPILED = (".so", ".pyd", ".dylib")
+EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """What goes to a session: modules by their paths in an archive, and other files by their names."""
+
+    modules: Mapping[str, bytes] = field(repr=False)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    packages: frozenset[str] = frozenset()  # that do not travel, and have to be there
+
+    @cached_property
+    def code(self) -> str:
+        """Return the name of the archive, which is another one for every other content."""
+        digest = hashlib.sha256()
+        for path, content in sorted(self.modules.items()):
+            digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
+        return f"tidegate_{digest.hexdigest()[:20]}.zip"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the whole, which has nothing secret: the names of the archive, other files and packages."""
+        return " ".join([self.code, *sorted(self.files), *sorted(self.packages)])
+
+    def archive(self) -> bytes:
+        """Return the modules as a ZIP file: the same bytes for the same content, whichever zlib there is."""
+        archive = io.BytesIO()
+        with ZipFile(archive, "w") as entries:
+            for path, content in sorted(self.modules.items()):
+                entry = ZipInfo(path, EARLIEST)
+                entry.external_attr = 0o644 << 16
+                entries.writestr(entry, content)
+        return archive.getvalue()
+
+
+def are_elsewhere(settings: Settings) -> bool:
+    """Return whether executors may be on other machines, or under another account that cannot read this project.
+
+    Raises: SettingsInvalid.
+    """
+    if settings.spark_executors not in (HERE, ELSEWHERE, AUTO):
+        raise SettingsInvalid(
+            f"spark_executors must be {HERE}, {ELSEWHERE} or {AUTO}, not {settings.spark_executors!r}. See: tidegate settings"
+        )
+    if not settings.spark_remote.startswith("sc:"):
+        return False  # Spark in this process
+    if settings.spark_executors == AUTO:
+        try:
+            return loopback_address(urlsplit(settings.spark_remote).hostname) is None
+        except ValueError:
+            return False  # no address: `check_reachable` says so
+    return settings.spark_executors == ELSEWHERE
+
+
+def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Iterable[str] = ()) -> Artifacts | None:
+    """Return what a session needs for tasks that use these modules of authors, and packages; None if its executors are here.
+
+    Raises: SettingsInvalid if a module cannot travel, or a file cannot be read.
+    """
+    if not are_elsewhere(settings):
+        return None
+    found = dict(_our_modules())
+    further = [name for name in map(str.strip, settings.executor_modules.split(",")) if name]
+    for name in sorted({*modules, *further}):
+        found |= {path: file.read_bytes() for path, file in _travelling(name)}
+    return Artifacts(found, dict(_named_files(_files_of_connection(settings))), frozenset(packages))
+
+
+def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
+    """Return the connection parameters of tasks, for `session_files.on_executor`; none of them is a password.
+
+    Unless a password file travels, executors find the password themselves, if they are not this process.
+
+    Raises: SettingsInvalid.
+    """
+    conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
+    if not are_elsewhere(settings):
+        if settings.spark_remote.startswith("sc:"):
+            conninfo.pop("passfile", None)
+        return conninfo
+    own = {name: value for name, value in conninfo.items() if name not in FILES or value == "system"}
+    files = _files_of_connection(settings)
+    names = {parameter: SessionFile(name) for parameter, (name, _) in zip(files, _named_files(files), strict=True)}
+    return {**own, **names, **_parameters(settings)}
+
+
+def modules_of(pipeline: Pipeline) -> set[str]:
+    """Return the modules that an author wrote a pipeline's functions and sources in."""
+    found = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
+    found |= {type(part).__module__ for part in _parts(pipeline.source)}
+    return {name for name in found if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
+
+
+def packages_of(pipeline: Pipeline) -> set[str]:
+    """Return the packages that tasks of a pipeline need besides what all tasks need."""
+    return {name for part in _parts(pipeline.source) for name in part.executor_packages}
+
+
+def _parts(source: Source) -> list[Source]:
+    return list(source.parts.values()) if isinstance(source, Inputs) else [source]
+
+
+def _module_of(function: Any) -> str:
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+@cache
+def _our_modules() -> Mapping[str, bytes]:
+    """Return the files of our packages: read once, as this process goes on with the code that it has imported."""
+    files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
+    return {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in files}
+
+
+def _travelling(module: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a module, or of the outermost package that it is in.
+
+    Raises: SettingsInvalid.
+    """
+    name, spec = _outermost(module)
+    place = Path(spec.origin or "")
+    folder = place.parent if spec.submodule_search_locations else None
+    files = [place] if folder is None else [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    base = place.parent if folder is None else folder
+    prefix = name.replace(".", "/")
+    for file in files:
+        inside = file.relative_to(base)
+        if file.suffix in COMPILED:
+            raise SettingsInvalid(
+                f"Module {module} cannot travel to Spark's executors: {file} is compiled code. Move what runs there into a "
+                "package of Python alone, and install the compiled one on the executors."
+            )
+        if not any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
+            yield (f"{prefix}.py" if folder is None else f"{prefix}/{inside.as_posix()}"), file
+
+
+def _outermost(module: str) -> tuple[str, ModuleSpec]:
+    """Return the outermost package of a module that is no namespace, which other distributions may share.
+
+    Raises: SettingsInvalid.
+    """
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            break
+        if spec.has_location and spec.origin and os.path.isfile(spec.origin):  # noqa: PTH113 - an archive's is no path
+            return name, spec
+    raise SettingsInvalid(
+        f"Module {module} cannot travel to Spark's executors: it is in no file of its own. Write it as a module or a package; "
+        "executor_modules (tidegate settings) names further ones."
+    )
+
+
+def _files_of_connection(settings: Settings) -> dict[str, bytes]:
+    """Return the files that travel, by the parameter that names them, except where executors have their own.
+
+    Raises: SettingsInvalid.
+    """
+    conninfo = {**settings.conninfo(user=settings.pg_stager), "passfile": settings.executor_passfile}
+    theirs = _parameters(settings)
+    files = {}
+    for parameter in FILES:
+        path = conninfo.get(parameter)
+        if path and path != "system" and parameter not in theirs:
+            try:
+                files[parameter] = Path(path).read_bytes()
+            except OSError as error:
+                raise SettingsInvalid(f"The file {path} for Spark's executors cannot be read: {error.strerror}.") from error
+    return files
+
+
+def _named_files(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    for parameter, content in files.items():
+        yield f"tidegate_{parameter}_{_fingerprint(content)}", content
+
+
+@lru_cache
+def _fingerprint(secret: bytes) -> str:
+    """Return a name for a content that may be secret: slow to compute, so a password cannot be guessed by trying."""
+    return hashlib.scrypt(secret, salt=b"tidegate", n=2**14, r=8, p=1, dklen=10).hex()
+
+
+def _parameters(settings: Settings) -> dict[str, str]:
+    """Return libpq's parameters that are different for executors.
+
+    Raises: SettingsInvalid.
+    """
+    try:
+        parameters: dict[str, str] = parse_dsn(settings.executor_conninfo) if settings.executor_conninfo else {}
+    except ProgrammingError as error:
+        raise SettingsInvalid(f"executor_conninfo cannot be read: {str(error).strip()}. See: tidegate settings") from error
+    if "password" in parameters or "sslpassword" in parameters:
+        raise SettingsInvalid(
+            "executor_conninfo holds a password, which Spark would write into its plans. Name a password file: "
+            "executor_passfile (tidegate settings)."
+        )
+    return parameters

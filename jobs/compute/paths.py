@@ -1,0 +1,65 @@
+"""Paths: which way batches of a pipeline take through Spark and into Postgres, for authors to see without running one.
+
+They are what `jobs.compute.route.choose` decides for batches of typical sizes, when no earlier batch is known.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.compute.route import choose, is_flagged
+from jobs.compute.tracking import used_columns
+from jobs.pipeline import Pipeline
+from jobs.sources import InputFacts
+from state_store.attempts import Attempt
+
+MEBIBYTE = 1 << 20
+# Batches of sources that know size and rows of a batch in advance, and whose digests vouch for them.
+_FILES = {
+    "1 file of 1 MiB, 10,000 rows": InputFacts(1, MEBIBYTE, 10_000, is_verified=True),
+    "4 files of 0.5 MiB, 20,000 rows": InputFacts(4, 2 * MEBIBYTE, 20_000, is_verified=True),
+    "1 file of 10 MiB, 100,000 rows": InputFacts(1, 10 * MEBIBYTE, 100_000, is_verified=True),
+    "4 files of 100 MiB": InputFacts(4, 400 * MEBIBYTE, 4_000_000, is_verified=True),
+}
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way of batches of one size.
+
+    `tasks` read and group it. `reads` is how often its rows are read and transformed. `hashed` are the columns of the source's
+    rows that are hashed for comparison with a replay, `follows` what is followed from there into staging, and `in_process` the
+    states that are staged without Spark's tasks.
+    """
+
+    batch: str
+    tasks: Literal["one", "many"]
+    reads: int
+    hashed: Literal["all", "used", "none"]
+    follows: Literal["rows", "partials", "nothing"]
+    in_process: tuple[str, ...]
+
+
+def paths(pipeline: Pipeline) -> list[Path]:
+    """Return the ways of a pipeline's batches, by their size where the source knows it."""
+    attempt = Attempt(pipeline.name, 1, 1, {}, rows_before={})
+    return [
+        _path(pipeline, attempt, batch, facts)
+        for batch, facts in (_FILES if pipeline.source.keeps_files else {"any": InputFacts()}).items()
+    ]
+
+
+def _path(pipeline: Pipeline, attempt: Attempt, batch: str, facts: InputFacts) -> Path:
+    route = choose(pipeline, attempt, facts)
+    follows: Literal["rows", "partials", "nothing"] = "rows"
+    if route.follows_partials is not None:
+        follows = "partials"
+    elif used_columns(pipeline) is None:
+        follows = "nothing"
+    return Path(
+        batch=batch,
+        tasks="one" if route.one_task else "many",
+        reads=len(pipeline.states) + (1 if is_flagged(pipeline, attempt) and pipeline.spec.quarantines else 0),
+        hashed="none" if pipeline.tracking == "off" else route.hashed,
+        follows=follows,
+        in_process=tuple(sorted(route.in_process)),
+    )

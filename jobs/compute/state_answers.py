@@ -1,0 +1,233 @@
+"""Answers a transform's state queries: each Spark task asks Postgres for the keys in its rows, once per Arrow batch.
+
+A query is a function over the key's columns, which Spark calls with Arrow batches: only these columns go to Python, and no row
+moves. Spark takes the function for one that gives something else each time, so that it neither calls it twice for a row nor
+moves it past a filter; within an attempt it always gives the same (`state_store.queried`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
+
+from jobs.compute import state_columns
+from jobs.compute.session_files import on_executor
+from jobs.marked_reports import marked, report_behind
+from jobs.sources.files.read import quoted
+from jobs.state_queries import How
+from state_store import errors
+from state_store.declaration import DAYS, TICKS, ColumnType
+from state_store.errors import DeclarationInvalid, TidegateError
+from state_store.state_reads import Reading, connected
+
+if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
+    from state_store.queried import QueriedState
+
+MARK = "TIDEGATE_STATE_QUERY"
+FOUND, IS_THERE = "_tidegate_found", "_tidegate_is_there"
+_UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "boolean": pa.bool_(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "date": pa.date32(),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "timestamp": pa.timestamp("us"),
+    "uuid": pa.string(),
+    "bytea": pa.binary(),
+}
+
+
+@dataclass(frozen=True)
+class StateAnswers:
+    """The answers to state queries of one attempt: `txid` is its batch, `tasks` how many Spark tasks may ask at once."""
+
+    states: "Mapping[str, QueriedState]"
+    txid: int
+    conninfo: dict[str, Any]
+    tasks: int
+
+    def look_up(
+        self, rows: DataFrame, of: str, on: Mapping[str, str], columns: Mapping[str, str] | None, how: How
+    ) -> DataFrame:
+        """Return the rows with columns of a state, as `jobs.state_queries.state_query` describes.
+
+        Raises: DeclarationInvalid.
+        """
+        if (state := self.states.get(of)) is None:
+            known = ", ".join(self.states) or "none"
+            raise DeclarationInvalid(
+                f"The transform queries {of}, which its pipeline does not declare. Add queries=[StateQuery({of!r})]. "
+                f"Declared: {known}."
+            )
+        schema = rows.schema
+        keys = _keys(schema, state, on)
+        chosen = _chosen(schema, state, columns, how)
+        kinds = {name: state.column(name) for name in chosen}
+        lookup = Lookup(
+            self.conninfo,
+            state.reading(self.txid, list(chosen)),
+            {name: _arrow_type(kind) for name, kind in kinds.items()},
+            tuple(key.type.name for key in state.spec.keys),
+        )
+        fields = [T.StructField(name, state_columns.spark_type(kind)) for name, kind in kinds.items()]
+        answer = T.StructType([T.StructField(IS_THERE, T.BooleanType(), nullable=False), *fields])
+        # PySpark's stubs lack it.
+        ask = F.arrow_udf(lookup.answers, answer).asNondeterministic()  # type: ignore[attr-defined]
+        # Each task that asks has a connection of its own.
+        found = rows.coalesce(self.tasks).select("*", ask(*(keys or [F.lit(0)])).alias(FOUND))
+        if how != "left":
+            is_there = F.col(FOUND).getField(IS_THERE)
+            found = found.where(is_there if how == "inner" else ~is_there)
+        own = [F.col(quoted(name)) for name in schema.names]
+        return found.select(*own, *(F.col(FOUND).getField(name).alias(alias) for name, alias in chosen.items()))
+
+
+def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) -> list[Any]:
+    """Return the columns of the rows that are the state's key, in its order and types.
+
+    Raises: DeclarationInvalid.
+    """
+    begin, names = f"A query of state {state.read.of}", [key.name for key in state.spec.keys]
+    if sorted(on) != sorted(names):
+        raise DeclarationInvalid(
+            f"{begin} has on={sorted(on)}, and the state's key is {', '.join(names) or 'empty'}: name all of it."
+        )
+    keys = []
+    for key in state.spec.keys:
+        name = on[key.name]
+        if name not in schema.names:
+            raise DeclarationInvalid(
+                f"{begin} takes {key.name} from column {name}, and the rows have {', '.join(schema.names)}."
+            )
+        found = schema[name].dataType
+        if isinstance(found, T.FloatType | T.DoubleType) or not state_columns.fits(found, key.type, any_scale=True):
+            raise DeclarationInvalid(
+                f"{begin}: its key {key.name} is {key.type.name}, column {name} of the rows is {found.simpleString()}. Cast it."
+            )
+        column = F.col(quoted(name))
+        keys.append(F.lower(column) if key.type.name == "uuid" else column)
+    return keys
+
+
+def _chosen(schema: T.StructType, state: "QueriedState", columns: Mapping[str, str] | None, how: How) -> dict[str, str]:
+    """Return the requested columns of the state, each with its name in the rows.
+
+    Raises: DeclarationInvalid.
+    """
+    begin = f"A query of state {state.read.of}"
+    if how == "anti":
+        if columns:
+            raise DeclarationInvalid(
+                f'{begin} with how="anti" keeps rows that the state does not have: it has no columns for them.'
+            )
+        return {}
+    known = [column.name for column in state.spec.shown]
+    chosen = dict(columns) if columns is not None else {value.name: value.name for value in state.spec.results}
+    if strange := [name for name in chosen if name not in known]:
+        raise DeclarationInvalid(f"{begin} asks for column {strange[0]}, and the state has {', '.join(known)}.")
+    names = [name.lower() for name in (*schema.names, *chosen.values())]  # to Spark, Seats and seats are the same
+    if twice := [name for name in chosen.values() if names.count(name.lower()) > 1]:
+        raise DeclarationInvalid(
+            f"{begin} would give the rows a second column {twice[0]}. Give it another name: "
+            f'columns={{"{next(name for name, alias in chosen.items() if alias == twice[0])}": "..."}}.'
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Finds the rows of keys in a Spark task, for `pyspark.sql.functions.arrow_udf`.
+
+    It is a class for the reason given in `jobs.compute.sink`.
+    """
+
+    conninfo: dict[str, Any]
+    reading: Reading
+    result: Mapping[str, pa.DataType]
+    kinds: tuple[str, ...]
+
+    def answers(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Yield for each batch of keys a struct: whether the state has the key, and the columns of its row.
+
+        Spark reads from the types that it gets all batches of a task; those of a single column come without the tuple.
+        """
+        if (first := next(batches, None)) is None:
+            return  # a task without rows needs no connection
+        try:
+            with connected(on_executor(self.conninfo), self.reading.of) as connection:
+                for batch in chain([first], batches):
+                    columns = batch if isinstance(batch, tuple) else (batch,)
+                    yield self._answer(connection, [_combined(column) for column in columns])
+        except TidegateError as error:
+            raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
+
+    def _answer(self, connection: Any, columns: list[pa.Array]) -> pa.StructArray:
+        """Return what the state has for each key: each different one is requested once."""
+        size, columns = len(columns[0]), columns[: len(self.kinds)]
+        is_possible: Any = pa.repeat(pa.scalar(value=True), size)
+        for column, kind in zip(columns, self.kinds, strict=True):
+            is_possible = pc.and_(is_possible, _can_be_stored(column, kind))
+        rows_of_keys = list(zip(*(_values(column, is_possible) for column in columns), strict=True)) if columns else [()] * size
+        wanted = list(dict.fromkeys(key for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True) if is_it))
+        place: dict[tuple[Any, ...], int] = {}
+        found: list[tuple[Any, ...]] = []
+        for position, row in self.reading.rows(connection, wanted):
+            place[wanted[position]] = len(found)
+            found.append(row)
+        # A key that cannot be stored is like NULLs in the list of keys, which may be those of a group.
+        places = [place.get(key) if is_it else None for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True)]
+        indices = pa.array(places, pa.int64())
+        columns_found = [
+            pa.array([_plain(row[number]) for row in found], kind).take(indices)
+            for number, kind in enumerate(self.result.values())
+        ]
+        return pa.StructArray.from_arrays([indices.is_valid(), *columns_found], [IS_THERE, *self.result])
+
+
+def _combined(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _can_be_stored(column: pa.Array, kind: str) -> Any:
+    """Return for each value whether a column of this type could hold it; NULL could. What could not is in no state."""
+    if kind == "text":
+        possible = pc.invert(pc.match_substring(column, "\0"))
+    elif kind == "uuid":
+        possible = pc.match_substring_regex(column, _UUID)
+    elif pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+        is_date = pa.types.is_date32(column.type)
+        ticks, (first, last) = column.view(pa.int32() if is_date else pa.int64()), DAYS if is_date else TICKS
+        possible = pc.and_(pc.greater_equal(ticks, first), pc.less_equal(ticks, last))
+    else:
+        return pa.repeat(pa.scalar(value=True), len(column))
+    return pc.fill_null(possible, True)
+
+
+def _values(column: pa.Array, is_possible: Any) -> list[Any]:
+    """Return a key's values as Python's; None for those that are not possible, some of which Python lacks."""
+    values: list[Any] = pc.if_else(is_possible, column, pa.scalar(None, column.type)).to_pylist()
+    return values
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def explain(error: Exception) -> TidegateError | None:
+    """Return the error that a task's query raised; None if the error is about something else."""
+    report = report_behind(MARK, error)
+    return None if report is None else getattr(errors, report["error"])(report["reason"])
+
+
+def _arrow_type(kind: ColumnType) -> pa.DataType:
+    if numeric := kind.precision_and_scale:
+        return pa.decimal128(*numeric)
+    return pa.string() if kind.element else _ARROW_TYPES[kind.name]

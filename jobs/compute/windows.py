@@ -1,0 +1,48 @@
+"""The windows of rows: to which piece of time a row belongs, and what a piece says of its window (`state_store.window_spec`).
+
+All is whole numbers of microseconds since 1970. Sessions of Spark have the time zone UTC, so that a timestamp without zone
+becomes such a number, and comes back, as it stands.
+"""
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+from jobs.aggregates import Part
+from jobs.compute import state_columns
+from state_store.declaration import ColumnType
+from state_store.window_spec import WINDOW_START, WindowSpec
+
+# The piece of a session's rows is grouped by, and not kept: a session begins with its first row.
+PIECE = "_tidegate_piece"
+
+
+def grouped_by(window: WindowSpec, time: Column) -> Column:
+    """Return what rows are grouped by, besides the state's own key, from their time; NULL if that is NULL."""
+    start = _start(window, time)
+    return start.alias(PIECE) if window.is_session else _time(window, start).alias(WINDOW_START)
+
+
+def session_start(time: Column) -> Column:
+    """Return the start of a piece of a session."""
+    return F.min(time).alias(WINDOW_START)
+
+
+def partial(window: WindowSpec, part: Part, time: Column) -> Column:
+    """Return what a piece says of its window: its end, or that it corrects nothing yet, which the commit decides."""
+    if part.function == "no_corrections":
+        return F.max(F.lit(0))
+    begins = _micros(time) if window.is_session else _start(window, time)
+    return _time(window, F.max(begins + F.lit(window.size)))
+
+
+def _start(window: WindowSpec, time: Column) -> Column:
+    ticks = _micros(time)
+    return ticks - F.pmod(ticks - F.lit(window.offset), F.lit(window.every).cast("bigint"))
+
+
+def _micros(time: Column) -> Column:
+    return F.unix_micros(time.cast("timestamp"))
+
+
+def _time(window: WindowSpec, ticks: Column) -> Column:
+    return F.timestamp_micros(ticks).cast(state_columns.spark_type(ColumnType(window.type)))

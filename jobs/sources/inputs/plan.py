@@ -1,0 +1,171 @@
+"""Plans batches of several inputs: a slice of each that has new rows, the positions of the others, versions of references."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Coordinator, History
+from state_store.batches import encode_metadata
+from state_store.declaration import SourceMetadata
+from state_store.errors import SourceChanged, SourceUnavailable
+from state_store.settings import Settings
+from state_store.source_files import AFTER, FILES, INPUTS, TakenFile, name_in
+
+if TYPE_CHECKING:
+    from jobs.sources.inputs.source import Inputs
+
+logger = logging.getLogger(__name__)
+
+
+class InputsCoordinator(Coordinator):
+    """Asks the coordinator of each input, for one plan."""
+
+    def __init__(self, source: "Inputs", settings: Settings) -> None:
+        self._source = source
+        self._settings = settings
+        self._history: History | None = None
+        self._committed: int | None = None
+        self._coordinators: dict[str, Coordinator] = {}
+        self._looked_at: dict[str, SourceMetadata] = {}  # the versions of references: all batches of one plan have the same
+
+    def look_back(self, history: History) -> None:
+        """Keep the history, of which each input sees its own files."""
+        self._history = history
+
+    def success(self, txid: int) -> None:
+        """Keep the last committed txid for the inputs."""
+        self._committed = txid
+
+    def initialize_transaction(
+        self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
+    ) -> SourceMetadata | None:
+        """Return a slice of each input with new rows, and the version of each reference; None if there is nothing new.
+
+        When a batch is planned again, its inputs stay the same: each opaque one chooses its rows again, others keep theirs.
+
+        Raises: SourceChanged if the previous batch has another kind of source; what the inputs and references raise.
+        """
+        if current_metadata is not None and self._source.kind == "transactional":
+            return current_metadata
+        known = _positions(previous_metadata)
+        if current_metadata is None:
+            slices = self._new_slices(txid, known)
+        else:
+            slices = self._slices_again(txid, known, current_metadata[INPUTS])
+        if not slices:
+            return None
+        references = self._versions()
+        if references is None:
+            if current_metadata is None:
+                return None
+            raise SourceUnavailable("A reference may still be written. The batch is planned again when it is complete.")
+        idle = {name: _position_in(last) for name, last in known.items() if name not in slices}
+        return {INPUTS: slices, "idle": idle, "references": references}
+
+    def _new_slices(self, txid: int, known: Mapping[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
+        """Return the next slice of each input that has one; None if the batch has to wait."""
+        slices: dict[str, SourceMetadata] = {}
+        for name in self._source.parts:
+            try:
+                coordinator = self._coordinator(name)
+                found = coordinator.initialize_transaction(txid, known.get(name), None) if coordinator.is_ready(txid) else None
+            except SourceUnavailable as unavailable:
+                if self._source.parts[name].kind == "transactional":
+                    raise
+                logger.warning("Batch %d goes without input %s: %s Its rows come in a later batch.", txid, name, unavailable)
+                found = None
+            if found is not None:
+                slices[name] = found
+        if slices and self._source.wait_for_all and (missing := [name for name in self._source.parts if name not in slices]):
+            logger.info("Batch %d waits for new rows of %s.", txid, ", ".join(missing))
+            return None
+        return slices
+
+    def _slices_again(
+        self, txid: int, known: Mapping[str, SourceMetadata], current: Mapping[str, SourceMetadata]
+    ) -> dict[str, SourceMetadata]:
+        slices: dict[str, SourceMetadata] = {}
+        for name, saved in current.items():
+            if name not in self._source.parts:
+                raise SourceChanged(not_declared(name))
+            slices[name] = saved
+            if self._source.parts[name].kind != "transactional":
+                found = self._coordinator(name).initialize_transaction(txid, known.get(name), saved)
+                if found is None:
+                    raise SourceUnavailable(f"Input {name} has nothing in place of what it planned before.")
+                slices[name] = found
+        return slices
+
+    def _coordinator(self, name: str) -> Coordinator:
+        if name not in self._coordinators:
+            coordinator = self._source.parts[name].coordinator(self._settings)
+            if self._history is not None:
+                coordinator.look_back(HistoryOfInput(self._history, name))
+            if self._committed is not None:
+                coordinator.success(self._committed)
+            self._coordinators[name] = coordinator
+        return self._coordinators[name]
+
+    def _versions(self) -> dict[str, SourceMetadata] | None:
+        """Return the version of each reference at the first look; None while one of them may still be written."""
+        for name, reference in self._source.references.items():
+            if name in self._looked_at:
+                continue
+            version = reference.version(self._settings)
+            if version is None:
+                logger.warning("No batch is planned while reference %s may still be written. Run again later.", name)
+                return None
+            self._looked_at[name] = version
+        return dict(self._looked_at)
+
+
+@dataclass(frozen=True)
+class HistoryOfInput:
+    """The ledger's record as one input sees it: its own files, under their own names."""
+
+    history: History
+    name: str
+
+    def committed(self) -> int:
+        """Return the last committed txid."""
+        return self.history.committed()
+
+    def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
+        """Yield each name with its files in batches before a txid."""
+        start = len(name_in(self.name, ""))
+        for name, files in self.history.taken_files([name_in(self.name, name) for name in names], before_txid):
+            yield name[start:], [replace(file, name=file.name[start:]) for file in files]
+
+    def note_times(self, files: Sequence[TakenFile]) -> None:
+        """Record the new modification times of files that have counted."""
+        self.history.note_times([replace(file, name=name_in(self.name, file.name)) for file in files])
+
+
+def not_declared(name: str) -> str:
+    """Return the reason why a batch cannot be read without an input or reference that it was planned with."""
+    return (
+        f"The batch was planned with input {name}, which the pipeline does not declare any more. Declare it again until the "
+        "batch has committed, or give the batch up: tidegate skip."
+    )
+
+
+def _positions(previous: SourceMetadata | None) -> dict[str, SourceMetadata]:
+    """Return where each input stands after the previous batch, also of those that are not declared at present."""
+    if previous is None:
+        return {}
+    if not {INPUTS, "idle"} <= previous.keys():
+        raise SourceChanged(
+            "The batches before are of a source without inputs, so nothing is known of where these stand. Give the pipeline "
+            "and its states new names, or declare the earlier source again."
+        )
+    return {**previous["idle"], **previous[INPUTS]}
+
+
+def _position_in(last: SourceMetadata) -> dict[str, Any]:
+    """Return what is kept of an idle input's last slice: of files at most the last name, because the ledger knows each."""
+    if not last.get(FILES):
+        return last
+    position = {AFTER: last[AFTER]} if AFTER in last else {}
+    return {FILES: [], "behind": sha256(encode_metadata(last)).hexdigest(), **position}

@@ -1,0 +1,143 @@
+"""Reads a batch of several inputs: each by its own emitter, and the references in the versions of the batch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING
+
+from jobs.sources import Emitter, InputFacts, Part
+from jobs.sources.inputs.plan import not_declared
+from state_store.declaration import SourceMetadata
+from state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
+from state_store.settings import Settings
+from state_store.source_files import INPUTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T  # noqa: N812
+
+    from jobs.sources.inputs.source import Inputs
+    from state_store.attempts import Attempt
+
+
+class InputsEmitter(Emitter):
+    """Reads the slices of inputs that the metadata of a batch names."""
+
+    def __init__(self, source: "Inputs", spark: "SparkSession", settings: Settings) -> None:
+        self._spark = spark
+        self._inputs = {name: part.emitter(spark, settings) for name, part in source.parts.items()}
+        is_replanned = source.kind != "transactional"
+        self._references = {
+            name: reference.emitter(spark, settings, is_replanned=is_replanned) for name, reference in source.references.items()
+        }
+
+    def emit_parts(
+        self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
+    ) -> Mapping[str, Part]:
+        """Return the rows of each input and reference, by name; `with_idle` also frames without rows, of the other inputs."""
+        parts: dict[str, Part] = {}
+        shares = dict(self._shares(metadata))
+        for name, emitter in self._inputs.items():
+            if name in shares:
+                emit = emitter.emit_records if flagged else emitter.emit_batch
+                rows = emit(replace(attempt, source_metadata=shares[name]), shares[name])
+                parts[name] = Part(rows, "input", partial(emitter.expected_rows, shares[name]))
+            elif with_idle:
+                parts[name] = Part(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
+        for name, reader in self._references.items():
+            rows = reader.emit_batch(replace(attempt, source_metadata=shares[name]), shares[name])
+            parts[name] = Part(rows, "reference", partial(reader.expected_rows, shares[name]))
+        return parts
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows of all inputs, if they have the same columns."""
+        return self._merged(attempt, metadata, flagged=False)
+
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the records of all inputs, if they have the same columns."""
+        return self._merged(attempt, metadata, flagged=True)
+
+    def _merged(self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool) -> "DataFrame":
+        parts = self.emit_parts(attempt, metadata, flagged=flagged)
+        frames = {name: part.rows for name, part in parts.items() if part.role != "reference"}
+        return merged(frames, {name: rows.schema for name, rows in frames.items()})
+
+    def row_schema(self) -> str:
+        """Return the columns of the first input, which merged inputs share."""
+        return next(iter(self._inputs.values())).row_schema()
+
+    def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
+        """Return what is known of all that is read; the rows are those of the inputs, without the references'."""
+        shares = dict(self._shares(metadata))
+        known = {
+            name: emitter.facts(replace(attempt, source_metadata=shares[name]), shares[name])
+            for name, emitter in self._all.items()
+            if name in shares
+        }
+        rows = [found.rows for name, found in known.items() if name in self._inputs]
+        sizes = [found.bytes for found in known.values()]
+        return InputFacts(
+            sum(found.files for found in known.values()),
+            None if None in sizes else sum(size or 0 for size in sizes),
+            None if None in rows else sum(number or 0 for number in rows),
+            is_verified=all(found.is_verified for found in known.values()),
+        )
+
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return the number of rows of all inputs; None if that of one is unknown."""
+        shares = dict(self._shares(metadata))
+        rows = [emitter.expected_rows(shares[name]) for name, emitter in self._inputs.items() if name in shares]
+        return None if None in rows else sum(number or 0 for number in rows)
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+        """Check that each input, and each reference, had the rows of the metadata."""
+        for name, share in self._shares(metadata):
+            self._all[name].verify_batch(replace(attempt, source_metadata=share), share)
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return a Spark error in the terms of the input that knows it."""
+        return next((found for emitter in self._all.values() if (found := emitter.explain(error))), None)
+
+    @property
+    def _all(self) -> dict[str, Emitter]:
+        return {**self._inputs, **self._references}
+
+    def _shares(self, metadata: SourceMetadata) -> Iterator[tuple[str, SourceMetadata]]:
+        """Yield each input and reference that the batch reads, with its slice or version.
+
+        Raises: SourceChanged if the batch was planned with other inputs or references than those that are declared.
+        """
+        if not {INPUTS, "references"} <= metadata.keys():
+            raise SourceChanged(
+                "The batch was planned from a source without inputs. Declare that one until the batch has committed, or give "
+                "the batch up: tidegate skip."
+            )
+        if missing := [name for name in self._references if name not in metadata["references"]]:
+            raise SourceChanged(
+                f"The batch was planned without reference {missing[0]}, so it has no version of it. Take the reference out "
+                "until the batch has committed, or give the batch up: tidegate skip."
+            )
+        for name, share in (*metadata[INPUTS].items(), *metadata["references"].items()):
+            if name not in self._all:
+                raise SourceChanged(not_declared(name))
+            yield name, share
+
+
+def merged(frames: "Mapping[str, DataFrame]", schemas: "Mapping[str, T.StructType]") -> "DataFrame":
+    """Return the rows of all frames, by the columns of the first one; `schemas` are theirs, a round trip each.
+
+    Raises: DeclarationInvalid if they have different columns or types.
+    """
+    (first, expected), *others = ((name, _types(schema)) for name, schema in schemas.items())
+    for name, found in others:
+        if different := sorted(expected.items() ^ found.items()):
+            column = different[0][0]
+            raise DeclarationInvalid(
+                f"Inputs {first} and {name} are merged, but {column} is {expected.get(column, 'missing')} in {first}, and "
+                f"{found.get(column, 'missing')} in {name}. Declare the same columns, or a transform that selects and casts."
+            )
+    return reduce(lambda left, right: left.unionByName(right), frames.values())
+
+
+def _types(schema: "T.StructType") -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema}

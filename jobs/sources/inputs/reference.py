@@ -1,0 +1,153 @@
+"""References: file sets that batches are joined with, each batch with the version that was there when it was planned.
+
+    version = {"files": [{"name", "size", "mtime_ns", "sha256"}, ...]}
+
+The version is part of the batch's metadata, so an attempt reads exactly these bytes or none (I11). A plan reads all files of
+the reference, to know their digests; each attempt reads them twice more, before and after Spark. With a keep folder, a version
+names copies of the files instead (`jobs.sources.inputs.copies`).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Dataset, LeftAlone
+from jobs.sources.files.listing import list_files, young_among
+from jobs.sources.files.objects import is_url
+from jobs.sources.files.source import Files
+from jobs.sources.inputs.copies import keep
+from state_store.declaration import SourceMetadata
+from state_store.errors import SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.sources.files.read import FileReader
+
+# A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
+LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_LOOKS = 10, 0.1
+MOST_FILES = 1000  # each batch's metadata lists them all
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A whole set of files that each batch may be joined with; its rows are not rows of the source.
+
+        Inputs({"flights": Files("data/flights", ...), "planes": Reference(Files("data/planes", ...))})
+
+    `files` says where they are and how they are read. All that are there when a batch is planned are its version: name, size
+    and SHA-256 of each are frozen with the batch, and every attempt reads these bytes. Files may be replaced, added and
+    removed between batches; later batches take the new version. A batch that has not committed needs the version that it was
+    planned with: an attempt that finds another one is refused with SourceChanged, until the files are put back. If the
+    `Inputs` are opaque, such a batch is planned again instead, with the version that is there.
+
+    `keep_folder` receives a copy of each file that differs from all before, when it is planned; batches read the copies, so
+    that the files may be replaced at any time. Planner and Spark must reach it, and nothing else may write there. Nothing
+    deletes copies: those of a version are not needed any more when every batch that was planned with it has committed.
+
+    New files do not make a batch. Nothing is planned while a file of the reference is younger than `min_age_seconds`, or when
+    there is none at all: write a new version beside the old one, and rename it.
+    """
+
+    files: Files
+    keep_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.files, Files):
+            raise TypeError(f"Reference takes Files, not {type(self.files).__name__}: only files have a version to freeze.")
+        if is_url(self.files.folder):
+            raise ValueError(f"Reference to {self.files.folder!r} cannot be frozen: only folders on a disk can be references.")
+        usual = Files(self.files.folder, format="text")
+        for name in ("kind", "done_folder", "max_files", "max_bytes"):
+            if getattr(self.files, name) != getattr(usual, name):
+                raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
+
+    @property
+    def identity(self) -> str:
+        """Return what identifies the rows, whatever the version."""
+        kept = f", kept in {self.keep_folder}" if self.keep_folder else ""
+        return f"reference to {self.files.identity}{kept}"
+
+    def version(self, settings: Settings) -> SourceMetadata | None:
+        """Return the files that are there now, with their digests; None while one of them may still be written.
+
+        Raises: SourceUnreadable if there is none, there are too many, or one cannot be read.
+        """
+        min_age = self.files.min_age(settings)
+        ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
+        while (found := self._look(settings, min_age)) is None and time.monotonic() < ends_at:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return found
+
+    def _look(self, settings: Settings, min_age: int) -> SourceMetadata | None:
+        folder, names = self._listed(settings)
+        if young_among(folder, names, min_age):
+            return None
+        files = [self.files.identified(folder, name, min_age) for name in names]
+        # A version is what was there at one moment: no file has come, gone or changed while the others were read.
+        if self._listed(settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
+            return None
+        kept = [self._kept(settings, folder, file) for file in files if file]
+        return None if None in kept else {"files": kept}
+
+    def _kept(self, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the file as batches read it: itself or, with a keep folder, its copy; None if it changes meanwhile."""
+        if self.keep_folder is None:
+            return file
+        return keep(folder / file["name"], file, settings.home / self.keep_folder, None if self.files.follow_links else folder)
+
+    def _listed(self, settings: Settings) -> tuple[Path, list[str]]:
+        files = self.files
+        found = list_files(settings.home / files.folder, files.glob, follow_links=files.follow_links)
+        if not found.names:
+            raise SourceUnreadable(
+                f"The reference has no files: nothing in {found.folder} matches {found.pattern}. Put them there, or correct "
+                "the pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
+            )
+        if len(found.names) > MOST_FILES:
+            raise SourceUnreadable(
+                f"The reference has {len(found.names)} files in {found.folder}, and each batch would list them all: the most "
+                f"is {MOST_FILES}. Put their rows into fewer files."
+            )
+        return found.folder, found.names
+
+    def emitter(self, spark: "SparkSession", settings: Settings, *, is_replanned: bool) -> "FileReader":
+        """Return a reader of a version. `is_replanned`: a batch that finds another version is planned again."""
+        reader = replace(self._read, kind="opaque" if is_replanned else "transactional").emitter(spark, settings)
+        reader.advice = (
+            "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the "
+            "new version. Or give the batch up: tidegate skip."
+        )
+        return reader
+
+    @property
+    def _read(self) -> Files:
+        """Return the files as they are read: those of the keep folder, if there is one."""
+        return self.files if self.keep_folder is None else replace(self.files, folder=self.keep_folder, follow_links=False)
+
+    def datasets(self, version: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return the folder, and the version's files as the locations within it."""
+        return self._read.datasets(version, settings)
+
+    def left_alone(self, settings: Settings) -> LeftAlone:
+        """Return the names in the folder that are not read, by reason."""
+        return self.files.left_alone(settings)
+
+    def held_back(self, settings: Settings) -> str | None:
+        """Return how many files are too young, so that they may still be written.
+
+        Raises: SourceUnreadable if there is none, or there are too many.
+        """
+        self._listed(settings)
+        return self.files.held_back(settings)
+
+
+def _is_unchanged(folder: Path, file: Mapping[str, Any]) -> bool:
+    try:
+        found = (folder / file["name"]).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (file["size"], file["mtime_ns"])

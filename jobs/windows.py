@@ -1,0 +1,171 @@
+"""Windows: a state has one row per key and window of event time, the time in a column of the rows.
+
+    Tumbling   one after another: each row is in one window
+    Sliding    longer than the distance between them: each row is in several
+    Session    as long as rows come: rows of a key that are less than a gap apart are in one
+
+docs/windows.md explains them, late rows, and when a window is final.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, get_args
+
+from jobs.aggregates import Part
+from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
+
+_DURATION = re.compile(r"(\d+) (microsecond|millisecond|second|minute|hour|day|week)s?")
+_MICROSECOND = timedelta(microseconds=1)
+# More are refused: with each of them, every row is merged once more.
+MOST_PER_ROW = 1000
+# Longer is refused, so that no end of a window is beyond what Postgres can represent.
+LONGEST = timedelta(days=366_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(ABC):
+    """How a state divides time; `Tumbling` describes what all windows have in common."""
+
+    type: TimeType = "timestamptz"
+    final_after: str | timedelta | None = None
+    emit_final: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.spec
+
+    @property
+    @abstractmethod
+    def spec(self) -> WindowSpec:
+        """Return the store's view of these windows."""
+
+
+@dataclass(frozen=True)
+class Tumbling(Window):
+    """Windows of one size, one after another: ``Tumbling("at", "1 hour")``.
+
+    `column` holds the event time: a timestamp with zone, or, with ``type="timestamp"``, one without. A window includes its
+    start and not its end. Windows begin at multiples of the size since 1970-01-01 00:00 (UTC, where there is a zone), plus
+    `offset`: weeks from Monday on are ``Tumbling("at", "1 week", offset="4 days")``. A day is 24 hours.
+
+    `final_after` seals windows: once the watermark, the greatest event time that has counted, is this much later than a
+    window's end, the window never changes again. Rows that come for it later are set aside in quarantine, with the reason.
+    Without it, a late row corrects its window, whenever it comes.
+
+    With `emit_final`, each window is recorded in the table ``<state>_final`` once, in the commit that makes it final. Another
+    pipeline can follow these: `jobs.sources.changes.Changes`.
+
+    Durations are texts, such as "90 seconds", "15 minutes", "1 hour", "2 days", "1 week", or `datetime.timedelta`.
+    """
+
+    column: str
+    size: str | timedelta
+    offset: str | timedelta = timedelta(0)
+
+    @property
+    def spec(self) -> WindowSpec:
+        """Return the store's view of these windows."""
+        size = _length(self, "size", self.size)
+        offset = _length(self, "offset", self.offset, least=0) % size
+        return WindowSpec("tumbling", self.column, _time_type(self), size, size, offset, *_final(self))
+
+
+@dataclass(frozen=True)
+class Sliding(Window):
+    """Windows of one size that overlap: ``Sliding("at", size="1 hour", every="15 minutes")``.
+
+    A new window begins `every` so often, and `size` is a multiple of that; each row counts in ``size / every`` windows, at most
+    1,000. The rest is as in `Tumbling`.
+    """
+
+    column: str
+    size: str | timedelta
+    every: str | timedelta
+    offset: str | timedelta = timedelta(0)
+
+    @property
+    def spec(self) -> WindowSpec:
+        """Return the store's view of these windows."""
+        size, every = _length(self, "size", self.size), _length(self, "every", self.every)
+        if size % every:
+            raise ValueError(f"Sliding({self.column!r}): the size, {self.size}, has to be a multiple of `every`, {self.every}.")
+        if size // every > MOST_PER_ROW:
+            raise ValueError(
+                f"Sliding({self.column!r}): each row would be in {size // every} windows; {MOST_PER_ROW} are possible. "
+                "Make `every` longer."
+            )
+        offset = _length(self, "offset", self.offset, least=0) % every
+        return WindowSpec("sliding", self.column, _time_type(self), size, every, offset, *_final(self))
+
+
+@dataclass(frozen=True)
+class Session(Window):
+    """Windows that last as long as rows come: ``Session("at", gap="30 minutes")``.
+
+    Rows of one key that are less than the gap apart are in one session, across batches and in any order of arrival: a row that
+    comes late may join two sessions, which then become one. A session begins with its first row and ends a gap after its last.
+
+    `type`, `final_after` and `emit_final` are those of `Tumbling`. A row that would join a final session is set aside.
+    """
+
+    column: str
+    gap: str | timedelta
+
+    @property
+    def spec(self) -> WindowSpec:
+        """Return the store's view of these windows."""
+        gap = _length(self, "gap", self.gap)
+        return WindowSpec("session", self.column, _time_type(self), gap, gap, 0, *_final(self))
+
+
+def parts_of(window: WindowSpec) -> Sequence[Part]:
+    """Return the columns that a state keeps for its windows, besides their start, which is part of its key."""
+    return [
+        Part(WINDOW_END, window.type, "max", "window_end", window.column),
+        Part(LAST_EVENT, window.type, "max", "max", window.column),
+        Part(CORRECTIONS, "bigint", "sum", "no_corrections"),
+    ]
+
+
+def _length(window: Any, what: str, given: str | timedelta, *, least: int = 1) -> int:
+    """Return a duration in microseconds.
+
+    Raises: ValueError, TypeError.
+    """
+    place = f"{type(window).__name__}({window.column!r})"
+    if isinstance(given, str):
+        found = _DURATION.fullmatch(given)
+        if found is None:
+            raise ValueError(
+                f"{place}: {given!r} is no duration. Write {what} as a whole number and a unit, such as '15 minutes': "
+                "microseconds to weeks. Months and years have no fixed length."
+            )
+        length = int(found[1]) * (timedelta(**{f"{found[2]}s": 1}) // _MICROSECOND)
+    elif isinstance(given, timedelta):
+        length = given // _MICROSECOND
+    else:
+        raise TypeError(f"{place}: {what} is {given!r}; write it as text, such as '15 minutes', or as a timedelta.")
+    if not least <= length <= LONGEST // _MICROSECOND:
+        raise ValueError(f"{place}: {what} is {given}; use at least {least} microsecond, and at most {LONGEST.days} days.")
+    return length
+
+
+def _final(window: Any) -> tuple[int | None, bool]:
+    """Return when windows are final, and whether they are then recorded.
+
+    Raises: ValueError.
+    """
+    if window.final_after is None:
+        if window.emit_final:
+            raise ValueError(f"{type(window).__name__}({window.column!r}): emit_final needs final_after, which says when.")
+        return None, False
+    return _length(window, "final_after", window.final_after, least=0), window.emit_final
+
+
+def _time_type(window: Any) -> TimeType:
+    if window.type not in get_args(TimeType):
+        raise ValueError(f"{type(window).__name__}({window.column!r}) has type={window.type!r}; use timestamptz or timestamp.")
+    found: TimeType = window.type
+    return found

@@ -1,0 +1,84 @@
+"""Hash partitions: the table of a state with many keys, split into smaller ones by a hash of the key.
+
+Postgres keeps them, and a commit writes them through the table of the state's name, so nothing but the making of the table
+knows of them. All rows of a key are in one partition: of a state with windows every window, of a history every version.
+Partitions are vacuumed and reindexed one by one (docs/state-size.md). Their names have a $, which no declared name has.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import REGCLASS
+
+from state_store.declaration import PipelineSpec, StateSpec
+
+
+def partitioned_by(state: StateSpec) -> str:
+    """Return the SQL of what the table is partitioned by."""
+    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    return f"HASH ({', '.join(quote(key.name) for key in state.hashed_keys)})"
+
+
+def made(schema: str | None, state: StateSpec, storage: dict[str, Any], after: Sequence[str]) -> Iterator[str]:
+    """Yield the statements that make the partitions of a table: each with its storage, then with `after`, templates for it."""
+    options = ", ".join(f"{name} = {value}" for name, value in storage.items())
+    for number, name in enumerate(_names(state)):
+        table = f"{schema}.{name}"
+        yield (
+            f"CREATE TABLE {table} PARTITION OF {schema}.{state.table_name} "
+            f"FOR VALUES WITH (MODULUS {state.hash_partitions}, REMAINDER {number}) WITH ({options})"
+        )
+        yield from (statement.format(table=table) for statement in after)
+
+
+def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:
+    """Return the states whose tables have another number of partitions than is declared: as declared, and as found."""
+    readable = (state for spec in specs for state in spec.readable)
+    counted = ((state, _count(connection, f"{schema}.{state.table_name}")) for state in readable)
+    return [
+        (state, replace(state, hash_partitions=found)) for state, found in counted if found not in (None, state.hash_partitions)
+    ]
+
+
+def _count(connection: Connection, table: str) -> int | None:
+    """Return how many tables hold the rows: 1 without partitions, None if there is no such table."""
+    name = sa.cast(sa.func.to_regclass(table), REGCLASS)
+    parts = sa.func.pg_partition_tree(name).table_valued("isleaf")
+    leaves = sa.select(sa.func.count()).select_from(parts).where(parts.c.isleaf).scalar_subquery()
+    return connection.scalar(sa.select(sa.case((name.is_not(None), sa.func.greatest(leaves, 1)))))
+
+
+def set_aside(table: Table, state: StateSpec) -> Iterator[str]:
+    """Yield the statements that rename a table, its partitions and indexes, to make room for one with the same names."""
+    for name in (table.name, *_names(state)):
+        yield f"ALTER TABLE {table.schema}.{name} RENAME TO {name}$before"
+    for name in sorted(str(part.name) for part in _indexed(table)):
+        yield f"ALTER INDEX {table.schema}.{name} RENAME TO {name}$before"
+
+
+def moved_back(table: Table) -> Iterator[str]:
+    """Yield the statements that copy the rows of the table that was set aside, and drop that."""
+    before = sa.table(
+        f"{table.name}$before", *(sa.column(c.name) for c in table.columns if c.computed is None), schema=table.schema
+    )
+    copy = sa.insert(table).from_select(before.c.keys(), sa.select(before))
+    # The new table refuses other writers than the pipeline; for the rest of this transaction, that is not another one.
+    yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
+    yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+    yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
+    yield f"DROP TABLE {table.fullname}$before"
+
+
+def _names(state: StateSpec) -> list[str]:
+    """Return the names of a state's partitions; none without."""
+    return [f"{state.table_name}${number}" for number in range(state.hash_partitions)] if state.hash_partitions > 1 else []
+
+
+def _indexed(table: Table) -> Iterator[sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index]:
+    for part in (*table.constraints, *table.indexes):
+        if isinstance(part, sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index) and part.columns:
+            yield part  # SQLAlchemy gives each table a primary key, without columns if there is none

@@ -1,0 +1,94 @@
+"""Histories: the view that says until when each version of a key is valid.
+
+The table has a version's own facts alone. Until when it is valid follows from the key's next version, which the view looks up
+in the primary key: so a late version, a redo and the merge of several batches change nothing but rows of their own. The view
+follows from the declaration; registration makes it.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, FromClause, Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateView
+
+from state_store.declaration import TO_TXID, VALID_TO, StateSpec, Validity
+from state_store.errors import DeclarationChanged
+
+
+def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_changed: bool) -> None:
+    """Make the view of a history over its table of versions, as part of its registration; again if the declaration is changed.
+
+    Views that people made of it stay, unless its columns are others than before: then they have to be dropped first.
+
+    Raises: DeclarationChanged if there is a table of its name.
+    """
+    view = _view(state, versions)
+    found = sa.inspect(connection)
+    if state.name in found.get_table_names(versions.schema):
+        raise DeclarationChanged(
+            f"History {state.name} is read by a view of this name, and there is a table {versions.schema}.{state.name}, of an "
+            "earlier declaration. Drop it, or give the history another name."
+        )
+    exists = found.has_table(view.table.name, schema=view.table.schema)
+    columns = [column["name"] for column in found.get_columns(view.table.name, view.table.schema)] if exists else []
+    if exists and columns != list(view.table.c.keys()):
+        connection.execute(sa.text(drop_of(versions.schema, state)))
+    elif exists and not is_changed:
+        return
+    connection.execute(view)
+
+
+def drop_of(schema: str | None, state: StateSpec) -> str:
+    """Return the statement that drops the view of a history: before its table is changed or dropped."""
+    view = sa.Table(state.name, sa.MetaData(), schema=schema)
+    return f"DROP VIEW IF EXISTS {postgresql.dialect().identifier_preparer.format_table(view)}"  # type: ignore[no-untyped-call]
+
+
+def _view(state: StateSpec, versions: Table) -> CreateView:
+    assert state.history is not None, "only a history has a view"
+    of = _Neighbours(state, state.history)
+    version = versions.alias("version")
+    later, earlier = versions.alias("later"), versions.alias("earlier")
+    ends = [later.c[state.history.order[0]].label(VALID_TO), *([later.c.txid.label(TO_TXID)] if state.has_txid else [])]
+    after = sa.select(*ends).where(of.same_key(later, version), of.place(later) > of.place(version))
+    conditions = []
+    if state.history.deleted:
+        conditions.append(version.c[state.history.deleted].is_not(sa.true()))
+    if state.history.collapses:
+        # The next version is the next one that differs; and one that does not differ from the one before it is not shown.
+        after = after.where(of.values(later).is_distinct_from(of.values(version)))
+        before = (
+            sa.select(of.values(earlier).is_not_distinct_from(of.values(version)))
+            .where(of.same_key(earlier, version), of.place(earlier) < of.place(version))
+            .order_by(*(column.desc() for column in of.order(earlier)))
+            .limit(sa.literal_column("1"))
+        )
+        conditions.append(before.scalar_subquery().is_not(sa.true()))
+    end = after.order_by(*of.order(later)).limit(sa.literal_column("1")).lateral("next_version")
+    shown = [(end if column in state.validity else version).c[column.name] for column in state.shown]
+    query = sa.select(*shown).select_from(version.outerjoin(end, sa.true())).where(*conditions)
+    return CreateView(query, state.name, schema=versions.schema, or_replace=True)
+
+
+class _Neighbours:
+    """The conditions that relate two versions of a key."""
+
+    def __init__(self, state: StateSpec, history: Validity) -> None:
+        self._keys = [key.name for key in state.keys if key.name not in history.order]
+        self._values = [value.name for value in state.values]
+        self._history = history
+
+    def same_key(self, one: FromClause, other: FromClause) -> sa.ColumnElement[bool]:
+        return sa.and_(*(one.c[name] == other.c[name] for name in self._keys))
+
+    def order(self, version: FromClause) -> list[sa.ColumnElement[Any]]:
+        return [version.c[name] for name in self._history.order]
+
+    def place(self, version: FromClause) -> sa.ColumnElement[Any]:
+        return sa.tuple_(*self.order(version))
+
+    def values(self, version: FromClause) -> sa.ColumnElement[Any]:
+        """Return what may differ, as a record: NULL is equal to NULL, and a version that is not deleted has false or NULL."""
+        deleted = self._history.deleted
+        return sa.func.row(*(version.c[n].is_(sa.true()) if n == deleted else version.c[n] for n in self._values))

@@ -1,0 +1,125 @@
+"""States that a transform reads: which they are, whether Spark's tasks may read them, and as of when.
+
+    previous txid   rows are read as the batch before has left them (I21). A row that this txid wrote has kept its previous
+                    values, if the state is opaque: a redo of the txid reads those, and so does an attempt that has been
+                    overtaken. Other states refuse such a row
+    latest          rows are read from one snapshot, which the attempt's process keeps for as long as the attempt lasts
+
+So each Spark task, and each pass over the batch, reads the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import psycopg2
+
+from state_store import commits, overview, schema, tables
+from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
+from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
+from state_store.state_reads import ALIAS, Reading
+
+
+@dataclass(frozen=True)
+class QueriedState:
+    """A state that a transform reads; with the snapshot and the last txid in it, if it is read as of the latest."""
+
+    read: StateRead
+    spec: StateSpec
+    snapshot: str | None = None
+    txid: int | None = None
+
+    def reading(self, txid: int, columns: Sequence[str]) -> Reading:
+        """Return how a batch's attempt reads these columns of the state."""
+        row = tables.state_table_of(self.spec).alias(ALIAS)
+        own: dict[str, sa.ColumnElement[Any]] = {column.name: row.c[column.name] for column in self.spec.shown}
+        condition: sa.ColumnElement[bool] = sa.true()
+        newest = None
+        if self.snapshot is None and self.spec.keeps_previous:
+            condition, newest = sa.or_(row.c.txid != txid, row.c[PREVIOUS_TXID].is_not(None)), txid
+            own |= _before(self.spec, row, txid)
+        elif self.snapshot is None:
+            newest = txid - 1
+        return Reading(
+            of=f"state {self.read.of}",
+            table=self.spec.name,
+            key=tuple((key.name, _sent_as(key.type)) for key in self.spec.keys),
+            # Without a column, a row still has to be found.
+            selected=tuple(_text(_printed(own[name], self.column(name))) for name in columns) or ("true",),
+            condition=_text(condition),
+            newest_txid=newest,
+            snapshot=self.snapshot,
+        )
+
+    def column(self, name: str) -> ColumnType:
+        """Return the type of one of the state's shown columns."""
+        return next(column.type for column in self.spec.shown if column.name == name)
+
+
+def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, QueriedState]:
+    """Return the states that a pipeline's transform reads, by ``pipeline.state``; `stager` is the role of Spark's tasks.
+
+    If one is read as of the latest, the connection's transaction shows one snapshot, and has to last as long as the attempt.
+
+    Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it.
+    """
+    latest = [query for query in spec.queries if query.as_of == "latest"]
+    snapshot = connection.scalar(sa.select(sa.func.pg_export_snapshot())) if latest else None
+    found = {}
+    for query in spec.queries:
+        state = _state(connection, spec, query)
+        if not schema.is_readable(connection, state.name, stager):
+            raise SchemaOutOfDate(
+                f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "
+                "Run: tidegate migrate",
+                pipeline=spec.name,
+            )
+        if query in latest:
+            found[query.of] = QueriedState(query, state, snapshot, commits.committed(connection, query.pipeline))
+        else:
+            found[query.of] = QueriedState(query, state)
+    return found
+
+
+def _state(connection: Connection, spec: PipelineSpec, query: StateRead) -> StateSpec:
+    begin = f"Pipeline {spec.name} queries {query.of}"
+    try:
+        owner = spec if query.pipeline == spec.name else overview.spec_of_pipeline(connection, query.pipeline)
+    except UnknownPipeline as error:
+        raise DeclarationInvalid(
+            f"{begin}, and pipeline {query.pipeline} is not registered. Declare it, then run: tidegate migrate",
+            pipeline=spec.name,
+        ) from error
+    state = owner.state(query.state)
+    if state is None or not state.is_by_key:
+        known = ", ".join(each.name for each in owner.readable if each.is_by_key) or "none"
+        raise DeclarationInvalid(
+            f"{begin}, and pipeline {query.pipeline} has no such state with rows by key. It has: {known}. Correct the query.",
+            pipeline=spec.name,
+        )
+    return state
+
+
+def _before(state: StateSpec, row: sa.FromClause, txid: int) -> Mapping[str, sa.ColumnElement[Any]]:
+    """Return the columns of an opaque state's row as they were before a txid."""
+    is_of_txid = row.c.txid == txid
+    before: dict[str, sa.ColumnElement[Any]] = {value.name: row.c[previous_name(value.name)] for value in state.values}
+    before |= {each.name: sa.cast(tables.derived_from(each, before), tables.sql_type(each.type)) for each in state.derived}
+    before["txid"] = row.c[PREVIOUS_TXID]
+    return {name: sa.case((is_of_txid, value), else_=row.c[name]) for name, value in before.items()}
+
+
+def _sent_as(kind: ColumnType) -> str:
+    """Return the type in which a key's values are sent, which holds every value of the rows' own: nothing is rounded."""
+    return {"integer": "bigint"}.get(kind.name, kind.name.partition("(")[0])
+
+
+def _printed(value: sa.ColumnElement[Any], kind: ColumnType) -> sa.ColumnElement[Any]:
+    """Return a column in the form in which it is fetched: arrays and uuids as text."""
+    return sa.cast(value, sa.Text) if kind.element or kind.name == "uuid" else value
+
+
+def _text(expression: sa.ColumnElement[Any]) -> str:
+    return str(expression.compile(dialect=psycopg2.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]

@@ -1,0 +1,54 @@
+"""Partials that are set aside: kept in quarantine as JSON with the reason, in the commit of their batch, and not merged.
+
+They are no bad records of the source: they wait for no one, and are neither mended nor replayed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
+
+from state_store import tables
+from state_store.declaration import PipelineSpec, StateSpec
+from state_store.window_spec import CORRECTIONS
+
+Reason = Callable[[sa.ColumnCollection[str, Any]], sa.ColumnElement[str]]
+
+
+def set_aside(
+    connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[Any], reason: Reason
+) -> int:
+    """Put partials into quarantine, after what is there of the batch already; return their number.
+
+    `reason` gets the columns of a partial as they are kept.
+    """
+    q, found = tables.quarantine.c, partials.subquery("found").c
+    names = [column.name for column in state.columns if column.name != CORRECTIONS]
+    record = sa.select(*(in_json(found[name]).label(name) for name in names)).subquery("record")
+    last = sa.select(sa.func.coalesce(sa.func.max(q.number), 0)).where(q.pipeline == spec.name, q.txid == txid)
+    order = [record.c[key.name] for key in (*state.keys[-1:], *state.keys[:-1])]
+    values: dict[str, Any] = {
+        "pipeline": sa.literal(spec.name),
+        "txid": sa.literal(txid, sa.BigInteger),
+        "number": last.scalar_subquery() + sa.func.row_number().over(order_by=order or None),
+        "state": sa.literal(state.name),
+        "reason": reason(record.c),
+        "origin": sa.literal(f"state {state.name}"),
+        "payload": sa.cast(sa.func.row_to_json(record.table_valued()), sa.Text),
+        "is_raw": sa.false(),
+    }
+    rows = sa.select(*values.values()).select_from(record)
+    written: int = connection.execute(insert(tables.quarantine).from_select([*values], rows)).rowcount
+    return written
+
+
+def in_json(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return a column as it stands in JSON, a time in UTC whatever the time zone of the database."""
+    if not isinstance(column.type, sa.TIMESTAMP):
+        return column
+    form = 'YYYY-MM-DD"T"HH24:MI:SS.US'
+    if column.type.timezone:
+        return sa.func.to_char(sa.func.timezone("UTC", column), f'{form}"Z"', type_=sa.Text)
+    return sa.func.to_char(column, form, type_=sa.Text)

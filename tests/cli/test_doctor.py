@@ -1,0 +1,52 @@
+"""`tidegate doctor`, beside real servers."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from tests.cli.conftest import CommandLine, check_schema
+from tidegate.needs import COMPONENTS
+from tidegate.stack.airflow import PROJECT
+
+
+def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> None:
+    """A triggerer needs Postgres and keys, and neither Spark nor a source."""
+    settings = tidegate.settings
+    database = f"postgresql+psycopg2://tidegate@{settings.pg_host}:{settings.pg_port}/{settings.pg_database}"
+    environment = {
+        "AIRFLOW_HOME": str(settings.home),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"{database}?passfile={settings.pg_passfile}",
+        "AIRFLOW__CORE__FERNET_KEY_CMD": "echo a-key",
+        "AIRFLOW__API__SECRET_KEY": "another-key",
+    }
+    lacking = CommandLine(replace(settings, spark_remote="sc://127.0.0.1:1"), environment)
+
+    page = (PROJECT / "docs" / "airflow-workers.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^\$ tidegate (.*)$", page, re.MULTILINE)
+
+    done = lacking(*shown.split())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "triggerer: nothing is missing.\n")
+    found = lacking.json("doctor", "--component", "triggerer")
+    assert (found["component"], found["missing"]) == ("triggerer", [])
+    assert "Ledger" in found["checked"]
+
+
+def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp_path: Path) -> None:
+    """The source's folder does not exist yet, and there is no Airflow; Postgres and Spark are there."""
+    done = tidegate("doctor", "--component", "command-line")
+
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert f"Sources: flights: The source folder {tmp_path}/data/flights does not exist. Create it" in done.stdout
+    assert {line.split(": ")[0] for line in lines} == {"Sources", "Airflow's API for people"}
+    assert done.stderr == f"command-line: {len(lines)} missing.\n"
+
+
+def test_the_answer_for_programs_is_as_its_schema_says(tidegate: CommandLine) -> None:
+    """For every component, whatever is missing."""
+    for component in COMPONENTS:
+        done = tidegate("doctor", "--component", component, "--json")
+        found = json.loads(done.stdout)
+        check_schema("doctor", found)
+        assert done.returncode == bool(found["missing"])

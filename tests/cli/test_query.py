@@ -1,0 +1,71 @@
+"""The verb query: queries that authors declare, asked at the command line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from jobs.pipelines import word_count
+from state_store import StateStore
+from state_store.attempts import Tracked
+from tests.cli.conftest import CommandLine
+from tests.integration.conftest import Tally
+
+
+@pytest.fixture
+def words(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
+    """The command line on a database that has counted some words."""
+    register(word_count.PIPELINE)
+    with StateStore.connect(tidegate.settings) as store:
+        tally = Tally(store, word_count.PIPELINE.spec)
+        for txid in tally.plan(2):
+            attempt = tally.start(txid)
+            store.seal(attempt, [tally.stage(attempt, "word_count", [("the", 2), (f"new {txid}", 1)])], Tracked(0))
+            tally.commit(txid)
+    return tidegate
+
+
+def test_a_query_is_answered_with_its_txid(words: CommandLine) -> None:
+    """For people and for programs; words that were not counted add nothing."""
+    assert words.json("query", "words_total", "the", "new 1", "unknown") == {
+        "query": "words_total",
+        "txids": {"word_count": 2},
+        "columns": [{"name": "total", "type": "numeric"}],
+        "rows": [{"total": "5"}],
+    }
+    assert words.json("query", "words_total")["rows"] == [{"total": "0"}]
+    shown = words("query", "words_total", "the", "--", "-1", "--json")
+    assert (shown.returncode, shown.stdout.split(), shown.stderr) == (0, ["total", "4"], "As of txid 2 of word_count.\n")
+
+
+def test_queries_are_listed(words: CommandLine) -> None:
+    """With their arguments, and what they read."""
+    (found,) = words.json("query")
+    assert (found["name"], found["reads"], found["arguments"]) == (
+        "words_total",
+        ["word_count.word_count"],
+        {"words": "text[]"},
+    )
+    assert "words_total WORDS..." in words("query").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["words_totl", "the"], 2, "There is no query words_totl. Did you mean words_total? Queries: words_total."),
+        (["words_total", "the", "--no-such-option"], 2, "No such option"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(
+    tidegate: CommandLine, arguments: list[str], code: int, message: str
+) -> None:
+    """As a wrong request, with what there is."""
+    done = tidegate("query", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+
+
+def test_a_query_of_a_pipeline_that_is_not_registered_says_so(tidegate: CommandLine) -> None:
+    """Its states have no tables yet."""
+    done = tidegate("query", "words_total", "the")
+    assert done.returncode == 2
+    assert "Pipeline word_count is not registered. If it is new, run: tidegate migrate" in done.stderr

@@ -1,0 +1,451 @@
+"""A server that is not ours: exact privileges, TLS, a transaction pooler, and failover to a standby."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+import migrations
+from jobs.sources.postgres import origin
+from state_store import Settings, StateStore
+from state_store.attempts import Tracked
+from state_store.errors import AccessRefused, AttemptFenced, HoleDetected, PermanentError, StoreUnavailable
+from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
+from tests.cluster.managed_postgres import (
+    LONG,
+    PASSWORD,
+    ROW,
+    Authority,
+    commit_next,
+    committed,
+    give_to,
+    pooler,
+    prepare,
+    psql,
+    running_pair,
+    scalar,
+    sold,
+)
+from tests.conftest import register_pipelines
+from tests.integration.conftest import TALLY, Tally, until
+from tests.postgres_versions import VERSIONS, AnyPostgres, running
+
+ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
+
+
+@pytest.fixture(scope="module")
+def managed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[AnyPostgres]:
+    """A server whose administrator is no superuser, and which hides its identifier from all."""
+    folder = tmp_path_factory.mktemp("managed")
+    version = int(os.environ.get("POSTGRES_OF_TESTS", min(VERSIONS)))
+    with running(AnyPostgres(folder, free_port(), version=version), bootstrap=False) as postgres:
+        postgres.execute(
+            sql.SQL("CREATE ROLE administrator LOGIN CREATEROLE CREATEDB PASSWORD {}").format(sql.Literal(PASSWORD))
+        )
+        with postgres.passfile.open("a") as passfile:
+            passfile.write(f"*:*:*:administrator:{PASSWORD}\n")
+        postgres.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC", database="template1")
+        passwords = dict(line.split(":")[3:5] for line in postgres.passfile.read_text().splitlines())
+        answers = "".join(f"{passwords[role]}\n{passwords[role]}\n" for role in ROLES)
+        psql(postgres, migrations.roles(postgres.settings), user="administrator", answers=answers)
+        yield postgres
+
+
+@pytest.fixture
+def database(managed: AnyPostgres) -> Iterator[Settings]:
+    """A database with exactly the privileges that the page lists, made by the administrator."""
+    name = f"shop {next(_numbers)}"
+    grants = migrations.roles(replace(managed.settings, pg_database=name)).partition("CREATE DATABASE")
+    psql(managed, "".join(grants[1:]), user="administrator")
+    yield replace(managed.settings, pg_database=name)
+    managed.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+_numbers = iter(range(1, 1000))
+
+
+# What a statement leaves in its session, as psycopg2 writes it.
+LASTING = re.compile(
+    r"^\s*(SET (?!LOCAL|TRANSACTION)|LISTEN|PREPARE|LOAD)|set_config\('\w+', '[^']*', false\)|pg_(try_)?advisory_lock|WITH HOLD"
+    r"|\bTEMP(ORARY)?\b"
+)
+
+
+# privileges
+
+
+def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPostgres, database: Settings) -> None:
+    """Everything runs, by an administrator and roles without powers, though the server hides its identifier."""
+    powers = "SELECT rolname FROM pg_roles WHERE rolname ~ '^tidegate' AND (rolsuper OR rolcreaterole OR rolcreatedb)"
+    assert managed.execute(powers) == []
+    prepare(database)
+    assert commit_next(database, 3) == 3
+    assert sold(database) == 3
+    name = sql.Identifier(database.pg_database)
+    managed.execute(sql.SQL("REVOKE CREATE ON DATABASE {} FROM tidegate_owner").format(name))
+    migrations.upgrade(database, [])  # later ones need no new schema
+    epoch = scalar(database, "tidegate", "SELECT tidegate.epoch()")
+    assert re.fullmatch(r"ledger \d+/00000001/\d+", str(epoch))
+    assert epoch == scalar(database, "tidegate_owner", "SELECT tidegate.epoch()")
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        managed.execute("SELECT * FROM pg_control_system()", user="tidegate", database=database.pg_database)
+    with closing(psycopg2.connect(**database.conninfo())) as connection, connection, connection.cursor() as cursor:
+        assert origin._server(cursor) == origin.HIDDEN  # a table there can be a source, too
+
+
+def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPostgres, database: Settings) -> None:
+    """A copy within the server has another number."""
+    prepare(database)
+    commit_next(database)
+    copy = replace(database, pg_database="copy")
+    make = sql.SQL("CREATE DATABASE copy TEMPLATE {} OWNER administrator")
+    until(lambda: not managed.execute("SELECT 1 FROM pg_stat_activity WHERE datname = %s", [database.pg_database]))
+    managed.execute(make.format(sql.Identifier(database.pg_database)))
+    try:
+        managed.execute("GRANT CONNECT ON DATABASE copy TO PUBLIC")
+        with pytest.raises(HoleDetected, match="restored, promoted or copied"):
+            commit_next(copy)
+    finally:
+        managed.execute("DROP DATABASE copy WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "message"),
+    [
+        ("REVOKE CREATE ON DATABASE {} FROM tidegate_owner", None, "GRANT CREATE ON DATABASE {} TO tidegate_owner"),
+        ("REVOKE CONNECT ON DATABASE {} FROM tidegate", None, "GRANT CONNECT ON DATABASE {} TO tidegate"),
+        ("REVOKE CONNECT ON DATABASE {} FROM tidegate_stager", None, "GRANT CONNECT ON DATABASE {} TO tidegate_stager"),
+        ("REVOKE CONNECT ON DATABASE {} FROM tidegate_reader", None, "GRANT CONNECT ON DATABASE {} TO tidegate_reader"),
+        ("REVOKE CONNECT ON DATABASE {} FROM tidegate_owner", None, "permission denied for database"),
+        ("ALTER ROLE tidegate_reader NOLOGIN", "ALTER ROLE tidegate_reader LOGIN", "ALTER ROLE tidegate_reader LOGIN"),
+        ("ALTER ROLE tidegate_owner NOLOGIN", "ALTER ROLE tidegate_owner LOGIN", "not permitted to log in"),
+        (
+            "ALTER ROLE tidegate_stager RENAME TO away",
+            "ALTER ROLE away RENAME TO tidegate_stager",
+            "CREATE ROLE tidegate_stager LOGIN",
+        ),
+    ],
+)
+def test_a_missing_privilege_is_named(
+    managed: AnyPostgres, database: Settings, taken: str, given: str | None, message: str
+) -> None:
+    """The message has the statement for the administrator."""
+    name = f'"{database.pg_database}"'
+    managed.execute(taken.format(name))
+    try:
+        with pytest.raises(AccessRefused) as refusal:
+            migrations.upgrade(database, [])
+        assert message.format(name) in str(refusal.value)
+    finally:
+        if given is not None:
+            managed.execute(given)
+
+
+def test_schemas_of_another_application_are_left_alone(managed: AnyPostgres, database: Settings) -> None:
+    """Its schemas may be beside ours; one of the same name is refused before anything is made."""
+    managed.execute("CREATE SCHEMA state", database=database.pg_database)
+    with pytest.raises(AccessRefused, match=r"has a schema state that is not Tidegate's.*PGDATABASE"):
+        migrations.upgrade(database, [])
+    managed.execute("ALTER SCHEMA state RENAME TO shop", database=database.pg_database)
+    prepare(database)
+    assert commit_next(database) == 1
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def secured(managed: AnyPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, Authority, Authority]]:
+    """The server with TLS only, its settings, its authority, and one that has signed nothing of it."""
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, other = Authority.make(folder / "ours"), Authority.make(folder / "other")
+    key, certificate = ours.sign("server", common_name="db.example", alternative="IP:127.0.0.1")
+    for file, name in ((key, "server.key"), (certificate, "server.crt"), (ours.certificate, "clients.crt")):
+        give_to(managed, file, name)
+    before = (managed.data / "pg_hba.conf").read_text()
+    (managed.data / "pg_hba.conf").write_text(
+        "hostssl all tidegate_reader 127.0.0.1/32 scram-sha-256 clientcert=verify-full\n"
+        "hostssl all all 127.0.0.1/32 scram-sha-256\nhostnossl all postgres,administrator 127.0.0.1/32 scram-sha-256\n"
+    )
+    try:
+        managed.execute("ALTER SYSTEM SET ssl = on")
+    except psycopg2.errors.InvalidParameterValue as error:
+        pytest.skip(f"{managed.binaries}: {error}")
+    managed.execute("ALTER SYSTEM SET ssl_ca_file = 'clients.crt'")
+    managed.execute("SELECT pg_reload_conf()")
+    name = "secured"
+    psql(managed, migrations.roles(replace(managed.settings, pg_database=name))[_start_of_database() :], user="administrator")
+    settings = replace(managed.settings, pg_database=name, pg_sslmode="verify-full", pg_sslrootcert=ours.certificate)
+    prepare(settings)
+    yield settings, ours, other
+    (managed.data / "pg_hba.conf").write_text(before)
+    managed.execute("SELECT pg_reload_conf()")
+
+
+def _start_of_database() -> int:
+    return migrations.roles(Settings()).index("CREATE DATABASE")
+
+
+def test_all_connections_are_encrypted_and_verified(secured: tuple[Settings, Authority, Authority]) -> None:
+    """The store's, and those that Spark's tasks make with the same parameters, which stage the rows."""
+    settings, _, _ = secured
+    assert commit_next(settings, 2) == 2
+    encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+    assert scalar(settings, "tidegate", encrypted) is True
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
+        cursor.execute(encrypted)
+        assert cursor.fetchone() == (True,)
+
+
+def test_a_client_certificate_is_presented_where_the_server_asks_for_one(
+    secured: tuple[Settings, Authority, Authority],
+) -> None:
+    """The server compares its name with the role's."""
+    settings, ours, _ = secured
+    key, certificate = ours.sign("reader", common_name="tidegate_reader")
+    with pytest.raises(AccessRefused, match="certificate"):
+        StateStore.connect(settings, user="tidegate_reader")
+    StateStore.connect(replace(settings, pg_sslcert=certificate, pg_sslkey=key), user="tidegate_reader").close()
+
+
+def test_a_server_that_is_not_verified_is_refused_for_good(secured: tuple[Settings, Authority, Authority]) -> None:
+    """Another authority, another name, no encryption: nothing to wait for, so no retry."""
+    settings, ours, other = secured
+    refused = {
+        "certificate verify failed": replace(settings, pg_sslrootcert=other.certificate),
+        "does not match host name": replace(settings, pg_host="localhost"),
+        "no encryption": replace(settings, pg_sslmode="disable"),
+        "does not exist": replace(settings, pg_sslrootcert=ours.folder / "missing.crt"),
+    }
+    for message, wrong in refused.items():
+        with pytest.raises(AccessRefused, match=message) as refusal:
+            StateStore.connect(wrong)
+        assert "PGSSLMODE" in str(refusal.value)
+    StateStore.connect(replace(settings, pg_host="localhost", pg_sslmode="verify-ca")).close()
+
+
+# pooler
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[AnyPostgres]:
+    """A server that logs every statement."""
+    options = {"log_statement": "all", "log_line_prefix": "%p "}
+    with running(AnyPostgres(tmp_path_factory.mktemp("plain"), free_port(), **options)) as postgres:
+        prepare(postgres.settings)
+        yield postgres
+
+
+@pytest.fixture
+def pooled(plain: AnyPostgres, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Settings]:
+    """Settings that lead through a pooler with two connections per role."""
+    with pooler(plain, tmp_path / "pooler", free_port(), size=2) as settings:
+        yield settings
+
+
+def test_batches_commit_through_a_transaction_pooler(plain: AnyPostgres, pooled: Settings) -> None:
+    """Migrations, staging and commits, by more clients than connections; each batch counts once."""
+    migrations.upgrade(pooled, [])
+    before = committed(pooled)
+    workers = [threading.Thread(target=_commit_some, args=[pooled, 5]) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    with StateStore.connect(pooled) as store:
+        left = store.uncommitted("tally", 100)
+    commit_next(pooled, max(len(left), 1))
+    assert committed(pooled) > before + 5
+    assert sold(pooled) == committed(pooled)
+
+
+def _commit_some(settings: Settings, number: int) -> None:
+    """Plan and process batches of a run of one's own, as several Dag runs would; commit what is ready."""
+    with StateStore.connect(settings) as store:
+        tally = Tally(store)
+        for _ in range(number):
+            try:
+                for txid in tally.plan(run_id=f"run {threading.get_ident()} {_}"):
+                    tally.process(txid, ROW)
+            except AssertionError:  # another planner was first
+                pass
+            store.commit_ready(TALLY.spec, "test")
+
+
+def test_nothing_of_a_session_is_left_behind_in_the_pool(plain: AnyPostgres, pooled: Settings) -> None:
+    """No statement sets anything beyond its transaction, but the name that tells who works on a batch: a hint."""
+    mark = "SELECT 'the test begins'"
+    plain.execute(mark)
+    commit_next(pooled, 2)
+    with StateStore.connect(pooled) as store:
+        Tally(store).plan(2, run_id="claimed")
+        claims = store.claims("tally", "claimed")
+        next(claims)
+        claims.close()
+    commit_next(pooled, 2)
+    log = plain.log().rpartition("the test begins")[2]
+    statements = re.findall(r"^\d+ LOG:  statement: (.*(?:\n(?!\d+ LOG).*)*)", log, re.MULTILINE)
+    assert len(statements) > 50
+    lasting = [text for text in statements if LASTING.search(text)]
+    # The pooler itself gives a connection the name of each client that it lends it to; psycopg2 puts back what it has not set.
+    assert [text for text in lasting if not re.search("application_name|TO DEFAULT", text)] == []
+
+
+def test_a_claim_that_outlives_its_task_in_the_pool_delays_nobody(pooled: Settings) -> None:
+    """The pooler keeps the name of a connection; the batch's own task begins it all the same, because nothing has begun it."""
+    with StateStore.connect(pooled) as store:
+        tally = Tally(store)
+        (txid,) = tally.plan(run_id="left behind")
+        claims = store.claims("tally", "left behind")
+        assert next(claims) == txid
+        claims.close()
+        assert not store.is_claimed("tally", txid, only_begun=True)
+        tally.process(txid, ROW)
+        assert tally.commit(txid).txid == txid
+
+
+def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
+    """Its transaction keeps the connection: others see the moment that it exported."""
+    with StateStore.connect(pooled) as store, store._snapshot("a test") as connection:
+        name = connection.scalar(sa.select(sa.func.pg_export_snapshot()))
+        before = connection.scalar(sa.text("SELECT txid FROM tidegate.cursor"))
+        commit_next(pooled)
+        with closing(psycopg2.connect(**pooled.conninfo())) as other, other, other.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SET TRANSACTION SNAPSHOT %s", [name])
+            cursor.execute("SELECT txid FROM tidegate.cursor")
+            assert cursor.fetchone() == (before,)
+
+
+@LONG
+def test_a_run_with_spark_goes_through_a_pooler(pooled: Settings, tmp_path: Path) -> None:
+    """Planned, computed by Spark, staged and committed; equal to plain Python over the raw files."""
+    settings = replace(pooled, spark_remote="local[2]", home=tmp_path, min_file_age_seconds=0)
+    pipeline = replace(SALES, states={"sales_per_shop": SALES.states["per_shop"]})  # tally has the other name
+    register_pipelines(settings, pipeline)
+    write_sales(tmp_path, *(f"{number:02d}" for number in range(1, 9)))
+    assert run_once(settings, "pooled", pipeline) == [1, 2, 3, 4]
+    assert stored_state(settings, pipeline) == clean_state(tmp_path)
+
+
+# failover
+
+
+@pytest.fixture
+def pair(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Any]:
+    """A primary with pipeline tally, and its standby."""
+    with running_pair(tmp_path, free_port()) as running:
+        yield running
+
+
+def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, tmp_path: Path) -> None:
+    """Asynchronous: the standby lacks txids 3 to 5, of which one had been planned before. Nothing is lost silently."""
+    commit_next(pair.settings, 2)
+    with StateStore.connect(pair.settings) as store:
+        assert Tally(store).plan(run_id="early") == [3]
+    pair.wait_for_both()
+    pair.cut()
+    assert commit_next(pair.settings, 3) == 5
+    with StateStore.connect(pair.settings) as store:
+        tally = Tally(store)
+        (txid,) = tally.plan(run_id="in work")
+        zombie = tally.start(txid)  # its fence is lost, too; its process lives on
+        pair.primary.stop(signal.SIGKILL)
+        pair.promote()
+
+        with pytest.raises(HoleDetected, match=r"stands at txid 2, but .* txid 5 committed .*txids 3 to 5 are lost"):
+            commit_next(pair.settings)
+        elsewhere = replace(pair.settings, witness_folder=tmp_path / "another machine")
+        with pytest.raises(HoleDetected, match="restored, promoted or copied"):
+            commit_next(elsewhere)  # it has no witness
+        assert committed(pair.settings) == 2
+
+        (story,) = migrations.accept_epoch(pair.settings, "an operator").values()
+        assert "txids 3 to 5 are lost" in story
+        assert commit_next(pair.settings, 3) == 5  # planned again from the source
+        (again,) = tally.plan(run_id="again")
+        assert again == zombie.txid == 6
+        newer = tally.start(again)
+        assert newer.number == zombie.number, "the promoted server hands out the same number again"
+        staged = [tally.stage(zombie, "per_shop", [("z", 9, 9, 9, 9)]), tally.stage(zombie, "per_day", [])]
+        with pytest.raises(AttemptFenced, match="another history"):
+            store.seal(zombie, staged, Tracked(0))
+        store.seal(newer, [tally.stage(newer, "per_shop", ROW), tally.stage(newer, "per_day", [])], Tracked(0))
+        tally.commit(again)
+        assert tally.state() == [("a", 6, 6, 1, 1, 6)]
+
+
+def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Any) -> None:
+    """Commits wait for the standby, so none is lost; one that is on its way is found, or tried again, by its retry."""
+    settings = replace(pair.settings, pg_failover="go-on")
+    pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
+    pair.primary.execute("SELECT pg_reload_conf()")
+    until(lambda: pair.primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
+    reported: list[int] = []
+    failed: list[BaseException] = []
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            try:
+                reported.append(commit_next(settings))
+            except StoreUnavailable:  # as Airflow's retries do
+                is_over.wait(0.2)
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        until(lambda: len(reported) >= 10)
+        pair.primary.stop(signal.SIGKILL)
+        at_failover = len(reported)
+        pair.promote()
+        until(lambda: failed or len(reported) >= at_failover + 10)
+    finally:
+        is_over.set()
+        worker.join()
+    assert failed == []
+    assert len(set(reported)) == len(reported)
+    commit_next(settings)
+    assert sold(settings) == committed(settings) > max(reported)
+
+    # Where the promotion may have lost something, the same database halts.
+    with pytest.raises(HoleDetected, match="restored, promoted or copied"):
+        commit_next(replace(settings, pg_failover="halt"))
+
+
+def test_a_standby_is_waited_for_and_never_written(pair: Any) -> None:
+    """Before the promotion it refuses writes; a list of hosts passes it over."""
+    pair.wait_for_both()
+    standby = replace(pair.settings, pg_host=pair.standby.host)
+    with StateStore.connect(standby) as store:
+        for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
+            with pytest.raises(StoreUnavailable, match="standby"):
+                step()
+    reversed_hosts = replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}")
+    assert commit_next(reversed_hosts) == 1
+
+
+# versions
+
+
+@LONG
+def test_an_older_server_is_refused_by_a_sentence(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """PostgreSQL 14, before anything is made."""
+    with (
+        running(AnyPostgres(tmp_path, free_port(), version=14)) as postgres,
+        pytest.raises(PermanentError, match=r"This server is PostgreSQL 14\. Tidegate needs 15 or newer"),
+    ):
+        migrations.upgrade(postgres.settings, [])

@@ -1,0 +1,461 @@
+"""Windows through the real ledger, against plain Python: any split and order of events, late ones, crashes and redos."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+from jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
+from jobs.windows import Window
+from state_store import Settings, tables
+from state_store.attempts import Attempt
+from state_store.declaration import StateSpec
+from state_store.errors import GuardMismatch, RangeRefused
+from state_store.mending import Mend
+from state_store.staging import StagedPartition
+from state_store.tables import state_table_of
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial
+from tests.windows_model import Event, Model, piece_of, sessions_of
+
+MINUTE = 60 * 1_000_000
+HOUR = 60 * MINUTE
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+AGGREGATES = {"events": Count(), "amount": Sum("amount")}
+# What a task stages of the events of a piece.
+Kept = Callable[[Sequence[Event]], Sequence[Any]]
+
+
+def moment(time: int) -> datetime:
+    """Return microseconds since 1970 as a time."""
+    return EPOCH + timedelta(microseconds=time)
+
+
+def microseconds(time: datetime) -> int:
+    """Return a time as microseconds since 1970."""
+    return (time.replace(tzinfo=time.tzinfo or UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def declare(window: Window, **changes: Any) -> Pipeline:
+    """Declare a pipeline with windows per key."""
+    source = changes.pop("source", "transactional")
+    return Pipeline(
+        "windows",
+        Stream(source),
+        {"per_key": State(**{"key": {"key": "text"}, "aggregates": AGGREGATES, "window": window, **changes})},
+    )
+
+
+def count_and_sum(events: Sequence[Event]) -> Sequence[Any]:
+    """Return what `AGGREGATES` keep of events."""
+    return [len(events), sum(amount or 0 for _, _, amount in events)]
+
+
+class Windows(Flow):
+    """Batches of events."""
+
+    def open_batch(self) -> int:
+        """Plan a batch."""
+        (txid,) = self.plan(1, run_id=f"run {self.store.last_opened(self.spec.name)}") or []
+        return txid
+
+    def finish_events(self, attempt: Attempt, events: Sequence[Event], kept: Kept = count_and_sum) -> None:
+        """Stage the pieces of events, and seal the attempt."""
+        staged: list[StagedPartition] = []
+        for state in self.spec.states:
+            rows = _pieces(state, events, kept)
+            # As two tasks would: which of them has a piece does not matter.
+            halves = enumerate([rows[0::2], rows[1::2]])
+            staged += [self.stage(attempt, state.name, half, partition=number) for number, half in halves if half]
+        self.seal(attempt, *staged)
+
+    def count(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
+        """Bring a batch of events to its commit."""
+        txid = self.open_batch()
+        self.finish_events(self.start(txid), events, kept)
+        self.commit(txid)
+        return txid
+
+    def found(self, state: str = "per_key") -> list[tuple[Any, ...]]:
+        """Return a state's rows as the model does."""
+        return sorted((of_row(row, with_corrections=True) for row in self.rows(state)), key=repr)
+
+    def late(self, txid: int, state: str = "per_key") -> list[tuple[Any, ...]]:
+        """Return what a batch has set aside, as the model does."""
+        records = list(self.store.quarantined(self.spec.name, txid=txid))
+        assert [record["number"] for record in records] == list(range(1, len(records) + 1))
+        assert all("final" in record["reason"] for record in records)
+        return sorted((of_row(json.loads(record["payload"])) for record in records if record["state"] == state), key=repr)
+
+    def emitted(self, state: str = "per_key") -> dict[int, list[tuple[Any, ...]]]:
+        """Return the windows that became final, by txid."""
+        spec = self.spec.state(state)
+        assert spec is not None
+        found: dict[int, list[tuple[Any, ...]]] = {}
+        for row in self.store.changes(spec):
+            found.setdefault(row["txid"], []).append(of_row(row))
+        return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
+
+
+def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[Any]]:
+    """Return what Spark makes of events."""
+    window = state.window
+    assert window is not None
+    pieces: dict[Any, list[Event]] = {}
+    for event in events:
+        pieces.setdefault((event[0], piece_of(window, event[1])), []).append(event)
+    rows = []
+    for (key, piece), found in pieces.items():
+        times = [time for _, time, _ in found]
+        start, end = (min(times), max(times) + window.size) if window.is_session else (piece, piece + window.size)
+        own = [] if len(state.keys) == 1 else [key]
+        rows.append([*own, moment(start), moment(end), moment(max(times)), 0, *kept(found)])
+    return rows
+
+
+def of_row(row: Any, *, with_corrections: bool = False) -> tuple[Any, ...]:
+    """Return a row as the model has it."""
+    times = [row[name] for name in ("window_start", "window_end", "last_event")]
+    times = [microseconds(datetime.fromisoformat(t) if isinstance(t, str) else t) for t in times]
+    more = [row["corrections"]] if with_corrections else []
+    return (row.get("key"), *times, row["events"], row["amount"], *more)
+
+
+def events_of(seed: int, count: int, *, origin: int = 0, keys: Sequence[Any] = ("a", "b")) -> list[Event]:
+    """Return events that mostly go forward in time, at whole minutes, so that many are equal and at bounds."""
+    rng = random.Random(seed)
+    events = []
+    for number in range(count):
+        back = rng.choice([0, 0, 1, 5, 20, 60, 90, 200, 400])
+        time = origin + (number * 9 - back) * MINUTE + rng.choice([0, 0, -1, 1])
+        events.append((rng.choice(keys), time, rng.choice([None, 0, 1, -5, 2**40])))
+    return events
+
+
+def batches_of(seed: int, events: list[Event]) -> list[list[Event]]:
+    """Cut events into batches of random sizes, some of them empty, each in another order."""
+    rng = random.Random(seed)
+    batches = []
+    rest = list(events)
+    while rest:
+        size = rng.choice([0, 1, 3, 8, 20])
+        batch, rest = rest[:size], rest[size:]
+        rng.shuffle(batch)
+        batches.append(batch)
+    return batches
+
+
+WINDOWS: dict[str, Callable[..., Window]] = {
+    "tumbling": lambda **final: Tumbling("at", "1 hour", **final),
+    "tumbling from an offset": lambda **final: Tumbling("at", "1 hour", offset="7 minutes", **final),
+    "sliding": lambda **final: Sliding("at", "1 hour", "15 minutes", offset="5 minutes", **final),
+    "session": lambda **final: Session("at", "30 minutes", **final),
+}
+FINAL: dict[str, dict[str, Any]] = {
+    "never final": {},
+    "final at once": {"final_after": "0 seconds", "emit_final": True},
+    "final later": {"final_after": "1 hour", "emit_final": True},
+}
+ORIGINS = {
+    "about 1970": 0,
+    "before 1970": -(10**6) * HOUR - 13,
+    "a change of clocks": microseconds(datetime(2026, 3, 29, tzinfo=UTC)),
+}
+
+
+@pytest.mark.parametrize("final", FINAL)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_after_each_batch_are_those_of_plain_python(
+    settings: Settings, register: Callable[..., None], name: str, final: str
+) -> None:
+    """Rows, corrections, what was set aside, and what was recorded as final, once."""
+    pipeline = declare(WINDOWS[name](**FINAL[final]))
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(pipeline.spec.states[0].window)
+    seen: list[Event] = []
+    for seed, origin in enumerate(ORIGINS.values()) if final == "never final" else enumerate([0]):
+        events = events_of(seed, 40, origin=origin)
+        seen += events
+        for batch in batches_of(seed, events):
+            txid = f.count(batch)
+            model.add(batch)
+            assert f.found() == model.rows(), txid
+            assert f.late(txid) == model.late[-1], txid
+    if name == "session" and final == "never final":
+        assert [row[:-1] for row in f.found()] == sorted(
+            (session.row for session in sessions_of(pipeline.spec.states[0].window, seen)), key=repr
+        )
+    if final != "never final":
+        assert f.emitted() == model.recorded()
+        assert any(model.late), "no event was late, so nothing was tested"
+        assert f.store.lag([f.spec.name])[0].quarantined == 0, "what is late does not wait for a person"
+    assert any(row[-1] for row in f.found()) or final == "final at once", "no window was corrected"
+    f.close()
+
+
+@pytest.mark.parametrize("name", ["sliding", "session"])
+def test_every_aggregate_joins_pieces_as_it_joins_batches(settings: Settings, register: Callable[..., None], name: str) -> None:
+    """The pieces of one batch, too: arrays, bits, rows in order, means and sums give the values of one pass."""
+    pipeline = declare(WINDOWS[name](), aggregates=EVERY_AGGREGATE)
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(pipeline.spec.states[0].window)
+    for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
+        f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
+        model.add(batch)
+    found = {(row["key"], microseconds(row["window_start"])): tuple(row[a] for a in EVERY_AGGREGATE) for row in f.rows()}
+    assert found == {
+        (kept.key, kept.start): fold([(key, amount) for key, _, amount in kept.events])[kept.key] for kept in model.kept
+    }
+    f.close()
+
+
+@BOTH_POSTGRES
+@pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
+def test_all_rows_may_share_one_key_and_a_key_may_be_null(
+    settings: Settings, register: Callable[..., None], keys: tuple[str | None, ...]
+) -> None:
+    """Events of a group of NULLs are in one session, like those of any key."""
+    key = {"key": {"key": "text"}, "null_keys": True} if keys else {"key": {}}
+    pipeline = declare(WINDOWS["session"](final_after="1 hour", emit_final=True), **key)
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(pipeline.spec.states[0].window)
+    for batch in batches_of(5, events_of(5, 40, keys=keys or [None])):
+        f.count(batch)
+        model.add(batch)
+    assert f.found() == model.rows()
+    assert f.emitted() == model.recorded()
+    f.close()
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding"])
+def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(
+    settings: Settings, register: Callable[..., None], name: str
+) -> None:
+    """Each is judged by the watermark of those before it."""
+    pipeline = declare(WINDOWS[name]())
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(pipeline.spec.states[0].window)
+    batches = [*batches_of(1, events_of(1, 60)), [("a", MINUTE, 1)]]
+    for batch in batches:
+        f.finish_events(f.start(f.open_batch()), batch)
+        model.add(batch)
+    assert len(f.store.commit_ready(f.spec, "test", max_batches=100)) == len(batches)
+    assert f.found() == model.rows()
+    assert any(row[-1] > 1 for row in f.found())
+    f.close()
+
+
+def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Windows, the watermark, what was set aside and what was recorded change together, once."""
+    windows: dict[str, Window] = {
+        "per_key": Session("at", "30 minutes", final_after="1 hour", emit_final=True),
+        "sliding": Sliding("at", "1 hour", "30 minutes", final_after="1 hour", emit_final=True),
+    }
+    key = {"key": "text"}
+    states = {name: State(key=key, aggregates=AGGREGATES, window=window) for name, window in windows.items()}
+    pipeline = Pipeline("windows", Stream("transactional"), states)
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    models = {name: Model(window.spec) for name, window in windows.items()}
+    points: list[str] = []
+    is_done = False
+    while not is_done:
+        txid = f.open_batch()
+        now = txid * 40 * MINUTE
+        # One event that joins two sessions, one that is too late, and some that go on.
+        times = [("a", now), ("a", now + 31 * MINUTE), ("a", now - 20 * MINUTE), ("b", now - 4 * HOUR), ("b", now)]
+        batch = [(key, time, number) for number, (key, time) in enumerate(times)]
+        f.finish_events(f.start(txid), batch)
+        try:
+            with FaultPlan(at=len(points) + 1).armed():
+                f.commit(txid)
+            is_done = True
+        except Crash as crash:
+            points.append(str(crash))
+            f.die()
+            f.commit(txid)
+        for name, model in models.items():
+            model.add(batch)
+            assert f.found(name) == model.rows(), points
+            assert f.late(txid, name) == model.late[-1], points
+            assert f.emitted(name) == model.recorded(), points
+    assert all(any(model.late) for model in models.values())
+    expected = ["WITH judged", "INSERT INTO tidegate.quarantine", "INSERT INTO state.sliding", "INSERT INTO tidegate.watermark"]
+    for step in (*expected, "INSERT INTO state.per_key_final", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+    f.close()
+
+
+def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Settings, register: Callable[..., None]) -> None:
+    """A state after a redo, and all that follows, is as if the abandoned attempt had never been."""
+    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
+    pipeline = declare(window, source="opaque", kind="opaque")
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(window.spec)
+    rng = random.Random(3)
+    batches = [batch for batch in batches_of(3, events_of(3, 90)) if batch]
+    for number, batch in enumerate(batches):
+        txid = f.open_batch()
+        is_wrong = number in (0, 2, len(batches) - 1)
+        # The first attempt has events of the far future, which make everything final; the second one lacks them.
+        first = [*batch, ("a", rng.randint(10**4, 10**5) * HOUR, 9), ("b", batch[0][1], 7)] if is_wrong else batch
+        f.finish_events(f.start(txid), first)
+        f.commit(txid)
+        if is_wrong:
+            f.finish_events(f.start(txid, mode="redo"), batch)
+            f.owner.redo_batch(f.spec, txid, "an operator", "it was wrong")
+        model.add(batch)
+        assert f.found() == model.rows(), txid
+        assert f.late(txid) == model.late[-1], txid
+        assert f.emitted() == model.recorded()
+    assert any(model.late)
+    f.close()
+
+
+def test_changes_of_an_opaque_window_add_up_to_it(settings: Settings, register: Callable[..., None]) -> None:
+    """Every correction is a change, with the values before it."""
+    pipeline = declare(Sliding("at", "1 hour", "30 minutes"), kind="opaque", changes=True)
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    for batch in batches_of(4, events_of(4, 60)):
+        f.count(batch)
+    sums: dict[tuple[str, int], int] = {}
+    for change in f.store.changes(f.spec.states[0]):
+        key = (change["key"], microseconds(change["window_start"]))
+        sums[key] = sums.get(key, 0) + change["amount"] - (change["previous_amount"] or 0)
+        assert change["corrections"] >= (change["previous_corrections"] or 0)
+    assert sums == {(row[0], row[1]): row[5] for row in f.found()}
+    f.close()
+
+
+def test_a_session_of_another_writer_stops_the_commit(settings: Settings, register: Callable[..., None]) -> None:
+    """A newer txid in a session, or a trigger that keeps it there, is an alarm; nothing of the batch counts."""
+    pipeline = declare(WINDOWS["session"]())
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    f.count([("a", 0, 1)])
+    table = state_table_of(f.spec.states[0])
+
+    def by_hand(statement: Any) -> None:
+        with f.owner.engine.begin() as connection:
+            connection.execute(sa.select(sa.func.set_config("tidegate.writer", "windows", True)))
+            connection.execute(statement)
+
+    txid = f.open_batch()
+    f.finish_events(f.start(txid), [("a", MINUTE, 1)])
+    by_hand(sa.update(table).values(txid=7))
+    with pytest.raises(GuardMismatch, match="of which 1 carry a txid of at least 2 already"):
+        f.commit(txid)
+    by_hand(sa.update(table).values(txid=1))
+    by_hand(sa.text("CREATE FUNCTION state.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"))
+    by_hand(sa.text("CREATE TRIGGER keep BEFORE DELETE ON state.per_key FOR EACH ROW EXECUTE FUNCTION state.keep()"))
+    with pytest.raises(GuardMismatch, match=r"of 1 sessions in state\.per_key 0 were taken out"):
+        f.commit(txid)
+    by_hand(sa.text("DROP TRIGGER keep ON state.per_key"))
+    f.commit(txid)
+    assert f.found() == [("a", 0, 31 * MINUTE, MINUTE, 2, 2, 0)]
+    f.close()
+
+
+def test_a_watermark_of_another_writer_stops_the_commit(settings: Settings, register: Callable[..., None]) -> None:
+    """Without it, or with a later one, what is final could not be known."""
+    pipeline = declare(WINDOWS["tumbling"](final_after="1 hour"))
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    f.count([("a", 10 * HOUR, 1)])
+    txid = f.open_batch()
+    f.finish_events(f.start(txid), [("a", HOUR, 1)])
+    w = tables.watermark
+
+    def by_hand(statement: Any) -> None:
+        with f.owner.engine.begin() as connection:
+            connection.execute(statement)
+
+    by_hand(sa.update(w).values(txid=2))
+    with pytest.raises(GuardMismatch, match="windows 2: the watermark of state per_key is that of txid 2 already"):
+        f.commit(txid)
+    by_hand(sa.delete(w))
+    with pytest.raises(GuardMismatch, match=r"state\.per_key has rows, but the ledger has no watermark of it"):
+        f.commit(txid)
+    by_hand(sa.insert(w).values(state="per_key", pipeline="windows", txid=1, watermark=moment(10 * HOUR)))
+    f.commit(txid)
+    assert len(f.late(txid)) == 1
+    f.close()
+
+
+def test_what_came_too_late_is_neither_replayed_nor_mended(settings: Settings, register: Callable[..., None]) -> None:
+    """It is no record of the source; a replay takes up bad records alone."""
+    pipeline = declare(Tumbling("at", "1 hour", final_after="1 hour"))
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    f.count([("a", 10 * HOUR, 1)])
+    txid = f.count([("a", HOUR, 5), ("a", 10 * HOUR, 1)])
+    (record,) = f.store.quarantined("windows")
+    assert json.loads(record["payload"]) == {
+        "key": "a", "window_start": "1970-01-01T01:00:00.000000Z", "window_end": "1970-01-01T02:00:00.000000Z",
+        "last_event": "1970-01-01T01:00:00.000000Z", "events": 1, "amount": 5,
+    }  # fmt: skip
+    assert record["reason"] == (
+        "late: its window ended at 1970-01-01T02:00:00.000000Z and is final: all that ended until "
+        "1970-01-01T09:00:00.000000Z are"
+    )
+    assert f.store.replay_quarantined(f.spec, "an operator", "why not") is None
+    with pytest.raises(RangeRefused, match="its commit has set it aside"):
+        f.store.mend_quarantined("windows", txid, 1, Mend("{}", "an operator", "it was early"))
+    assert f.store.quarantine_counts("windows") == {txid: 1}
+    f.close()
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
+def test_sums_near_the_limit_of_their_type_count(settings: Settings, register: Callable[..., None], name: str) -> None:
+    """What adds up to a possible value is never refused because of how it was divided into pieces."""
+    pipeline = declare(WINDOWS[name]())
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    most = 2**63 - 1
+    f.count([("a", 50 * MINUTE, most)])
+    f.count([("a", 58 * MINUTE, -most), ("a", 59 * MINUTE, most)] if name == "session" else [("a", 59 * MINUTE, 0)])
+    assert max(row[5] for row in f.found()) == most
+    f.close()
+
+
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
+def test_windows_do_not_depend_on_the_time_zone_of_the_database(
+    settings: Settings, register: Callable[..., None], kind: Any
+) -> None:
+    """With times with and without a zone, where clocks are put forward and back, and at both ends of the calendar."""
+    window = Sliding("at", "2 days", "12 hours", type=kind, final_after="366000 days", emit_final=True)
+    pipeline = declare(window)
+    register(pipeline)
+    with (
+        closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(sql.SQL("ALTER DATABASE {} SET timezone = 'Europe/Berlin'").format(sql.Identifier(settings.pg_database)))
+    f, model = Windows(settings, pipeline.spec), Model(window.spec)
+    spring, autumn = (microseconds(datetime(2026, month, day, tzinfo=UTC)) for month, day in ((3, 28), (10, 24)))
+    batches: list[list[Event]] = [
+        [("a", start + hours * HOUR, 1) for start in (spring, autumn) for hours in range(60)],
+        [("a", microseconds(datetime(1, 1, 4, tzinfo=UTC)), 2)],
+        [("b", microseconds(datetime(9999, 12, 29, 1, 2, 3, 4, tzinfo=UTC)), 3)],
+        [("a", spring, 1), ("a", microseconds(datetime(1, 1, 4, tzinfo=UTC)), 2)],
+    ]
+    for batch in batches:
+        txid = f.count(batch)
+        model.add(batch)
+        assert f.found() == model.rows(), txid
+        assert f.late(txid) == model.late[-1], txid
+    assert f.emitted() == model.recorded()
+    assert any(model.late)
+    f.close()

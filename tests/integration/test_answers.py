@@ -1,0 +1,208 @@
+"""Answers to queries: one snapshot with its txids, arguments of their types, and nothing but reading."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from jobs import Query
+from state_store import Settings, StateStore, tables
+from state_store.answers import Answer, ask
+from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
+from state_store.reader import LedgerReader
+from tests.integration.conftest import TALLY, Tally
+
+SHOPS, DAYS = "tally.per_shop", "tally.per_day"
+READS = [SHOPS, DAYS]
+
+
+@pytest.fixture
+def reader(tally: Tally, settings: Settings) -> Iterator[LedgerReader]:
+    """A reader of a ledger with two batches."""
+    for txid in tally.plan(2):
+        days = [(date(2026, 1, day), 1) for day in (1, txid + 1)]
+        tally.process(txid, [("north", 1, 5, 5, 5), (f"new {txid}", 2, 7, 3, 4)], days)
+        tally.commit(txid)
+    with LedgerReader(settings) as made:
+        yield made
+
+
+def query(answer: Callable[..., Any], **changes: Any) -> Query:
+    """Declare a query of the tally."""
+    return Query("question", answer, **{"reads": READS, **changes})
+
+
+def sold(states: Any, shops: list[str], least: int = 0) -> Any:
+    """Answer what some shops have sold."""
+    shop = states[SHOPS].c
+    return sa.select(shop.shop, shop.sold).where(shop.shop.in_(shops), shop.sold >= least).order_by(shop.shop)
+
+
+def test_an_answer_has_the_txid_of_its_snapshot(reader: LedgerReader, tally: Tally) -> None:
+    """Columns have their types, and the next answer is that of the next batch; an array may be empty."""
+    asked = query(sold, arguments={"shops": "text[]"})
+    assert ask(reader, asked, {"shops": ["new 1", "north", "nowhere"]}) == Answer(
+        "question", {"tally": 2}, [("shop", "text"), ("sold", "bigint")], [("new 1", 2), ("north", 2)]
+    )
+    (txid,) = tally.plan(run_id="next")
+    tally.process(txid, [("north", 1, 1, 1, 1)])
+    tally.commit(txid)
+    assert ask(reader, asked, {"shops": ["north"]}) == Answer(
+        "question", {"tally": 3}, [("shop", "text"), ("sold", "bigint")], [("north", 3)]
+    )
+    assert ask(reader, asked, {"shops": []}).rows == []
+
+
+def test_an_answer_may_join_and_aggregate_states(reader: LedgerReader) -> None:
+    """Also with common table expressions, unions and functions that give rows."""
+
+    def answer(states: Any) -> Any:
+        shop, day = states[SHOPS].c, states[DAYS].c
+        totals = sa.select(sa.func.sum(shop.sold).label("sold")).cte("totals")
+        days = sa.select(sa.func.count().label("days")).select_from(states[DAYS].alias()).subquery()
+        numbers = sa.func.generate_series(1, 2).table_valued("number").render_derived()
+        first = (
+            sa.select(totals.c.sold, days.c.days, numbers.c.number).join_from(totals, days, sa.true()).join(numbers, sa.true())
+        )
+        return sa.union_all(first, sa.select(sa.func.max(shop.least), sa.func.min(day.sold), sa.literal(0))).order_by("number")
+
+    assert ask(reader, query(answer), {}).rows == [(5, 1, 0), (6, 3, 1), (6, 3, 2)]
+
+
+ARGUMENTS: dict[str, tuple[str, Any]] = {
+    "text": ("São \"Paulo', %(x)s; --", "São \"Paulo', %(x)s; --"),
+    "boolean": ("true", True),
+    "integer": (" 7 ", 7),
+    "bigint": (str(2**63 - 1), 2**63 - 1),
+    "date": ("2026-02-28", date(2026, 2, 28)),
+    "timestamptz": ("2026-01-01 12:00+02", datetime(2026, 1, 1, 10, tzinfo=UTC)),
+    "timestamp": ("2026-01-01T12:00", datetime(2026, 1, 1, 12)),
+    "numeric(6,2)": ("1.23456789", Decimal("1.23456789")),
+    "bytea": ("\\x00ff", b"\x00\xff"),
+}
+
+
+def test_an_argument_is_a_value_of_its_type(reader: LedgerReader) -> None:
+    """Postgres converts its text, and nothing is rounded."""
+    given: list[Any] = []
+
+    def answer(_states: Any, value: Any) -> Any:
+        given.append(bytes(value) if isinstance(value, memoryview) else value)
+        return sa.select(sa.literal(1).label("one"))
+
+    for kind, (text, _) in ARGUMENTS.items():
+        assert ask(reader, query(answer, arguments={"value": kind}), {"value": text}).rows == [(1,)]
+    assert given == [value for _, value in ARGUMENTS.values()]
+
+
+NO_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "needs argument least. It takes least (integer), days (date[])"),
+    ({"least": "1", "days": [], "most": "2"}, "has no argument most. It takes least (integer), days (date[])"),
+    ({"least": "1.5", "days": []}, 'argument least is not of type integer: invalid input syntax for type integer: "1.5"'),
+    ({"least": "99999999999", "days": []}, "argument least is not of type integer"),
+    ({"least": "", "days": []}, "argument least is not of type integer"),
+    ({"least": "1", "days": ["2026-02-29"]}, "argument days is not of type date[]: date/time field value out of range"),
+    ({"least": "1", "days": ["x"]}, "argument days is not of type date[]"),
+    ({"least": "1\0", "days": []}, "argument least is not of type integer"),
+    ({"least": ["1"], "days": []}, "argument least is integer, so it takes one value"),
+    ({"least": "1", "days": "2026-01-01"}, "argument days is date[], so it takes a list"),
+]
+
+
+def test_an_argument_that_is_none_is_named(reader: LedgerReader) -> None:
+    """With its type, before the query is made."""
+    asked = query(lambda states, least, days: (states, least, days), arguments={"least": "integer", "days": "date[]"})
+    for given, message in NO_ARGUMENTS:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            ask(reader, asked, given)
+
+
+def insert(states: Any) -> Any:
+    """Try to insert a row in the course of reading."""
+    table = states[SHOPS]
+    added = sa.insert(table).values(shop="x", sold=1, cents=1, txid=1).returning(table.c.shop).cte("added")
+    return sa.select(added.c.shop)
+
+
+def unlock(states: Any) -> Any:
+    """Try to make the transaction one that may write."""
+    return sa.select(sa.func.set_config("transaction_read_only", "off", True)).select_from(states[SHOPS])
+
+
+LEDGER = sa.table("commit", sa.column("txid"), schema="tidegate")
+WRONG: dict[str, tuple[Callable[..., Any], type[TidegateError], str]] = {
+    "insert": (insert, DeclarationInvalid, "must not contain data-modifying statements in WITH"),
+    "lock": (lambda states: sa.select(states[SHOPS].c.sold).with_for_update(), DeclarationInvalid, "may only read"),
+    "unlock": (unlock, DeclarationInvalid, "transaction read-write mode must be set before any query"),
+    "delete": (lambda states: sa.delete(states[SHOPS]), DeclarationInvalid, "returns Delete; it has to return a SELECT"),
+    "text": (lambda _: "SELECT 1", DeclarationInvalid, "returns str; it has to return a SELECT"),
+    "fails": (lambda states: states["tally.gone"], DeclarationInvalid, "failed: KeyError: 'tally.gone'"),
+    "exits": (lambda _: sys.exit(), DeclarationInvalid, "failed: SystemExit"),
+    "other table": (lambda _: sa.select(LEDGER.c.txid), DeclarationInvalid, "reads tidegate.commit, which its `reads` do not"),
+    "hidden": (
+        lambda states: sa.select(states[SHOPS]).where(sa.exists(sa.select(LEDGER.alias("x").c.txid))),
+        DeclarationInvalid,
+        "reads tidegate.commit, which its `reads` do not",
+    ),
+    "two names": (
+        lambda states: sa.select(states[SHOPS].c.sold, states[SHOPS].c.least.label("sold")),
+        DeclarationInvalid,
+        "two columns sold",
+    ),
+    "no sense": (lambda states: sa.select(sa.func.no_such_function(states[DAYS].c.day)), DeclarationInvalid, "cannot execute"),
+    "zero": (lambda states: sa.select(1 / (states[DAYS].c.sold * 0)), UsageError, "division by zero"),
+    "slow": (lambda _: sa.select(sa.func.pg_sleep(60)), StoreUnavailable, "took longer than 1 s"),
+    "many": (lambda _: sa.select(sa.func.generate_series(1, 10**9)), DeclarationInvalid, "answers more than 5 rows"),
+}
+
+
+def test_an_answer_that_is_more_than_reading_is_refused(reader: LedgerReader, tally: Tally) -> None:
+    """And changes nothing: the role cannot, the transaction does not, and only a SELECT over what is named is executed."""
+    before = tally.state()
+    for name, (answer, error, message) in WRONG.items():
+        with pytest.raises(error) as refusal:
+            ask(reader, query(answer, most_rows=5, timeout_seconds=1), {})
+        assert message in str(refusal.value), name
+    assert tally.state() == before
+    numbers = sa.select(sa.func.generate_series(1, 5).label("n"))
+    assert [row for (row,) in ask(reader, query(lambda _: numbers, most_rows=5), {}).rows] == [1, 2, 3, 4, 5]
+
+
+def test_a_state_that_is_gone_is_named(reader: LedgerReader) -> None:
+    """Or its pipeline."""
+    with pytest.raises(UnknownPipeline, match="Pipeline ships is not registered"):
+        ask(reader, query(lambda _: sa.select(1), reads=["ships.by_name"]), {})
+    with pytest.raises(DeclarationInvalid, match=r"reads tally\.gone, and pipeline tally has no such state"):
+        ask(reader, query(lambda _: sa.select(1), reads=["tally.gone"]), {})
+
+
+def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings: Settings) -> None:
+    """A batch that commits while the author's code runs is not seen, in the states or in the txid."""
+    (txid,) = tally.plan(run_id="next")
+    tally.process(txid, [("north", 100, 1, 1, 1)])
+
+    def answer(states: Any) -> Any:
+        with StateStore.connect(settings) as store:
+            store.commit_batch(TALLY.spec, txid, "another")
+        return sa.select(states[SHOPS].c.sold).where(states[SHOPS].c.shop == "north")
+
+    found = ask(reader, query(answer), {})
+    assert (found.txids, found.rows) == ({"tally": 2}, [(2,)])
+    assert next(row for row in tally.state() if row[0] == "north")[1] == 102
+
+
+def test_the_reader_may_not_write_even_if_it_tried(settings: Settings, tally: Tally) -> None:
+    """By its privileges alone, in a transaction that allows it."""
+    del tally
+    table = tables.state_table_of(TALLY.spec.states[0])
+    with (
+        StateStore.connect(settings, user=settings.pg_reader) as store,
+        store.engine.connect() as connection,
+        pytest.raises(sa.exc.ProgrammingError, match="permission denied for table per_shop"),
+    ):
+        connection.execute(sa.delete(table))

@@ -1,0 +1,72 @@
+"""The view of a history: registration makes it, and follows the declaration."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import migrations
+from jobs import Files, History, Pipeline
+from state_store import Settings, schema, tables
+from state_store.declaration import PipelineSpec
+from state_store.errors import DeclarationChanged
+from tests.conftest import Server
+from tests.integration.test_migrations import shape
+
+
+@pytest.fixture
+def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
+    """Settings with a database that has the ledger alone."""
+    name = server.create_database()
+    settings = replace(server.settings, pg_database=name, home=tmp_path)
+    migrations.upgrade(settings, [])
+    yield settings
+    server.drop_database(name)
+
+
+def declare(**parts: Any) -> PipelineSpec:
+    """Declare a pipeline with a history."""
+    usual: dict[str, Any] = {
+        "key": {"tail": "text"}, "columns": {"seats": "integer"}, "order_by": {"at": "timestamptz"}, "deleted": "gone",
+        "collapse": True,
+    }  # fmt: skip
+    return Pipeline("dimensions", Files("planes", schema={"tail": "string"}), {"plane": History(**usual | parts)}).spec
+
+
+def register(settings: Settings, spec: PipelineSpec, *statements: str) -> str:
+    """Register a pipeline after its migration; return the definition of the view."""
+    with migrations.connected(settings) as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement))
+        tables.state_tables((spec,)).create_all(connection)
+        schema.register(connection, spec)
+    (view,) = (view for view in shape(settings)["views"] if "plane_versions" in view)
+    return view
+
+
+def test_the_view_follows_the_declaration(empty: Settings) -> None:
+    """Until a batch has committed, versions may collapse or not, and columns may come; with the table, the view goes."""
+    before = shape(empty)["relations"]
+    assert "earlier" in register(empty, declare())
+    assert "earlier" not in register(
+        empty, declare(collapse=False), "CREATE VIEW public.of_people AS SELECT tail FROM state.plane"
+    )
+    more = declare(columns={"model": "text", "seats": "integer"})
+    changed = ["DROP VIEW public.of_people", 'ALTER TABLE state.plane_versions ADD model text COLLATE "C"']
+    view = register(empty, more, *changed)
+    assert "version.model" in view
+    assert register(empty, more, "DROP VIEW state.plane") == view  # as after a migration downwards and up again
+    (relation,) = (line for line in shape(empty)["relations"] if line.startswith("state.plane v"))
+    assert "tidegate_reader=r/" in relation
+    with migrations.connected(empty) as connection:
+        tables.state_tables((more,)).drop_all(connection)
+    assert shape(empty)["relations"] == before
+
+
+def test_a_table_of_the_views_name_is_not_touched(empty: Settings) -> None:
+    """It may hold data of an earlier declaration: the pipeline is refused, with what to do."""
+    with pytest.raises(DeclarationChanged, match=r"there is a table state\.plane, of an earlier declaration\. Drop it"):
+        register(empty, declare(), "CREATE TABLE state.plane (tail text)")

@@ -1,0 +1,222 @@
+"""Sketches: the same bits in any split and order of the rows, and estimates as close to the truth as they say."""
+
+import math
+import random
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from jobs import ApproxDistinct, ApproxQuantiles, Count, State
+from jobs.aggregates import Aggregate
+from state_store import StateStore
+from state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
+from tests import steps
+from tests.jobs.conftest import Tables
+from tests.jobs.test_aggregates import run_together
+
+CHANCES = {"p05": Decimal("0.05"), "p50": Decimal("0.5"), "p999": Decimal("0.999")}
+PROBABILITIES = [*map(str, CHANCES.values())]
+AGGREGATES: dict[str, Aggregate] = {
+    "lines": Count(),
+    "different": ApproxDistinct("n", "bigint"),
+    "texts": ApproxDistinct("label", "text", error=0.02),
+    "sizes": ApproxQuantiles("n", 10**12, probabilities=PROBABILITIES, signed=True),
+    "prices": ApproxQuantiles("price", 1000, "numeric(10,2)", PROBABILITIES, error=0.05),
+}
+Row = tuple[str, int | None, str | None, Decimal | None]
+
+
+def as_table(rows: list[Row]) -> pa.Table:
+    """Return rows as an Arrow table."""
+    kinds = {"name": pa.string(), "n": pa.int64(), "label": pa.string(), "price": pa.decimal128(10, 2)}
+    return pa.table({name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds.items())})
+
+
+def rows_of(rng: random.Random, count: int) -> list[Row]:
+    """Return random rows with NULLs, repeated values, both ends of the types, and values beyond every range."""
+
+    def known(value: Any) -> Any:
+        return None if rng.random() < 0.1 else value
+
+    return [
+        (
+            rng.choice(["a", "b", "only NULL"]),
+            known(
+                rng.choice(
+                    [0, -1, 1, 2**63 - 1, -(2**63), 10**12, 10**12 + 1, rng.randint(-(10**6), 10**6), rng.randint(0, 99)]
+                )
+            ),
+            known(rng.choice(["", "NULL", "𝄞", "a", str(rng.randint(0, 500))])),
+            known(Decimal(rng.choice([0, -1, 1, 100_000, 100_001, rng.randint(0, 10**7)])).scaleb(-2)),
+        )
+        for _ in range(count)
+    ]
+
+
+def exact_quantile(values: list[Decimal], chance: Decimal) -> Decimal | None:
+    """Return the smallest value that at least this share of all does not exceed."""
+    return sorted(values)[math.ceil(chance * len(values)) - 1] if values else None
+
+
+def check_quantiles(row: dict[str, Any], name: str, values: list[Decimal], *, most: int, error: str, signed: bool) -> None:
+    """Compare each estimate with the exact quantile; beyond the range, there is none."""
+    for suffix, chance in CHANCES.items():
+        exact, found = exact_quantile(values, chance), row[f"{name}_{suffix}"]
+        if exact is None or exact > most or exact < (-most if signed else 0):
+            assert found is None, (name, suffix, exact, found)
+        else:
+            assert found is not None, (name, suffix, exact)
+            assert abs(found - exact) <= abs(exact) * Decimal(error), (name, suffix, exact, found)
+
+
+@pytest.mark.parametrize(("routing", "together"), [("chosen", True), ("safe", False)])
+def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables, routing: str, *, together: bool) -> None:
+    """Random rows in random batches, one of them empty, and once more in a single one in another order: the rows are equal."""
+    tables.routing = steps.ROUTINGS[routing]
+    rng = random.Random(f"{routing} {together}")
+    rows = [row if row[0] != "only NULL" else (row[0], None, None, None) for row in rows_of(rng, 300)]
+    cuts = sorted(rng.sample(range(1, len(rows)), 4))
+    batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    state = State(key={"name": "text"}, aggregates=AGGREGATES)
+    pipeline = tables.declare_over(as_table([]).schema, state)
+    once = [(f"once {name}", *values) for name, *values in rng.sample(rows, len(rows))]
+    tables.put(*map(as_table, [*batches[:3], [], *batches[3:], once]))
+    if together:
+        run_together(tables, pipeline)
+    else:
+        tables.run(pipeline)
+    found = {row["name"]: row for row in tables.rows(pipeline)}
+    for name in ("a", "b", "only NULL"):
+        assert found[name] | {"name": f"once {name}"} == found[f"once {name}"]
+        numbers, labels, prices = ([row[at] for row in rows if row[0] == name and row[at] is not None] for at in (1, 2, 3))
+        assert abs(found[name]["different"] - len(set(numbers))) <= 3
+        assert abs(found[name]["texts"] - len(set(labels))) <= 3
+        assert (sum(found[name]["sizes_counts"]), sum(found[name]["prices_counts"])) == (len(numbers), len(prices))
+        check_quantiles(found[name], "sizes", [*map(Decimal, numbers)], most=10**12, error="0.01", signed=True)
+        check_quantiles(found[name], "prices", prices, most=1000, error="0.05", signed=False)
+
+
+def test_a_global_state_of_no_rows_estimates_nothing(tables: Tables) -> None:
+    """0 different values and no quantile; and then what rows bring."""
+    pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
+    tables.put(as_table([]))
+    tables.run(pipeline, "empty")
+    (found,) = tables.rows(pipeline)
+    assert (found["lines"], found["different"], found["texts"], found["sizes_p50"], found["prices_p999"]) == (
+        0,
+        0,
+        0,
+        None,
+        None,
+    )
+    tables.put(as_table([("a", 7, "x", Decimal("0.07")), ("b", -7, "x", Decimal("0.07"))]))
+    tables.run(pipeline, "rows")
+    (found,) = tables.rows(pipeline)
+    assert (found["different"], found["texts"], found["sizes_p05"], found["sizes_p999"]) == (2, 1, -7, 7)
+    assert found["prices_p50"] == Decimal("0.07")
+
+
+DRAWN: dict[str, Callable[[random.Random], float]] = {
+    "even": lambda rng: rng.uniform(0, 1_000_000),
+    "exponential": lambda rng: rng.expovariate(1 / 300),
+    "heavy tail": lambda rng: min(rng.paretovariate(1), 900_000),
+    "two peaks": lambda rng: rng.gauss(1000, 5) if rng.random() < 0.5 else rng.gauss(400_000, 1000),
+    "few": lambda rng: float(rng.choice([1, 10, 100])),
+}
+
+
+def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
+    """20,000 values of each of five distributions, and numbers of different values from one to 100,000."""
+    rng = random.Random(5)
+    values = {
+        name: [Decimal(draw(rng)).quantize(Decimal("0.01"), ROUND_HALF_UP) for _ in range(20_000)]
+        for name, draw in DRAWN.items()
+    }
+    rows: list[Row] = [(name, None, str(value), value) for name, drawn in values.items() for value in drawn]
+    sizes = [1, 2, 10, 30, 100, 300, 1000, 3000, 10_000, 100_000]
+    rows += [(f"{size} different", n % size, None, None) for size in sizes for n in range(size)]
+    aggregates: dict[str, Aggregate] = {
+        "different": ApproxDistinct("n", "bigint"),
+        "texts": ApproxDistinct("label", "text", error=0.02),
+        "prices": ApproxQuantiles("price", 1_000_000, "numeric(10,2)", PROBABILITIES),
+    }
+    pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=aggregates))
+    rng.shuffle(rows)
+    tables.put(as_table(rows[::2]), as_table(rows[1::2]))
+    tables.run(pipeline)
+    found = {row["name"]: row for row in tables.rows(pipeline)}
+    for name, drawn in values.items():
+        check_quantiles(found[name], "prices", drawn, most=1_000_000, error="0.01", signed=False)
+        assert abs(found[name]["texts"] / len(set(drawn)) - 1) <= 3 * 0.02, name
+    errors = [found[f"{size} different"]["different"] / size - 1 for size in sizes]
+    assert max(map(abs, errors)) <= 3 * 0.03, errors
+    assert [found[f"{size} different"]["different"] for size in (1, 2, 10)] == [1, 2, 10]
+    of_all = sa.text("SELECT tidegate.distinct_of(tidegate.bits_of_all(different_bits)) FROM state.per_name")
+    with StateStore.connect(tables.settings, user=tables.settings.pg_reader) as store, store.engine.connect() as connection:
+        assert abs(connection.scalar(of_all) / max(sizes) - 1) <= 3 * 0.03
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: ApproxDistinct("a", "text", error=0.001), "must be from 0.01 to 0.3"),
+        (lambda: ApproxDistinct("a", "text[]"), "not arrays"),
+        (lambda: ApproxDistinct("a", "double"), "is not a column type"),
+        (lambda: ApproxQuantiles("a", 1000, "text"), "cannot read text"),
+        (lambda: ApproxQuantiles("a", 1000, "numeric(19,2)"), "numeric of up to 18 digits"),
+        (lambda: ApproxQuantiles("a", 1000, error=0), "must be from 0.001 to 0.3"),
+        (lambda: ApproxQuantiles("a", 0), "use at least 1"),
+        (lambda: ApproxQuantiles("a", 2**62), "at most what bigint can hold"),
+        (lambda: ApproxQuantiles("a", 10**9, error=0.001), "counts per key; at most 10000"),
+        (lambda: ApproxQuantiles("a", 1000, probabilities=[]), "needs probabilities between 0 and 1"),
+        (lambda: ApproxQuantiles("a", 1000, probabilities=[0.5, 1]), "needs probabilities between 0 and 1"),
+        (
+            lambda: State(aggregates={"x": ApproxQuantiles("a", 9, probabilities=[0.5, "0.50"])}).spec("s"),
+            "two columns named x_p50",
+        ),
+    ],
+)
+def test_a_sketch_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
+    """When it is declared."""
+    with pytest.raises(ValueError, match=message):
+        declare()
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "column", "error", "message"),
+    [
+        (ApproxDistinct("v", "numeric(10,1)"), pa.array([float("nan")]), MalformedRecord, "has the value NaN"),
+        (ApproxQuantiles("v", 10, "numeric(10,1)"), pa.array([0.25]), MalformedRecord, "column v, declared numeric"),
+        (
+            ApproxDistinct("v", "bigint"),
+            pa.array(["a"]),
+            DeclarationInvalid,
+            "is declared bigint, but the transform returns string",
+        ),
+        (ApproxQuantiles("v", 10, "integer"), pa.array([2**31]), Overflow, "out of range|cannot be represented"),
+    ],
+)
+def test_a_value_that_is_not_of_the_type_is_refused(
+    tables: Tables, aggregate: Any, column: pa.Array, error: type[TidegateError], message: str
+) -> None:
+    """Nothing is rounded, wrapped or left out."""
+    table = pa.table({"name": pa.array(["a"]), "v": column})
+    pipeline = tables.declare_over(table.schema, State(key={"name": "text"}, aggregates={"value": aggregate}))
+    tables.put(table)
+    (txid,) = tables.plan(pipeline, "refused")
+    with pytest.raises(error, match=message):
+        steps.process(tables.settings, pipeline, txid, owner="test")
+    assert tables.rows(pipeline) == []
+
+
+def test_equal_numbers_of_several_writings_are_one_value(tables: Tables) -> None:
+    """Zero has no sign, and a uuid no case."""
+    ids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff-8b86-d011-b42d-00cf4fc964ff"]
+    table = pa.table({"v": pa.array([0.0, -0.0]), "u": pa.array(ids)})
+    state = State(aggregates={"zeros": ApproxDistinct("v", "numeric(5,1)"), "ids": ApproxDistinct("u", "uuid")})
+    (row,) = tables.aggregate(state, table)
+    assert (row["zeros"], row["ids"]) == (1, 1)

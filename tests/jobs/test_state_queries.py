@@ -1,0 +1,482 @@
+"""Transforms that read committed states: the same in every attempt, by key, with the right types, or refused by name."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+from jobs import Avg, CollectSet, Count, Files, Newest, Pipeline, Rows, State, StateQuery, Sum, state_query
+from jobs.compute.computation import stage_batch
+from jobs.compute.session import spark_session
+from jobs.compute.state_answers import StateAnswers
+from jobs.engine.local_run import run_pipeline
+from jobs.state_queries import answered_by
+from jobs.testing import partials
+from state_store import StateStore, schema
+from state_store.attempts import Attempt, Tracked
+from state_store.beginning import NotStarted
+from state_store.declaration import StateRead
+from state_store.errors import (
+    AttemptFenced,
+    DeclarationInvalid,
+    GuardMismatch,
+    RangeRefused,
+    SchemaOutOfDate,
+    StoreUnavailable,
+)
+from state_store.queried import QueriedState
+from tests import steps
+from tests.conftest import Server
+from tests.integration.conftest import Tally
+from tests.jobs.conftest import Tables
+from tidegate.why import explain
+
+PER_NAME = State(
+    key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"
+)
+SCHEMA = {"name": "string", "amount": "bigint"}
+BATCHES = [[("a", 1), ("b", 2), ("a", 3)], [], [("a", 4), ("c", 5)], [("b", 6), ("c", 7), ("c", 8)]]
+LOG = Rows({"name": "text", "amount": "bigint", "before": "bigint", "mean_before": "numeric(38,3)", "since": "bigint"})
+LOG_BEFORE = {"before": "bigint", "mean_before": "decimal(38,3)", "since": "bigint"}
+STATES = {"per_name": PER_NAME, "log": LOG}
+
+
+def with_before(rows: Any) -> Any:
+    """Add what the state had before the batch."""
+    columns = {"amount": "before", "mean": "mean_before", "txid": "since"}
+    return state_query(rows, "inbox.per_name", on=["name"], columns=columns)
+
+
+def declare(tables: Tables, **pipeline: Any) -> Pipeline:
+    """Declare a pipeline that reads its own state, a file a batch."""
+    return tables.declare(
+        Files("inbox", schema=SCHEMA, max_files=1),
+        **{"states": STATES, "transform": with_before, "queries": [StateQuery("inbox.per_name")], **pipeline},
+    )
+
+
+def put(tables: Tables, batches: list[Any]) -> None:
+    """Write a file for each batch."""
+    for rows in batches:
+        names, amounts = ([row[place] for row in rows] for place in (0, 1))
+        tables.put(pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())}))
+
+
+def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
+    """Return the log, computed row by row in plain Python."""
+    log: list[tuple[Any, ...]] = []
+    before: dict[str, list[int]] = {}
+    since: dict[str, int] = {}
+    for txid, rows in enumerate(batches, start=1):
+        for name, amount in rows:
+            known = before.get(name)
+            mean = known and round(Decimal(sum(known)) / len(known), 3)
+            log.append((txid, name, amount, known and sum(known), mean, since.get(name)))
+        for name, amount in rows:
+            before.setdefault(name, []).append(amount)
+            since[name] = txid
+    return sorted(log, key=repr)
+
+
+def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    """Return the stored log."""
+    names = ("txid", "name", "amount", "before", "mean_before", "since")
+    return sorted((tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log")), key=repr)
+
+
+@pytest.mark.parametrize("routing", ["chosen", "shuffled"])
+def test_each_batch_reads_what_the_one_before_has_left(tables: Tables, routing: str) -> None:
+    """Also a new key, an empty batch, and the txid that wrote a row; with few and with many tasks."""
+    tables.routing = steps.ROUTINGS[routing]
+    pipeline = declare(tables)
+    put(tables, BATCHES)
+    assert tables.run(pipeline) == [1, 2, 3, 4]
+    assert log_of(tables, pipeline) == expected(BATCHES)
+
+
+def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables) -> None:
+    """Also after a newer attempt has committed: an opaque state knows what it was before, and the fence ends it."""
+    pipeline = declare(tables)
+    put(tables, BATCHES)
+    tables.run(pipeline)
+    put(tables, [[("a", 9), ("d", 1)]])
+    (txid,) = tables.plan(pipeline, "next")
+    with StateStore.connect(tables.settings) as store:
+        overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
+        assert isinstance(overtaken, Attempt)
+        steps.process(tables.settings, pipeline, txid, owner="newer")
+        steps.process(tables.settings, pipeline, txid, owner="newest", mode="restage")
+        steps.commit(tables.settings, pipeline, txid, owner="newest")
+        with spark_session(tables.settings, "inbox") as spark, pytest.raises(AttemptFenced):
+            stage_batch(store, pipeline, overtaken, spark)
+    assert log_of(tables, pipeline) == expected([*BATCHES, [("a", 9), ("d", 1)]])
+
+
+def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
+    """A transactional state does not know what it was before: whether overtaken, or another writer was there."""
+    pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
+    put(tables, BATCHES[:1])
+    (txid,) = tables.plan(pipeline, "run")
+    with StateStore.connect(tables.settings) as store:
+        overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
+        assert isinstance(overtaken, Attempt)
+        steps.process(tables.settings, pipeline, txid, owner="newest")
+        steps.commit(tables.settings, pipeline, txid, owner="newest")
+        with spark_session(tables.settings, "inbox") as spark, pytest.raises(GuardMismatch, match="may see none after 0"):
+            stage_batch(store, pipeline, overtaken, spark)
+
+
+def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
+    """With the values before the batch, and without the keys that it had made; unless the next batch has begun."""
+    pipeline = declare(tables)
+    put(tables, BATCHES)
+    tables.run(pipeline)
+    before = log_of(tables, pipeline), tables.rows(pipeline)
+    steps.redo(tables.settings, pipeline, 4, owner="an operator", reason="a test")
+    assert (log_of(tables, pipeline), tables.rows(pipeline)) == before
+    put(tables, BATCHES[:1])
+    tables.plan(pipeline, "next")
+    steps.redo(tables.settings, pipeline, 4, owner="an operator", reason="txid 5 is planned, and has not begun")
+    steps.process(tables.settings, pipeline, 5, owner="test")
+    with pytest.raises(RangeRefused, match="txid 5 has begun, and reads states that would be taken back"):
+        steps.redo(tables.settings, pipeline, 4, owner="an operator", reason="a test")
+    steps.commit(tables.settings, pipeline, 5, owner="test")
+    assert log_of(tables, pipeline) == expected([*BATCHES, BATCHES[0]])
+
+
+def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
+    """Whatever window an older plan has left in the ledger."""
+    pipeline = declare(tables)
+    put(tables, BATCHES)
+    assert tables.plan(pipeline, "run") == [1, 2, 3, 4]
+    as_owner(sa.text("UPDATE tidegate.pipeline SET in_flight = 16"))
+    with StateStore.connect(tables.settings) as store:
+        assert isinstance(store.start_attempt(pipeline.spec, 1, "test"), Attempt)
+        assert store.start_attempt(pipeline.spec, 2, "test") is NotStarted.AHEAD
+        waits, first = explain(store, pipeline, 3).causes
+    assert (waits.code, waits.txid, first.txid) == ("WAITS_FOR_STATE", 3, 1)
+    assert waits.sentence == (
+        "Txid 3 may begin when txid 2 has committed: it reads inbox.per_name as that has left it. Txid 1 commits next."
+    )
+
+
+def test_two_runs_at_once_read_the_same(tables: Tables) -> None:
+    """They race for every batch; each reads what its predecessor has left."""
+    pipeline = declare(tables, retry_delay_seconds=0)
+    put(tables, BATCHES)
+    failures: list[BaseException] = []
+
+    def run(run_id: str) -> None:
+        try:
+            run_pipeline(tables.settings, pipeline, run_id=run_id)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert log_of(tables, pipeline) == expected(BATCHES)
+
+
+def without_before(rows: Any) -> Any:
+    """Give the rows the columns that queries would."""
+    return rows.selectExpr("*", *(f"cast(NULL AS {kind}) {name}" for name, kind in LOG_BEFORE.items()))
+
+
+def test_queries_may_come_later(tables: Tables) -> None:
+    """Batches that were sealed ahead, under the declaration without queries, do not count: each is processed in its turn."""
+    plain = declare(tables, queries=(), transform=without_before)
+    put(tables, BATCHES)
+    for txid in tables.plan(plain, "run"):
+        steps.process(tables.settings, plain, txid, owner="before")
+    later = declare(tables, version=2)
+    assert steps.process(tables.settings, later, 2, owner="after").is_ahead
+    tables.run(later, "after")
+    assert log_of(tables, later) == expected(BATCHES)
+    declare(tables, version=3, queries=(), transform=without_before)
+
+
+def test_what_has_counted_is_left_out(tables: Tables) -> None:
+    """Deduplication against all earlier batches."""
+    new = Rows({"name": "text", "amount": "bigint"})
+    pipeline = declare(
+        tables,
+        states={"per_name": PER_NAME, "new": new},
+        transform=lambda rows: state_query(rows, "inbox.per_name", on=["name"], how="anti"),
+    )
+    put(tables, [[("a", 1), ("b", 2)], [("a", 3), ("c", 4)], [("c", 5), ("d", 6)]])
+    tables.run(pipeline)
+    found = [(row["name"], row["amount"]) for row in tables.rows(pipeline, "new")]
+    assert sorted(found) == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
+
+
+TYPES = {
+    "text": (pa.string(), ["", "São Paulo", 'a"\\,{}\n', None]),
+    "boolean": (pa.bool_(), [True, False, True, None]),
+    "integer": (pa.int32(), [2**31 - 1, -(2**31), 0, None]),
+    "bigint": (pa.int64(), [2**63 - 1, -(2**63), 0, None]),
+    "date": (pa.date32(), [date(1, 1, 1), date(9999, 12, 31), date(2026, 2, 28), None]),
+    "timestamptz": (
+        pa.timestamp("us", "UTC"),
+        [
+            datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=UTC),
+            datetime(1, 1, 1, tzinfo=UTC),
+            datetime(9999, 12, 31, tzinfo=UTC),
+            None,
+        ],
+    ),
+    "timestamp": (pa.timestamp("us"), [datetime(2026, 1, 1), datetime(1, 1, 1), datetime(9999, 12, 31), None]),
+    "bytea": (pa.binary(), [b"\x00\xff", b"", b"'\\x", None]),
+    "numeric(20,4)": (pa.decimal128(20, 4), [Decimal("1234567890123456.7891"), Decimal("-0.0001"), Decimal("0.0000"), None]),
+    "uuid": (pa.string(), [str(UUID(int=1)), str(UUID(int=2**128 - 1)), "00000000-0000-0000-0000-00000000000a", None]),
+}
+
+
+def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> None:
+    """NULLs are a key like any other, where the state keeps them; what no state can hold is not found, and no error."""
+    names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
+    columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
+    renamed = {f"v{place}": f"old{place}" for place in range(len(TYPES))}
+    pipeline = tables.declare(
+        Files("inbox", schema={f"k{place}": SPARK[kind] for place, kind in enumerate(TYPES)}, max_files=1),
+        states={
+            "newest": Newest(names, columns, {"at": "integer"}, null_keys=True, kind="opaque"),
+            "log": Rows({**dict(zip(renamed.values(), TYPES, strict=True)), "at": "integer", "old_at": "integer"}),
+        },
+        queries=[StateQuery("inbox.newest")],
+        transform=lambda rows: state_query(
+            rows.selectExpr("*", *(f"k{place} AS v{place}" for place in range(len(TYPES))), "1 AS at"),
+            "inbox.newest",
+            on=list(names)[::-1],
+            columns={**renamed, "at": "old_at"},
+        ).where("k0 IS NULL OR NOT contains(k0, char(0))"),
+    )
+    rows = [[values[number] for _, values in TYPES.values()] for number in range(4)]
+    rows.append([*rows[0][:-1], None])
+    arrays = {f"k{place}": pa.array([row[place] for row in rows], kind) for place, (kind, _) in enumerate(TYPES.values())}
+    strange = {name: array.slice(0, 1) for name, array in arrays.items()}
+    strange["k0"] = pa.array(["with \0"])
+    tables.put(pa.table(arrays), pa.concat_tables([pa.table(arrays), pa.table(strange)]))
+    tables.run(pipeline)
+    log = [row for row in tables.all_rows(pipeline, "log") if row["txid"] == 2]
+    found = sorted(([plain(row[name]) for name in renamed.values()] for row in log), key=repr)
+    assert found == sorted(([*row[:-1], row[-1] and UUID(row[-1])] for row in rows), key=repr)
+    assert [row["old_at"] for row in log] == [1] * len(rows)
+
+
+def plain(value: Any) -> Any:
+    """Return bytes as such."""
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+SPARK = {
+    **{kind: kind for kind in ("boolean", "date", "bigint")},
+    **{"timestamp": "timestamp_ntz", "bytea": "binary"},
+    **{"text": "string", "integer": "int", "timestamptz": "timestamp", "numeric(20,4)": "decimal(20,4)", "uuid": "string"},
+}
+
+
+def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
+    """Its row is beside each row of a batch; an array is text, as Postgres writes it. A state may be queried twice."""
+    total = State(aggregates={"all": Sum("amount"), "names": CollectSet("name", "text", most=10)}, kind="opaque")
+    pipeline = declare(
+        tables,
+        states={"total": total, "log": Rows({"amount": "bigint", "all_before": "bigint", "names": "text"})},
+        queries=[StateQuery("inbox.total")],
+        transform=lambda rows: state_query(
+            state_query(rows, "inbox.total", columns={"all": "all_before"}), "inbox.total", columns=["names"]
+        ),
+    )
+    put(tables, [BATCHES[0], BATCHES[2]])
+    tables.run(pipeline)
+    found = sorted((row["txid"], row["amount"], row["all_before"], row["names"]) for row in tables.all_rows(pipeline, "log"))
+    assert found[3:] == [(2, 4, 6, "{a,b}"), (2, 5, 6, "{a,b}")]
+    assert found[:3] == [(1, amount, None, None) for amount in (1, 2, 3)]
+
+
+def test_many_keys_are_looked_up_by_tasks(tables: Tables) -> None:
+    """A hundred thousand different keys in a batch, half of them known; the same sums as in plain Python."""
+    pipeline = declare(
+        tables,
+        states={
+            "per_name": PER_NAME,
+            "known": State(aggregates={"rows": Count(), "found": Count("before"), "sum": Sum("before")}),
+        },
+    )
+    half = 50_000
+    put(tables, [[(f"n{number}", number) for number in range(half)], [(f"n{number}", 1) for number in range(2 * half)]])
+    tables.run(pipeline)
+    (row,) = tables.rows(pipeline, "known")
+    assert (row["rows"], row["found"], row["sum"]) == (3 * half, half, sum(range(half)))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"of": "inbox.other"}, "queries inbox.other, which its pipeline does not declare"),
+    ({"on": []}, "the state's key is name: name all of it"),
+    ({"on": ["amount"]}, "the state's key is name: name all of it"),
+    ({"on": {"name": "nobody"}}, "takes name from column nobody, and the rows have name, amount"),
+    ({"on": {"name": "amount"}}, "its key name is text, column amount of the rows is bigint"),
+    ({"on": "name"}, "a list of columns, or a mapping"),
+    ({"columns": ["sum"]}, "asks for column sum, and the state has name, lines, amount, mean_sum, mean_count, mean, txid"),
+    ({"columns": None}, "a second column amount. Give it another name"),
+    ({"columns": {"lines": "AMOUNT"}}, "a second column AMOUNT"),
+    ({"columns": {"lines": "x", "mean": "X"}}, "a second column x"),
+    ({"how": "outer"}, "use one of left, inner, anti"),
+    ({"how": "anti"}, "it has no columns for them"),
+]
+
+
+def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
+    """What is wrong, and what there is."""
+    spec = PER_NAME.spec("per_name")
+    known = {"inbox.per_name": QueriedState(StateRead("inbox.per_name", "previous txid"), spec)}
+    with spark_session(tables.settings, "inbox") as spark, answered_by(StateAnswers(known, 1, {}, 1)):
+        rows = spark.createDataFrame([], "name string, amount bigint")
+        for changes, message in WRONG:
+            query = {"of": "inbox.per_name", "on": ["name"], "columns": ["lines"], **changes}
+            with pytest.raises(DeclarationInvalid, match=re.escape(message)):
+                state_query(rows, **query)
+    pipeline = declare(tables, transform=lambda rows: state_query(rows, "inbox.other", on=["name"]))
+    put(tables, BATCHES[:1])
+    tables.plan(pipeline, "run")
+    assert WRONG[0][1] in tables.refused(pipeline, DeclarationInvalid)
+
+
+def test_a_query_outside_of_a_transform_says_where_it_belongs(tables: Tables) -> None:
+    """In a test of an author's, the states are given; they need not be in Postgres."""
+    with spark_session(tables.settings, "inbox") as spark:
+        rows = spark.createDataFrame([("a", 1), ("b", 2)], "name string, amount bigint")
+        with pytest.raises(DeclarationInvalid, match="is not called by a transform while a batch is computed"):
+            with_before(rows)
+        pipeline = declare(tables)
+        known = spark.createDataFrame([("a", 5, "2.5", 7)], "name string, amount bigint, mean string, txid bigint")
+        states: Mapping[str, Any] = {
+            "inbox.per_name": known.selectExpr("name", "amount", "cast(mean AS decimal(38,3)) mean", "txid")
+        }
+        log = partials(pipeline, rows, states=states)["log"]
+        assert sorted((row["name"], row["before"], row["since"]) for row in log) == [("a", 5, 7), ("b", None, None)]
+        with pytest.raises(DeclarationInvalid, match="no rows of it are given"):
+            partials(pipeline, rows)
+
+
+UPSTREAM = Pipeline(
+    "upstream",
+    Files("upstream", format="csv", schema=SCHEMA),
+    {"up": State(key={"name": "text"}, aggregates={"amount": Sum("amount")}), "rows": Rows({"name": "text"})},
+)
+
+
+@pytest.fixture
+def upstream(tables: Tables, register: Callable[..., None]) -> Iterator[Callable[[int], None]]:
+    """A function that commits a batch of another pipeline, which adds an amount to its key a."""
+    register(UPSTREAM)
+    with StateStore.connect(tables.settings) as store:
+        flow = Tally(store, UPSTREAM.spec)
+
+        def commit(amount: int) -> None:
+            (txid,) = flow.plan(run_id=f"run {store.committed('upstream')}")
+            attempt = flow.start(txid)
+            store.seal(attempt, [flow.stage(attempt, "up", [("a", amount)])], Tracked(0))
+            flow.commit(txid)
+
+        yield commit
+
+
+def latest(of: str) -> StateQuery:
+    """Return the declaration of a query that is not repeatable."""
+    return StateQuery(of, as_of="latest", allow_not_repeatable=True)
+
+
+def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
+    tables: Tables, upstream: Callable[[int], None]
+) -> None:
+    """All states of a batch see the same, though the other pipeline commits meanwhile; and each row counts once."""
+    upstream(1)
+
+    def transform(rows: Any) -> Any:
+        found = state_query(rows, "upstream.up", on=["name"], columns={"amount": "before"})
+        upstream(10)  # after the attempt has begun, and before anything is read
+        return found
+
+    both = {name: Rows({"name": "text", "amount": "bigint", "before": "bigint"}) for name in ("log", "same")}
+    pipeline = declare(tables, states=both, queries=[latest("upstream.up")], transform=transform)
+    put(tables, [[("a", 1), ("b", 2)]])
+    (txid,) = tables.plan(pipeline, "run")
+    assert pipeline.spec.window == 16
+    for mode in ("resume", "restage"):
+        steps.process(tables.settings, pipeline, txid, owner=mode, mode=mode)  # type: ignore[arg-type]
+    steps.commit(tables.settings, pipeline, txid, owner="test")
+    log = sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, "log"))
+    # Each attempt calls the transform once for the first state, and once for all others.
+    assert log == [("a", 1, 1 + 2 * 10), ("b", 2, None)]
+    assert sorted((row["name"], row["amount"], row["before"]) for row in tables.rows(pipeline, "same")) == log
+
+
+def test_a_snapshot_that_is_gone_is_tried_again(tables: Tables, upstream: Callable[[int], None], server: Server) -> None:
+    """The connection that kept it was ended: no task reads from another one instead."""
+
+    def end_the_snapshot(rows: Any) -> Any:
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"
+        assert server.execute(sql.SQL(ended), [tables.settings.pg_database]) == [(True,)]
+        return state_query(rows, "upstream.up", on=["name"], columns={"amount": "before"})
+
+    states = {"log": Rows({"name": "text", "before": "bigint"})}
+    pipeline = declare(tables, states=states, queries=[latest("upstream.up")], transform=end_the_snapshot)
+    put(tables, BATCHES[:1])
+    (txid,) = tables.plan(pipeline, "run")
+    with pytest.raises(StoreUnavailable, match=r"The snapshot from which state upstream\.up is read is gone"):
+        steps.process(tables.settings, pipeline, txid, owner="test")
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("nowhere.up", "pipeline nowhere is not registered"),
+        ("upstream.gone", "pipeline upstream has no such state with rows by key. It has: up"),
+        ("upstream.rows", "pipeline upstream has no such state with rows by key. It has: up"),
+    ],
+)
+def test_a_state_that_is_not_there_is_named(tables: Tables, upstream: object, of: str, message: str) -> None:
+    """Such as one that its pipeline has renamed."""
+    del upstream
+    pipeline = declare(tables, queries=[latest(of)], transform=lambda rows: state_query(rows, of, on=["name"]))
+    put(tables, BATCHES[:1])
+    tables.plan(pipeline, "run")
+    assert message in tables.refused(pipeline, DeclarationInvalid)
+
+
+def test_tasks_read_only_what_a_registered_pipeline_queries(
+    tables: Tables, upstream: object, register: Callable[..., None], as_owner: Callable[..., Any], store: StateStore
+) -> None:
+    """Registration grants it, as often as it is repeated; without it, nothing runs."""
+    del upstream
+
+    def readable() -> dict[str, bool | None]:
+        with store.engine.connect() as connection:
+            return {name: schema.is_readable(connection, name, "tidegate_stager") for name in ("up", "per_name", "nothing")}
+
+    pipeline = declare(
+        tables,
+        states={"per_name": PER_NAME},
+        queries=[latest("upstream.up")],
+        transform=lambda rows: state_query(rows, "upstream.up", on=["name"], columns=[]),
+    )
+    assert readable() == {"up": True, "per_name": False, "nothing": None}
+    as_owner(sa.text("REVOKE SELECT ON state.up FROM tidegate_stager"))
+    put(tables, BATCHES[:1])
+    tables.plan(pipeline, "run")
+    assert "may not read state.up of upstream.up, or it does not exist" in tables.refused(pipeline, SchemaOutOfDate)
+    register(pipeline)
+    steps.process(tables.settings, pipeline, 1, owner="test")
+    assert readable()["up"]

@@ -1,0 +1,210 @@
+"""Windows over real files through Spark, against plain Python, pandas and DuckDB over the raw rows."""
+
+import random
+from collections import Counter as Tally
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs import Changes, Count, Files, Max, Pipeline, Rows, Session, Sliding, State, Sum, Tumbling
+from jobs.windows import Window
+from state_store import StateStore
+from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
+from tests import steps
+from tests.jobs.conftest import Tables
+from tests.windows_model import Event, Model
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+MINUTE, HOUR = 60_000_000, 3_600_000_000
+SCHEMA = {"key": "string", "at": "timestamp", "amount": "bigint"}
+AGGREGATES = {"events": Count(), "amount": Sum("amount")}
+FINAL = {"final_after": "2 hours", "emit_final": True}
+WINDOWS: dict[str, Window] = {
+    "hourly": Tumbling("at", "1 hour", offset="10 minutes", **FINAL),
+    "sliding": Sliding("at", "1 hour", "20 minutes", **FINAL),
+    "visits": Session("at", "30 minutes", **FINAL),
+    "all_visits": Session("at", "25 minutes"),
+}
+KEYED = {"key": {"key": "text"}, "aggregates": AGGREGATES}
+
+
+def as_table(events: list[Event]) -> pa.Table:
+    """Return events as an Arrow table."""
+    keys, times, amounts = ([event[place] for event in events] for place in range(3))
+    kinds = (pa.string(), pa.timestamp("us", tz="UTC"), pa.int64())
+    columns = zip(SCHEMA, ([*keys], [*times], [*amounts]), kinds, strict=True)
+    return pa.table({name: pa.array(values, kind) for name, values, kind in columns})
+
+
+def states_of(windows: dict[str, Window]) -> dict[str, State]:
+    """Return a state per window; the last one is without a key."""
+    *first, last = windows
+    keyed = {name: State(**KEYED, window=windows[name]) for name in first}
+    return {**keyed, last: State(aggregates={"events": Count(), "amount": Sum("amount")}, window=windows[last])}
+
+
+def of_row(row: Any, *, with_corrections: bool = False) -> tuple[Any, ...]:
+    """Return a row as the model has it."""
+    times = [(row[name] - EPOCH) // MICROSECOND for name in ("window_start", "window_end", "last_event")]
+    more = [row["corrections"]] if with_corrections else []
+    return (row.get("key"), *times, row["events"], row["amount"], *more)
+
+
+def random_batches(seed: int, count: int) -> list[list[Event]]:
+    """Return batches of events that mostly go forward, with many at bounds, and before and after 1970."""
+    rng = random.Random(seed)
+    batches: list[list[Event]] = [[]]
+    for number in range(240):
+        back = rng.choice([0, 0, 0, 10, 25, 30, 61, 250])
+        time = (number * 4 - 480 - back) * MINUTE + rng.choice([0, 0, -1, 1])
+        batches[-1].append((rng.choice("abc"), time, rng.choice([None, 3, -1, 2**40])))
+        if number % (240 // count) == 0 and number:
+            batches.append([])
+    return batches
+
+
+@pytest.mark.parametrize("routing", ["chosen", "safe"])
+def test_windows_are_those_of_plain_python(tables: Tables, routing: str) -> None:
+    """By every route; each row is followed, although a sliding window counts it several times."""
+    tables.routing = steps.ROUTINGS[routing]
+    batches = random_batches(len(routing), 3)
+    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states=states_of(WINDOWS))
+    tables.put(*map(as_table, batches))
+    assert tables.run(pipeline) == list(range(1, len(batches) + 1))
+    for name, window in WINDOWS.items():
+        model = Model(window.spec)
+        for batch in batches:
+            model.add([(None, *event[1:]) for event in batch] if name == "all_visits" else batch)
+        found = [of_row(row, with_corrections=True) for row in tables.rows(pipeline, name)]
+        assert sorted(found, key=repr) == model.rows(), name
+        if window.spec.emits:
+            assert any(model.late), name
+            assert recorded(tables, pipeline, name) == model.recorded(), name
+
+
+def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[tuple[Any, ...]]]:
+    """Return the windows that became final, by txid."""
+    spec = pipeline.spec.state(state)
+    assert spec is not None
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    with StateStore.connect(tables_.settings) as store:
+        for row in store.changes(spec):
+            found.setdefault(row["txid"], []).append(of_row(row))
+    return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
+
+
+def test_final_windows_are_followed_each_once(tables: Tables, register: Callable[..., None]) -> None:
+    """From end to end: what the second pipeline gets never changes again."""
+    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"hourly": State(**KEYED, window=WINDOWS["hourly"])})
+    columns = {
+        "key": "text",
+        "window_start": "timestamptz",
+        "window_end": "timestamptz",
+        "events": "bigint",
+        "amount": "bigint",
+    }
+    follower = Pipeline("follower", Changes("inbox.hourly", max_txids=3), {"reports": Rows(columns)})
+    register(follower)
+    model = Model(WINDOWS["hourly"].spec)
+    for number, batch in enumerate(random_batches(9, 4)):
+        tables.put(as_table(batch))
+        tables.run(pipeline, f"run {number}")
+        model.add(batch)
+        if number % 2:
+            for txid in steps.plan(tables.settings, follower, run_id=f"run {number}"):
+                steps.process(tables.settings, follower, txid, owner="test")
+                steps.commit(tables.settings, follower, txid, owner="test")
+    for txid in steps.plan(tables.settings, follower, run_id="last"):
+        steps.process(tables.settings, follower, txid, owner="test")
+        steps.commit(tables.settings, follower, txid, owner="test")
+    final = [row for rows in model.recorded().values() for row in rows]
+    found = tables.rows(follower, "reports")
+    assert Tally((row["key"], row["window_start"], row["events"], row["amount"]) for row in found) == Tally(
+        (key, EPOCH + start * MICROSECOND, events, amount) for key, start, _, _, events, amount in final
+    )
+    assert final
+
+
+@pytest.mark.parametrize("window", [WINDOWS["sliding"], WINDOWS["visits"]], ids=lambda w: type(w).__name__)
+def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables, window: Window) -> None:
+    """As the pipeline says about bad content; with a transform, the batch fails."""
+    source = Files("inbox", schema=SCHEMA)
+    pipeline = tables.declare(source, states={"per_name": State(**KEYED, window=window)})
+    tables.put(as_table([("a", 0, 1), ("b", None, 2)]))
+    assert tables.refused(pipeline, BadKey, tables.plan(pipeline, "run")[0]).startswith(
+        "State per_name: the event time is NULL in 1 group(s), which are in no window."
+    )
+    tolerant = tables.declare(source, states={"per_name": State(**KEYED, window=window)}, on_poison="quarantine", version=2)
+    tables.run(tolerant, "again")
+    assert [(row["key"], row["events"]) for row in tables.rows(tolerant)] == [("a", 1)] * window.spec.per_piece
+    with StateStore.connect(tables.settings) as store:
+        (record,) = store.quarantined("inbox")
+    assert (record["reason"], record["state"]) == ("time column at is NULL", None)
+
+
+def test_times_without_a_zone_and_days(tables: Tables) -> None:
+    """A day of local times is a tumbling window; what does not fit is refused, with both types."""
+    times = [datetime(2026, 3, 29, hour, minute) for hour in (0, 2, 3, 23) for minute in (0, 59)]
+    table = pa.table({"at": pa.array(times, pa.timestamp("us")), "day": pa.array([date(2026, 3, 29)] * len(times))})
+    source = Files("inbox", schema={"at": "timestamp_ntz", "day": "date"})
+    state = State(
+        aggregates={"events": Count(), "last": Max("at", "timestamp")}, window=Tumbling("at", "1 day", type="timestamp")
+    )
+    bare = State(window=Session("at", "1 hour", type="timestamp"))
+    pipeline = tables.declare(source, states={"per_name": state, "bare": bare})
+    tables.put(table)
+    tables.run(pipeline)
+    # Without aggregates, a session is when it began and ended.
+    assert [(row["window_start"], row["last_event"]) for row in tables.rows(pipeline, "bare")] == [
+        (times[0], times[1]),
+        (times[2], times[5]),
+        (times[6], times[7]),
+    ]
+    assert tables.rows(pipeline) == [
+        {
+            "window_start": datetime(2026, 3, 29),
+            "window_end": datetime(2026, 3, 30),
+            "last_event": times[-1],
+            "corrections": 0,
+            "events": len(times),
+            "last": times[-1],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (Tumbling("day", "1 day"), "column day is declared timestamptz, but the transform returns date"),
+        (Tumbling("at", "1 day", type="timestamp"), "column at is declared timestamp, but the transform returns timestamp"),
+        (Session("missing", "1 day"), "needs column missing"),
+    ],
+)
+def test_a_column_that_is_no_such_time_is_refused(tables: Tables, window: Window, message: str) -> None:
+    """Before a row is read; nothing is converted silently."""
+    table = pa.table({"at": pa.array([EPOCH], pa.timestamp("us", tz="UTC")), "day": pa.array([date(2026, 3, 29)])})
+    source = Files("inbox", schema={"at": "timestamp", "day": "date"})
+    pipeline = tables.declare(source, states={"per_name": State(aggregates={"events": Count()}, window=window)})
+    tables.put(table)
+    assert message in tables.refused(pipeline, DeclarationInvalid, tables.plan(pipeline, "run")[0])
+
+
+@pytest.mark.parametrize(
+    ("window", "time", "error"),
+    [
+        (Tumbling("at", "1 day"), datetime(9999, 12, 31, 1, tzinfo=UTC), Overflow),
+        (Session("at", "1 day"), datetime(9999, 12, 31, 1, tzinfo=UTC), Overflow),
+        (Sliding("at", "2 days", "1 day"), datetime(1, 1, 1, 1, tzinfo=UTC), BadKey),
+    ],
+)
+def test_a_window_beyond_the_calendar_is_refused(
+    tables: Tables, window: Window, time: datetime, error: type[TidegateError]
+) -> None:
+    """Its bounds are kept like any date: years 1 to 9999."""
+    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"per_name": State(**KEYED, window=window)})
+    tables.put(as_table([("a", (time - EPOCH) // MICROSECOND, 1)]))
+    assert "Years are kept from 1 to 9999" in tables.refused(pipeline, error, tables.plan(pipeline, "run")[0])

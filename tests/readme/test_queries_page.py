@@ -1,0 +1,79 @@
+"""The examples of docs/queries.md, run as they stand, against plain Python over the raw data."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Pipeline, Query
+from jobs.engine.local_run import run_pipeline
+from jobs.pipelines import word_count
+from jobs.registry import all_queries
+from state_store import Settings, StateStore
+from state_store.answers import ask
+from state_store.attempts import Tracked
+from state_store.reader import LedgerReader
+from tests.integration.conftest import Tally
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "queries.md"
+READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]
+WORDS = {"the": 7, "cat": 5, "mat": 1}
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """What the page's blocks define: its pipeline, and its queries by name."""
+    names: dict[str, Any] = {}
+    queries: dict[str, Query] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+        queries |= {query.name: query for query in names.get("QUERIES", ())}
+    return {"pipeline": names["PIPELINE"], **queries}
+
+
+def test_the_examples_do_what_the_page_says(settings: Settings, register: Callable[..., None], page: dict[str, Any]) -> None:
+    """Each batch is compared with what the ones before have left, and queries join and aggregate what came of it."""
+    pipeline: Pipeline = page["pipeline"]
+    folder = settings.home / "data" / "meters"
+    folder.mkdir(parents=True)
+    for number, batch in enumerate(READINGS):
+        lines = (json.dumps({"meter": meter, "reading": reading}) for meter, reading in batch)
+        (folder / f"{number}.json").write_text("\n".join(lines))
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+
+    expected, highest = [], dict[str, int]()
+    for txid, batch in enumerate(READINGS, start=1):
+        before = dict(highest)
+        for meter, reading in batch:
+            known = before.get(meter)
+            expected.append((txid, meter, reading, known, known is None or reading > known))
+            highest[meter] = max(reading, highest.get(meter, reading))
+    with StateStore.connect(settings) as store:
+        alert = pipeline.spec.state("alert")
+        assert alert is not None
+        columns = ("txid", "meter", "reading", "highest_before", "is_new")
+        assert sorted(tuple(row[name] for name in columns) for row in store.state_rows(alert)) == sorted(expected)
+    new = [(meter, sum(row[1] == meter and row[4] for row in expected)) for meter in highest]
+    with LedgerReader(settings) as reader:
+        found = ask(reader, page["highest"], {"least": "3"})
+    assert found.rows == sorted(((m, highest[m], n) for m, n in new if highest[m] >= 3), key=lambda row: (-row[1], row[0]))
+    assert found.txids == {"meters": 3}
+
+
+def test_the_sum_of_the_counts_of_some_words(settings: Settings, register: Callable[..., None], page: dict[str, Any]) -> None:
+    """As the page and the example pipeline declare it; a word without a count adds nothing."""
+    register(word_count.PIPELINE)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store, word_count.PIPELINE.spec)
+        (txid,) = tally.plan()
+        attempt = tally.start(txid)
+        store.seal(attempt, [tally.stage(attempt, "word_count", WORDS.items())], Tracked(0))
+        tally.commit(txid)
+    with LedgerReader(settings) as reader:
+        for query in (page["words_total"], all_queries().find("words_total")):
+            found = ask(reader, query, {"words": ["the", "cat", "unknown"]})
+            assert (found.rows, found.txids) == ([(WORDS["the"] + WORDS["cat"],)], {"word_count": 1})

@@ -1,0 +1,210 @@
+"""A real S3 server for the tests, as a process of its own: S3Proxy over a folder, with a key that it checks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from jobs.sources.files import objects
+from state_store import Settings
+from state_store.errors import PermanentError
+from tests.conftest import running_stack
+from tidegate.stack import maven
+from tidegate.stack.component import reserve_port, wait_until
+from tidegate.stack.spark import java_program
+
+PACKAGES = ("org.gaul:s3proxy:2.6.0",)
+KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
+SECONDS = 60
+PROJECT = Path(__file__).resolve().parents[2]
+PAGE = PROJECT / "docs" / "storage.md"
+
+
+class S3Server:
+    """One server. Its buckets are folders in `folder`; objects put there without it have no ETag."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder / "buckets"
+        self.folder.mkdir()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._log = folder / "log"
+        self._properties = folder / "properties"
+        self._properties.write_text(
+            f"s3proxy.endpoint={self.endpoint}\ns3proxy.authorization=aws-v2-or-v4\ns3proxy.identity={KEY}\n"
+            f"s3proxy.credential={SECRET}\njclouds.provider=filesystem-nio2\njclouds.identity=any\njclouds.credential=any\n"
+            f"jclouds.filesystem.basedir={self.folder}\n"
+        )
+        self._logging = folder / "logback.xml"
+        self._logging.write_text(
+            '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>%d %level %msg'
+            '%n</pattern></encoder></appender><root level="WARN"><appender-ref ref="out"/></root></configuration>'
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, and wait until it answers."""
+        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dlogback.configurationFile={self._logging}"]
+        command = [java_program(), *options, "-cp", f"{maven.folder(PACKAGES)}/*", "org.gaul.s3proxy.Main"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--properties", str(self._properties)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )
+        assert wait_until(self._answers, SECONDS), self._log.read_text()[-2000:]
+
+    def stop(self) -> None:
+        """Kill the process: clients see connections refused."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def make_bucket(self, name: str) -> "Bucket":
+        """Create an empty bucket."""
+        (self.folder / name).mkdir()
+        return Bucket(self, name)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()[-2000:]
+        try:
+            urllib.request.urlopen(self.endpoint)
+        except HTTPError:
+            return True  # it wants a signature
+        except URLError:
+            return False
+        return True
+
+
+class Bucket:
+    """A bucket, and what another program would do with it."""
+
+    def __init__(self, server: S3Server, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.url = f"s3a://{name}"
+        self.folder = server.folder / name
+        self.store = S3Store(
+            name,
+            endpoint=server.endpoint,
+            access_key_id=KEY,
+            secret_access_key=SECRET,
+            region="us-east-1",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+
+    def put(self, key: str, content: bytes | str) -> None:
+        """Write an object; an older one of the same key is overwritten."""
+        obstore.put(self.store, key, content.encode() if isinstance(content, str) else content)
+
+    def get(self, key: str) -> bytes:
+        """Return the bytes of an object."""
+        return bytes(obstore.get(self.store, key).bytes())
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        (self.folder / key).unlink()  # obstore deletes by a request that S3Proxy does not know
+
+
+def spark_packages() -> str:
+    """Return the Maven packages that docs/storage.md names for Spark."""
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith("spark_packages = "))
+    return line.partition("=")[2].strip().strip('"')
+
+
+def fetch(*packages: str) -> None:
+    """Fetch libraries into the user's cache; skip the test if that fails."""
+    try:
+        maven.fetch(packages)
+    except PermanentError as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def running_server() -> Iterator[S3Server]:
+    """Run a server, whose endpoint and key are in the environment meanwhile."""
+    fetch(*PACKAGES)
+    with ExitStack() as opened:
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-s3-"))
+        environment = opened.enter_context(pytest.MonkeyPatch.context())
+        server = S3Server(Path(folder), reserve_port(None, opened))
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        usual: dict[str, Any] = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
+        for name, value in {**usual, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
+            environment.setenv(name, value)
+        objects._store.cache_clear()
+        opened.callback(objects._store.cache_clear)
+        opened.callback(server.stop)
+        server.start()
+        yield server
+
+
+@contextmanager
+def stack_beside_s3(home: Path) -> Iterator[tuple[Settings, S3Server]]:
+    """Run a server, and an embedded stack whose Spark reads from it."""
+    fetch(*spark_packages().split(","))
+    with running_server() as server, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TIDEGATE_SPARK_PACKAGES", spark_packages())
+        with running_stack(home) as settings:
+            yield settings, server
+
+
+@contextmanager
+def many_objects(count: int) -> Iterator[str]:
+    """Run a server that lists this many made-up objects in each bucket; yield its address, which is in the environment."""
+    with ExitStack() as opened:
+        environment = opened.enter_context(pytest.MonkeyPatch.context())
+        port = reserve_port(None, opened)
+        endpoint = f"http://127.0.0.1:{port}"
+        process = subprocess.Popen([sys.executable, "-m", "tests.sources.listing_server", str(port)], cwd=PROJECT)
+        opened.callback(process.wait)
+        opened.callback(process.kill)
+        set_count(endpoint, count)
+        usual = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"}
+        for name, value in {**usual, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
+            environment.setenv(name, value)
+        yield endpoint
+
+
+def set_count(endpoint: str, count: int) -> None:
+    """Set how many objects a listing server has, once it answers."""
+
+    def is_set() -> bool:
+        try:
+            request = urllib.request.Request(endpoint, data=str(count).encode(), method="PUT")
+            return bool(urllib.request.urlopen(request).status == 200)
+        except URLError:
+            return False
+
+    assert wait_until(is_set, SECONDS)
+
+
+def pages_asked_for(endpoint: str) -> int:
+    """Return how many pages a listing server was asked for since the last time."""
+    return int(urllib.request.urlopen(f"{endpoint}/requests").read())
+
+
+def plan_many(settings: Settings | None = None, **arguments: Any) -> dict[str, Any]:
+    """Plan once in a process of its own; return what it took."""
+    command = [sys.executable, "-m", "tests.sources.plan_many", json.dumps(arguments)]
+    environment = {**os.environ, **({"TIDEGATE_HOME": str(settings.home)} if settings else {})}
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

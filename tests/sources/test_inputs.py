@@ -1,0 +1,522 @@
+"""Several inputs in one pipeline, merged or joined, and references of a frozen version, against plain Python."""
+
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import functions as F  # noqa: N812
+
+from jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs.engine.local_run import run_pipeline
+from state_store import Settings, StateStore
+from state_store.errors import (
+    DeclarationChanged,
+    DeclarationInvalid,
+    MalformedRecord,
+    RowsLost,
+    SourceChanged,
+    SourceUnreadable,
+    TidegateError,
+)
+from tests import steps
+from tests.sources.conftest import PER_NAME, SCHEMA
+from tests.sources.feeds import TableFeed
+
+Row = tuple[str, int]
+SEATS = {"name": "string", "seats": "int"}
+
+
+class Folders:
+    """Folders of CSV files, and the pipeline `inbox` over them, which shares its Spark session with other tests."""
+
+    def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
+        self.settings = settings
+        self._register = register
+
+    def put(self, folder: str, rows: Iterable[Row], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
+        """Write one file; without a name, after the others of its folder."""
+        place = self.settings.home / folder
+        place.mkdir(exist_ok=True)
+        path = place / (name or f"{len(list(place.iterdir())):03d}.csv")
+        path.write_text("".join(f"{','.join(map(str, row))}\n" for row in [tuple(columns), *rows]))
+        return path
+
+    def declare(self, source: Inputs, **pipeline: Any) -> Pipeline:
+        """Declare and register the pipeline; by default it has one state per name."""
+        declared = Pipeline(**{"name": "inbox", "source": source, "states": {"per_name": PER_NAME}, **pipeline})
+        self._register(declared)
+        return declared
+
+    def run(self, pipeline: Pipeline, run_id: str, **options: Any) -> list[int]:
+        """Plan, process and commit all available batches, one after another."""
+        txids = steps.plan(self.settings, pipeline, run_id=run_id)
+        for txid in txids:
+            steps.process(self.settings, pipeline, txid, owner=run_id, **options)
+            steps.commit(self.settings, pipeline, txid, owner=run_id)
+        return txids
+
+    def state(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
+        """Return lines and amount per name."""
+        with StateStore.connect(self.settings) as store:
+            return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
+
+    def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
+        """Process a batch that is refused without any effect; return the message."""
+        before = self.state(pipeline)
+        with pytest.raises(error) as raised:
+            steps.process(self.settings, pipeline, txid, owner="test", **options)
+        assert type(raised.value) is error
+        assert self.state(pipeline) == before
+        return str(raised.value)
+
+
+@pytest.fixture
+def folders(settings: Settings, register: Callable[..., None]) -> Folders:
+    """No folders yet."""
+    return Folders(settings, register)
+
+
+def files(folder: str, schema: dict[str, str] | None = None, **source: Any) -> Files:
+    """Return a source of CSV files, one a batch."""
+    return Files(folder, format="csv", schema=schema or SCHEMA, **source)
+
+
+def summed(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """Compute the state in plain Python."""
+    lines, amounts = Counter[str](), Counter[str]()
+    for name, amount in rows:
+        lines[name] += 1
+        amounts[name] += amount
+    return {name: (lines[name], amounts[name]) for name in lines}
+
+
+PLANES = Reference(files("planes", SEATS))
+
+
+def seats_of(inputs: Any) -> Any:
+    """Replace the amount of each row by the seats of its plane."""
+    return inputs["a"].join(inputs["planes"], "name").selectExpr("name", "seats AS amount")
+
+
+# merges
+
+
+@pytest.mark.parametrize("routing", ["chosen", "safe"])
+def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> None:
+    """Files of the same name are different files in two inputs; touched, or come back, they do not count again."""
+    merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"amount": "int", "name": "string"}, max_files=2)}))
+    rows: list[Row] = [(f"N{number % 7}", number) for number in range(40)]
+    for number in range(3):
+        folders.put("a", rows[number * 4 : number * 4 + 4])
+    for number in range(3, 6):
+        backwards = [(amount, name) for name, amount in rows[number * 4 : number * 4 + 4]]
+        folders.put("b", backwards, columns=("amount", "name"))
+    assert folders.run(merged, "first", routing=steps.ROUTINGS[routing]) == [1, 2, 3]
+    assert folders.state(merged) == summed(rows[:24])
+
+    (folders.settings.home / "a/000.csv").touch()
+    (folders.settings.home / "b/000.csv").touch()
+    assert folders.run(merged, "touched") == []
+    folders.put("b", [(9, "N9")], columns=("amount", "name"))
+    assert folders.run(merged, "second", routing=steps.ROUTINGS[routing]) == [4]
+    assert folders.state(merged) == summed([*rows[:24], ("N9", 9)])
+    with StateStore.connect(folders.settings) as store, store.engine.connect() as connection:
+        names = connection.scalars(sa.text("SELECT name FROM tidegate.source_file ORDER BY name")).all()
+    assert names == [f"{name}/00{number}.csv" for name, count in (("a", 3), ("b", 4)) for number in range(count)]
+
+
+def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None:
+    """Also when another input has a file of that name."""
+    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N2", 2)])
+    assert folders.run(merged, "first") == [1]
+    folders.put("b", [("N2", 3)], name="000.csv")
+    with pytest.raises(SourceChanged, match=r"/b/000\.csv has changed since it counted in txid 1"):
+        folders.run(merged, "second")
+
+
+def test_one_input_may_be_idle_for_ever(folders: Folders) -> None:
+    """Its folder exists, and no file ever comes; with a transform it is a DataFrame without rows."""
+    (folders.settings.home / "b").mkdir()
+    source = Inputs({"a": files("a"), "b": files("b")})
+    joined = folders.declare(source, transform=lambda inputs: inputs["a"].join(inputs["b"].select("name"), "name", "left"))
+    folders.put("a", [("N1", 1), ("N2", 2)])
+    folders.put("a", [("N1", 1)])
+    assert folders.run(joined, "run") == [1, 2]
+    assert folders.state(joined) == summed([("N1", 1), ("N2", 2), ("N1", 1)])
+
+
+def test_a_join_with_nothing_still_counts_its_rows(folders: Folders) -> None:
+    """Spark must not leave out the other side of a join that has no result: nothing would vouch for its rows."""
+    (folders.settings.home / "b").mkdir()
+    source = Inputs({"a": files("a"), "b": files("b")})
+    joined = folders.declare(source, transform=lambda inputs: inputs["a"].join(inputs["b"].select("name"), "name"))
+    folders.put("a", [("N1", 1), ("N2", 2)])
+    folders.put("a", [("N1", 1)])
+    assert steps.plan(folders.settings, joined, run_id="run") == [1, 2]
+    for txid, rows in ((1, 2), (2, 1)):
+        steps.process(folders.settings, joined, txid, owner="run")
+        steps.commit(folders.settings, joined, txid, owner="run")
+        with StateStore.connect(folders.settings) as store:
+            assert store.batch_history("inbox", txid).status.source_rows == rows
+    assert folders.state(joined) == {}
+
+
+def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
+    """Spark would find a common type, and with it other values."""
+    merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"name": "string", "amount": "bigint"})}))
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N1", 1)])
+    assert steps.plan(folders.settings, merged, run_id="run") == [1]
+    message = folders.refused(merged, DeclarationInvalid)
+    assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
+
+
+def test_a_check_of_records_covers_the_rows_that_are_joined(folders: Folders) -> None:
+    """But not those of the reference, which have other columns."""
+    source = Inputs({"a": files("a"), "planes": PLANES})
+    pipeline = folders.declare(source, transform=seats_of, check={"positive": "amount > 0"})
+    folders.put("planes", [("N1", 100)], columns=SEATS)
+    folders.put("a", [("N1", 1)])
+    assert folders.run(pipeline, "good") == [1]
+    folders.put("a", [("N1", -1)])
+    assert steps.plan(folders.settings, pipeline, run_id="bad") == [2]
+    with pytest.raises(MalformedRecord, match=r"001\.csv.*fails the check 'positive'"):
+        steps.process(folders.settings, pipeline, 2, owner="bad")
+    assert folders.state(pipeline) == {"N1": (1, 100)}
+
+
+def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
+    """The first bad record ends the batch, and is named with its file."""
+    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), check={"positive": "amount > 0"})
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N1", 1)])
+    assert folders.run(merged, "good") == [1]
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N1", -1)])
+    assert steps.plan(folders.settings, merged, run_id="bad") == [2]
+    with pytest.raises(MalformedRecord, match="fails the check 'positive'"):
+        steps.process(folders.settings, merged, 2, owner="bad")
+
+
+# joins within a batch
+
+
+def test_slices_are_joined_with_each_other(folders: Folders) -> None:
+    """The n-th file of one with the n-th of the other, on either side of a broadcast; what lacks a partner waits."""
+    source = Inputs({"a": files("a"), "b": files("b", SEATS)}, wait_for_all=True)
+
+    def joined(inputs: Any) -> Any:
+        both = inputs["a"].join(F.broadcast(inputs["b"]), "name")
+        return both.selectExpr("name", "amount * seats AS amount")
+
+    pipeline = folders.declare(source, transform=joined)
+    expected: list[Row] = []
+    for number in range(4):
+        left = [(f"N{key}", number + key) for key in range(5)]
+        right = {f"N{key}": 10 * key + number for key in range(2, 8)}
+        folders.put("a", left)
+        if number < 3:
+            folders.put("b", list(right.items()), columns=SEATS)
+            expected += [(name, amount * right[name]) for name, amount in left if name in right]
+    assert folders.run(pipeline, "run") == [1, 2, 3]
+    assert folders.state(pipeline) == summed(expected)
+    with StateStore.connect(folders.settings) as store:
+        assert store.batch_history("inbox", 3).status.source_rows == 5 + 6
+
+
+@pytest.mark.parametrize("rows", [20, 40_000])
+def test_a_side_of_a_join_is_read_to_its_end(folders: Folders, rows: int) -> None:
+    """Also if the other side is exhausted, and each is a single task, so that Spark would join them without a shuffle."""
+
+    def joined(inputs: Any) -> Any:
+        return inputs["a"].where("amount > 100").join(inputs["b"].hint("merge"), "name")
+
+    pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
+    folders.put("a", [(f"N{number}", 1) for number in range(rows)])
+    folders.put("b", [(f"N{number}", 1) for number in range(rows)], columns=SEATS)
+    assert folders.run(pipeline, "run") == [1]
+    with StateStore.connect(folders.settings) as store:
+        assert store.batch_history("inbox", 1).status.source_rows == 2 * rows
+
+
+def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
+    """Spark reads one side of a join without equal columns for each task of the other, unless it is broadcast."""
+
+    def joined(inputs: Any, *, mark: Callable[[Any], Any]) -> Any:
+        return inputs["a"].join(mark(inputs["b"].select("seats")), F.expr("amount < seats")).select("name", "amount")
+
+    source = Inputs({"a": files("a"), "b": files("b", SEATS)})
+    pipeline = folders.declare(source, transform=partial(joined, mark=lambda rows: rows))
+    folders.put("a", [("N1", 1), ("N2", 2), ("N3", 9)])
+    folders.put("b", [("N1", 2), ("N2", 9)], columns=SEATS)
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    with pytest.raises(RowsLost, match=r"as a join without equal columns does only if one side is marked by broadcast\(\)"):
+        steps.process(folders.settings, pipeline, 1, owner="run")
+    marked = replace(pipeline, transform=partial(joined, mark=F.broadcast))
+    steps.process(folders.settings, marked, 1, owner="run")
+    steps.commit(folders.settings, marked, 1, owner="run")
+    assert folders.state(marked) == summed([("N1", 1), ("N1", 1), ("N2", 2)])
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda inputs: inputs["a"], "The transform does not use planes"),
+        (lambda inputs: inputs["planes"].selectExpr("name", "seats AS amount"), "The transform does not use a:"),
+        (lambda inputs: inputs["plane"], "The transform asks for input 'plane'; the pipeline has a, planes"),
+        (lambda inputs: inputs, "The transform returns Frames"),
+        (lambda inputs: seats_of(inputs).limit(1), r"The transform uses limit\(\)"),
+        (
+            lambda inputs: inputs["a"].crossJoin(inputs["planes"].select("seats").where("rand() < 0.5")),
+            r"The transform uses rand\(\)",
+        ),
+    ],
+)
+def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders, transform: Callable[..., Any], message: str) -> None:
+    """Each row that is read has to be seen, and the result has to be the same each time."""
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=transform)
+    folders.put("a", [("N1", 1)])
+    folders.put("planes", [("N1", 100)], columns=SEATS)
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    with pytest.raises(DeclarationInvalid, match=message):
+        steps.process(folders.settings, pipeline, 1, owner="run")
+
+
+# replays
+
+
+@pytest.mark.parametrize("transform", [None, lambda inputs: inputs["a"].unionByName(inputs["b"])], ids=["merged", "united"])
+def test_a_row_that_moves_to_another_input_is_found_by_the_acker(
+    settings: Settings, register: Callable[..., None], transform: Any
+) -> None:
+    """Both inputs have as many rows and the same keys as before, and together the same rows (I11)."""
+    one, other = TableFeed(settings, by_time=False), TableFeed(settings, by_time=False)
+    source = Inputs({"a": one.source, "b": other.source})
+    pipeline = Pipeline(name="inbox", source=source, states={"per_name": PER_NAME}, transform=transform)
+    register(pipeline)
+    one.put(2)
+    other.put(2)
+    other._run(f"UPDATE {other.table} SET name = 'N' || id, amount = 7")
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    steps.process(settings, pipeline, 1, owner="first")
+    steps.process(settings, pipeline, 1, owner="second", mode="restage")
+    before = one._run(f"SELECT id, name, amount FROM {one.table} WHERE id = 1")[0]
+    after = other._run(f"SELECT id, name, amount FROM {other.table} WHERE id = 1")[0]
+    assert before != after
+    for feed, (number, name, amount) in ((one, after), (other, before)):
+        feed._run(f"UPDATE {feed.table} SET name = %s, amount = %s WHERE id = %s", (name, amount, number))
+    with pytest.raises(SourceChanged, match="replays the identical rows"):
+        steps.process(settings, pipeline, 1, owner="third", mode="restage")
+
+
+def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
+    """Planned or not: nothing is left out, and all counts when it is back."""
+    pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N2", 2)])
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    folder = folders.settings.home / "b"
+    folder.rename(folder.with_name("away"))
+    assert "/b/000.csv is gone since its batch was planned" in folders.refused(pipeline, SourceChanged)
+    with pytest.raises(SourceUnreadable, match="/b does not exist"):
+        steps.plan(folders.settings, pipeline, run_id="other")
+    folder.with_name("away").rename(folder)
+    steps.process(folders.settings, pipeline, 1, owner="again")
+    steps.commit(folders.settings, pipeline, 1, owner="again")
+    assert folders.state(pipeline) == summed([("N1", 1), ("N2", 2)])
+
+
+# references
+
+
+def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
+    """The version of its plan, which the ledger keeps; a new version alone makes no batch."""
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
+    planes = folders.put("planes", [("N1", 100), ("N2", 200)], columns=SEATS)
+    folders.put("a", [("N1", 0), ("N2", 0), ("N3", 0)])
+    assert folders.run(pipeline, "first") == [1]
+    folders.put("planes", [("N1", 1000), ("N3", 3000)], columns=SEATS, name=planes.name)
+    assert folders.run(pipeline, "nothing") == []
+    folders.put("planes", [("N2", 5)], columns=SEATS)
+    folders.put("a", [("N1", 0), ("N2", 0), ("N3", 0)])
+    assert folders.run(pipeline, "second") == [2]
+    expected = [("N1", 100), ("N2", 200), ("N1", 1000), ("N3", 3000), ("N2", 5)]
+    assert folders.state(pipeline) == summed(expected)
+    with StateStore.connect(folders.settings) as store:
+        versions = [store.source_metadata("inbox", txid)["references"]["planes"]["files"] for txid in (1, 2)]
+    assert [[file["name"] for file in version] for version in versions] == [["000.csv"], ["000.csv", "001.csv"]]
+    assert versions[0][0]["sha256"] != versions[1][0]["sha256"]
+
+
+def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
+    """Changed, grown or gone, before the first attempt or before a replay; a new file is not part of the version."""
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
+    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
+    folders.put("a", [("N1", 0)])
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    content = planes.read_text()
+    advice = "It is a reference of this batch: put back what was planned until the batch has committed"
+    planes.write_text(content.replace("100", "101"))
+    message = folders.refused(pipeline, SourceChanged)
+    assert f"{planes} changed since its batch was planned" in message
+    assert advice in message
+    planes.unlink()
+    assert f"{planes} is gone since its batch was planned. {advice}" in folders.refused(pipeline, SourceChanged)
+    planes.write_text(content)
+    folders.put("planes", [("N1", 7)], columns=SEATS)
+    steps.process(folders.settings, pipeline, 1, owner="first")
+    planes.write_text(content + "N2,7\n")
+    assert advice in folders.refused(pipeline, SourceChanged, mode="restage")
+    planes.write_text(content)
+    steps.process(folders.settings, pipeline, 1, owner="again", mode="restage")
+    steps.commit(folders.settings, pipeline, 1, owner="again")
+    assert folders.state(pipeline) == {"N1": (1, 100)}
+
+
+def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> None:
+    """The files are compared again after Spark has read them, before the seal."""
+    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
+
+    def changing(inputs: Any) -> Any:
+        planes.write_text(planes.read_text().replace("100", "101"))
+        return seats_of(inputs)
+
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=changing)
+    folders.put("a", [("N1", 0)])
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged)
+
+
+def test_kept_versions_survive_their_files(folders: Folders) -> None:
+    """The reference may be replaced, or vanish, between plan and commit: the batch has the version of its plan."""
+    kept = replace(PLANES, keep_folder="kept")
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": kept}), transform=seats_of)
+    folders.put("planes", [("N1", 100)], columns=SEATS, name="planes.csv")
+    folders.put("a", [("N1", 0)])
+    assert steps.plan(folders.settings, pipeline, run_id="first") == [1]
+    folders.put("planes", [("N1", 200)], columns=SEATS, name="planes.csv")
+    folders.put("a", [("N1", 0)])
+    assert steps.plan(folders.settings, pipeline, run_id="second") == [1, 2]
+    shutil.rmtree(folders.settings.home / "planes")
+    for txid, mode in ((1, "resume"), (2, "resume"), (1, "restage")):
+        steps.process(folders.settings, pipeline, txid, owner="run", mode=mode)
+    for txid in (1, 2):
+        steps.commit(folders.settings, pipeline, txid, owner="run")
+    assert folders.state(pipeline) == {"N1": (2, 300)}
+    assert len(list((folders.settings.home / "kept").rglob("planes.csv"))) == 2
+
+
+def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders) -> None:
+    """Its inputs keep their rows; the ledger has the version of the attempt that counts. So does a redo."""
+    per_name = replace(PER_NAME, kind="opaque")
+    source = Inputs({"a": files("a"), "planes": PLANES}, kind="opaque")
+    pipeline = folders.declare(source, transform=seats_of, states={"per_name": per_name})
+    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
+    folders.put("a", [("N1", 0)])
+    folders.put("a", [("N1", 0)])
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1, 2]
+    folders.put("planes", [("N1", 200)], columns=SEATS, name=planes.name)
+    with pytest.raises(TidegateError, match="The batch is planned again"):
+        steps.process(folders.settings, pipeline, 1, owner="first")
+    folders.run(pipeline, "again")
+    assert folders.state(pipeline) == {"N1": (2, 400)}
+    folders.put("planes", [("N1", 1)], columns=SEATS, name=planes.name)
+    steps.redo(folders.settings, pipeline, 2, owner="test", reason="other seats")
+    assert folders.state(pipeline) == {"N1": (2, 201)}
+
+
+def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
+    """As by two joins with different columns of it, into several states."""
+    states = {"per_name": PER_NAME, "route": Rows({"name": "text", "amount": "integer"})}
+
+    def both_ends(inputs: Any) -> Any:
+        planes = inputs["planes"]
+        first = inputs["a"].join(planes, "name")
+        second = planes.selectExpr("name AS other", "seats AS more")
+        return first.join(second, F.col("other") == F.col("name"), "left").selectExpr("name", "seats + more AS amount")
+
+    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=both_ends, states=states)
+    folders.put("planes", [(f"N{number}", number) for number in range(50)], columns=SEATS)
+    folders.put("a", [(f"N{number % 60}", 0) for number in range(300)])
+    assert [done.txid for done in run_pipeline(folders.settings, pipeline, run_id="run").commits] == [1]
+    expected: dict[str, list[int]] = defaultdict(list)
+    for number in range(300):
+        if number % 60 < 50:
+            expected[f"N{number % 60}"].append(2 * (number % 60))
+    assert folders.state(pipeline) == {name: (len(amounts), sum(amounts)) for name, amounts in expected.items()}
+
+
+# declarations that change
+
+
+def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Callable[..., None]) -> None:
+    """A new one begins at its beginning; one that was taken out goes on where it was."""
+    one = Inputs({"a": files("a"), "b": files("b")})
+    first = folders.declare(one)
+    rows = [("N1", 1), ("N2", 2), ("N3", 3), ("N4", 4)]
+    folders.put("a", rows[:1])
+    folders.put("b", rows[1:2])
+    assert folders.run(first, "first") == [1]
+
+    two = replace(first, source=Inputs({"b": files("b"), "c": files("c")}))
+    with pytest.raises(DeclarationChanged, match="raise the pipeline's version"):
+        register(two)
+    two = replace(two, version=2)
+    register(two)
+    folders.put("c", rows[2:3])
+    assert folders.run(two, "second") == [2]
+    three = replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=3)
+    register(three)
+    folders.put("a", rows[3:])
+    assert folders.run(three, "third") == [3]
+    assert folders.state(three) == summed(rows)
+
+
+def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, register: Callable[..., None]) -> None:
+    """Another name, or a source that has no names; a planned batch is enough."""
+    first = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
+    folders.put("a", [("N1", 1)])
+    folders.put("b", [("N1", 1)])
+    assert steps.plan(folders.settings, first, run_id="run") == [1]
+    renamed = replace(first, source=Inputs({"a": files("a"), "bees": files("b")}), version=2)
+    with pytest.raises(DeclarationChanged, match=r"input b is called bees now.*Call it b again"):
+        register(renamed)
+    with pytest.raises(DeclarationChanged, match=r"inbox has batches of several inputs: .*new names"):
+        register(replace(first, source=files("a"), version=2))
+    register(replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=2))
+    without_b = replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=2)
+    assert "planned with input b, which the pipeline does not declare any more" in folders.refused(without_b, SourceChanged)
+    with_planes = replace(first, source=Inputs({**first.source.sources, "planes": PLANES}), version=3, transform=seats_of)  # type: ignore[attr-defined]
+    register(with_planes)
+    folders.put("planes", [("N1", 1)], columns=SEATS)
+    assert "planned without reference planes" in folders.refused(with_planes, SourceChanged)
+
+
+def test_a_single_source_does_not_become_an_input(folders: Folders, register: Callable[..., None]) -> None:
+    """All its files would count again, under their new names."""
+    single = Pipeline(name="inbox", source=files("a"), states={"per_name": PER_NAME})
+    register(single)
+    folders.put("a", [("N1", 1)])
+    assert folders.run(single, "run") == [1]
+    with pytest.raises(DeclarationChanged, match=r"inbox has batches of one source: files .*new names"):
+        register(replace(single, source=Inputs({"a": files("a"), "b": files("b")}), version=2))
+
+
+def test_totals_need_no_column_of_any_input(folders: Folders) -> None:
+    """A global count with tracking turned off."""
+    states = {"total": State(aggregates={"lines": Count(), "amount": Sum("amount")})}
+    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), states=states, tracking="off")
+    folders.put("a", [("N1", 1), ("N2", 2)])
+    folders.put("b", [("N1", 3)])
+    assert folders.run(merged, "run") == [1]
+    with StateStore.connect(folders.settings) as store:
+        (row,) = store.state_rows(merged.spec.states[0])
+    assert (row["lines"], row["amount"]) == (3, 6)

@@ -1,0 +1,53 @@
+"""A topic and a folder in one pipeline, joined with a reference, on a real broker."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from jobs import Count, Files, Inputs, Pipeline, Reference, State, Sum
+from jobs.engine.local_run import run_pipeline
+from state_store import Settings, StateStore
+from tests.sources.beside_kafka import server, template
+from tests.sources.feeds import SCHEMA, KafkaFeed
+
+__all__ = ["server", "template"]  # fixtures
+
+
+def united(inputs: Any) -> Any:
+    """Unite the records of the topic with the rows of the folder, and multiply each by its factor."""
+    records = inputs["topic"].selectExpr("CAST(key AS string) AS name", "CAST(CAST(value AS string) AS int) AS amount")
+    return records.unionByName(inputs["folder"]).join(inputs["factors"], "name").selectExpr("name", "amount * factor AS amount")
+
+
+def test_a_topic_and_a_folder_count_under_the_same_txids(settings: Settings, register: Callable[..., None]) -> None:
+    """Each record and each row once, whichever of the two has more; the whole is opaque, as the topic is."""
+    feed = KafkaFeed(settings, "opaque")
+    files = Files("folder", format="csv", schema=SCHEMA)
+    factors = Reference(Files("factors", format="csv", schema={"name": "string", "factor": "int"}))
+    state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")
+    source = Inputs({"topic": feed.source, "folder": files, "factors": factors})
+    pipeline = Pipeline(name="conformance", source=source, states={"per_name": state}, transform=united)
+    register(pipeline)
+    for folder in ("folder", "factors"):
+        (settings.home / folder).mkdir()
+    (settings.home / "factors/1.csv").write_text("name,factor\n" + "".join(f"row {n},{n + 1}\n" for n in range(9)))
+    lines, amounts = Counter[str](), Counter[str]()
+
+    def expect(rows: list[tuple[str, int]]) -> None:
+        for name, amount in rows:
+            lines[name] += 1
+            amounts[name] += amount * (int(name.removeprefix("row ")) + 1)
+
+    for run, (records, texts) in enumerate([(5, 1), (0, 2), (3, 0)]):
+        expect([(key.decode(), int(value)) for key, value, *_ in feed.put(records)])
+        for number in range(texts):
+            rows = [(f"row {number}", 10 * run), ("row 8", number)]
+            content = "name,amount\n" + "".join(f"{name},{amount}\n" for name, amount in rows)
+            (settings.home / f"folder/{run}{number}.csv").write_text(content)
+            expect(rows)
+        run_pipeline(settings, pipeline, run_id=f"run {run}")
+    with StateStore.connect(settings) as store:
+        found = {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
+        slices = [set(store.source_metadata("conformance", txid)["inputs"]) for txid in range(1, 8)]
+    assert found == {name: (lines[name], amounts[name]) for name in lines}
+    assert slices == [{"topic", "folder"}, {"topic"}, {"topic"}, {"folder"}, {"folder"}, {"topic"}, {"topic"}]

@@ -1,0 +1,329 @@
+"""`Files` over a real S3 server: the same promises as on a disk, by ETags, and no more of a listing than is needed."""
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import Count, Files, Inputs, Pipeline, State, Sum
+from jobs.compute.session import spark_session
+from jobs.engine.local_run import run_pipeline
+from jobs.sources.files import objects
+from jobs.testing import PROMISES, Bench
+from state_store import Settings, StateStore
+from state_store.attempts import Attempt
+from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tests import steps
+from tests.acceptance.test_every_source import die_everywhere, pipeline_over
+from tests.conftest import Server, migrated_database
+from tests.sources.feeds import SCHEMA
+from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
+
+_numbers = count(1)
+ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
+STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+
+
+@pytest.fixture(scope="module")
+def beside_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
+    """An S3 server, and a stack whose Spark reads from it."""
+    with stack_beside_s3(tmp_path_factory.mktemp("s3_stack")) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def s3(beside_s3: tuple[Settings, S3Server]) -> S3Server:
+    """The S3 server."""
+    return beside_s3[1]
+
+
+@pytest.fixture(scope="module")
+def server(beside_s3: tuple[Settings, S3Server]) -> Server:
+    """The Postgres server beside it."""
+    return Server(beside_s3[0])
+
+
+@pytest.fixture(scope="module")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    with migrated_database(server) as name:
+        yield name
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    """A bucket of the test's own."""
+    return s3.make_bucket(f"bucket-{next(_numbers)}")
+
+
+@pytest.fixture
+def spark(settings: Settings) -> Iterator[SparkSession]:
+    """The session that all tests of this file share."""
+    with spark_session(settings, "conformance") as session:
+        yield session
+
+
+class ObjectsFeed:
+    """Objects of two rows of CSV below a prefix, two objects a batch."""
+
+    def __init__(self, bucket: Bucket, **source: Any) -> None:
+        self.bucket = bucket
+        self.source = Files(f"{bucket.url}/in/box", format="csv", schema=SCHEMA, max_files=2, **source)
+        self._rows = self._objects = 0
+
+    def put(self, count: int) -> list[tuple]:
+        """Write rows into new objects."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        for start in range(0, count, 2):
+            self._objects += 1
+            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
+            self.bucket.put(f"in/box/{self._objects:03d}.csv", "name,amount\n" + lines)
+        return rows
+
+    def change(self) -> None:
+        """Change a value, so that size and number of rows stay the same."""
+        self.bucket.put("in/box/001.csv", self.bucket.get("in/box/001.csv").replace(b"row 0,0", b"row 0,9"))
+
+    @contextmanager
+    def hide(self) -> Iterator[None]:
+        """Take an object away for a while."""
+        content = self.bucket.get("in/box/002.csv")
+        self.bucket.delete("in/box/002.csv")
+        yield
+        self.bucket.put("in/box/002.csv", content)
+
+
+def parquet(names: list[str], amounts: list[int], kind: pa.DataType | None = None) -> bytes:
+    """Return a Parquet file; by default Spark's own reader takes it."""
+    content = io.BytesIO()
+    pq.write_table(pa.table({"name": names, "amount": pa.array(amounts, kind or pa.int32())}), content)
+    return content.getvalue()
+
+
+def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
+    """Return the state's rows."""
+    with StateStore.connect(settings) as store:
+        spec = pipeline.spec.states[0]
+        return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
+
+
+VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}}
+CASES = [
+    (name, promise) for name in VARIANTS for promise in PROMISES["opaque" if name == "opaque" else "transactional"].items()
+]
+
+
+@pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
+def test_objects_keep_the_promises_of_files(
+    settings: Settings, spark: SparkSession, bucket: Bucket, variant: str, promise: tuple
+) -> None:
+    """Each promise of each kind; none is impossible for objects."""
+    promise[1](Bench(ObjectsFeed(bucket, **VARIANTS[variant]), spark, settings))
+
+
+def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
+    settings: Settings, server: Server, register: Callable[..., None], bucket: Bucket
+) -> None:
+    """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
+    feed = ObjectsFeed(bucket)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    die_everywhere(settings, server, pipeline, feed, first_point=7)
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint16()], ids=["Spark's reader", "own tasks"])
+def test_the_state_is_what_duckdb_makes_of_the_same_objects(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, kind: pa.DataType
+) -> None:
+    """Partition folders, nested prefixes, and names that paths and URLs would have to quote."""
+    for number, name in enumerate((*ODD, "plain.parquet")):
+        for day in ("2026-01-01", "2026-01-02"):
+            content = parquet([f"n{n % 3}" for n in range(number, number + 5)], list(range(number, number + 5)), kind)
+            bucket.put(f"lake/deep er/dt={day}/{name}", content)
+    bucket.put("lake/deep er/dt=2026-01-01/_SUCCESS", b"")
+    bucket.put("lake/deeper/dt=2026-01-01/other.parquet", parquet(["beside"], [1], kind))
+    source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
+    state = State(key={"dt": "date", "name": "text"}, aggregates=STATE.aggregates)
+    pipeline = Pipeline("lake", source, {"per_day": state})
+    register(pipeline)
+    assert len(run_pipeline(settings, pipeline, run_id="run").commits) == 4  # 14 objects
+    assert run_pipeline(settings, pipeline, run_id="again").commits == []
+
+    query = f"""
+        SELECT dt, name, count(*), sum(amount)::bigint
+        FROM read_parquet('{bucket.folder}/lake/deep er/*/*.parquet', hive_partitioning = true) GROUP BY ALL ORDER BY ALL
+    """
+    assert stored(settings, pipeline) == duckdb.execute(query).fetchall()
+    left = source.left_alone(settings)
+    assert (left.read, left.count) == (14, 1)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_an_object_that_is_not_as_planned_is_never_read(
+    settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
+) -> None:
+    """Overwritten or deleted between plan and read, and while it is read."""
+
+    def put(amount: int) -> None:
+        bucket.put(f"one.{format}", parquet(["a"], [amount]) if format == "parquet" else f"name,amount\na,{amount}\n")
+
+    put(1)
+    pipeline = Pipeline("inbox", Files(bucket.url, format=format, schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    for spoil, message in ((lambda: put(2), "was overwritten"), (lambda: bucket.delete(f"one.{format}"), "is gone")):
+        spoil()
+        with pytest.raises(SourceChanged, match=rf"s3a://{bucket.name}/one.{format} {message} since its batch was planned"):
+            steps.process(settings, pipeline, 1, owner="test")
+    put(1)
+    # The server's times have whole seconds.
+    os.utime(bucket.folder / f"one.{format}", (1_700_000_000, 1_700_000_000))
+    with StateStore.connect(settings) as store:
+        metadata = store.source_metadata("inbox", 1)
+    attempt = Attempt("inbox", 1, 1, metadata)
+    emitter = pipeline.source.emitter(spark, settings)
+    rows = emitter.emit_batch(attempt, metadata)
+    assert rows.collect() == [("a", 1)]
+    put(2)
+    with pytest.raises(SourceChanged, match="was overwritten"):
+        emitter.verify_batch(attempt, metadata)
+    put(1)  # what Spark read may have been the other content
+    with pytest.raises(RowsLost, match="was touched, or replaced and put back"):
+        emitter.verify_batch(attempt, metadata)
+    put(3)  # a task opens what was planned, or nothing
+    if format == "csv":
+        with pytest.raises(SourceChanged, match="was overwritten"):
+            (objects.pinned(objects.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0])).open()
+    put(1)
+    run_pipeline(settings, pipeline, run_id="run")
+    assert stored(settings, pipeline) == [("a", 1, 1)]
+    put(4)
+    with pytest.raises(SourceChanged, match="was overwritten since it counted in txid 1"):
+        steps.plan(settings, pipeline, run_id="later")
+
+
+def test_without_an_etag_the_content_identifies_an_object(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is taken by reading it, as on a disk; an object put back is the same object."""
+    described = objects._described
+    monkeypatch.setattr(objects, "_described", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
+    bucket.put("one.csv", "name,amount\na,1\n")
+    pipeline = Pipeline("inbox", Files(bucket.url, format="csv", schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    bucket.put("one.csv", "name,amount\na,2\n")
+    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
+        steps.process(settings, pipeline, 1, owner="test")
+    bucket.put("one.csv", "name,amount\na,1\n")
+    steps.process(settings, pipeline, 1, owner="test")
+    steps.commit(settings, pipeline, 1, owner="test")
+    os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
+    assert steps.plan(settings, pipeline, run_id="later") == []
+    assert stored(settings, pipeline) == [("a", 1, 1)]
+
+
+def test_names_that_grow_are_listed_from_the_last_one_on(
+    settings: Settings, register: Callable[..., None], bucket: Bucket
+) -> None:
+    """Also as one of several inputs, which may have nothing new for some batches."""
+    growing = Files(f"{bucket.url}/grows", format="csv", schema=SCHEMA, names_grow=True, max_files=2)
+    other = Files(f"{bucket.url}/other", format="csv", schema=SCHEMA)
+    pipeline = Pipeline("inbox", Inputs({"grows": growing, "other": other}), {"per_name": STATE})
+    register(pipeline)
+    for number in range(3):
+        bucket.put(f"grows/{number}.csv", f"name,amount\na,{number}\n")
+    run_pipeline(settings, pipeline, run_id="one")
+    bucket.put("other/1.csv", "name,amount\nb,7\n")
+    run_pipeline(settings, pipeline, run_id="two")
+    bucket.put("grows/00.csv", "name,amount\na,100\n")  # declared never to come
+    bucket.put("grows/3.csv", "name,amount\na,3\n")
+    run_pipeline(settings, pipeline, run_id="three")
+    assert stored(settings, pipeline) == [("a", 4, 6), ("b", 1, 7)]
+
+
+def test_who_may_not_read_is_told_what_to_do(
+    settings: Settings, s3: S3Server, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that does not exist, a key that is refused, a server that is away; no secret is in a message."""
+    source = Files(bucket.url, format="csv", schema=SCHEMA)
+    bucket.put("one.csv", "name,amount\na,1\n")
+
+    def plan(of: Files) -> Any:
+        objects._store.cache_clear()
+        return of.coordinator(settings).initialize_transaction(1, None, None)
+
+    assert plan(source) is not None
+    with pytest.raises(SourceUnreadable, match=r"s3a://absent does not exist for the store that was asked \(http://127"):
+        plan(replace(source, folder="s3a://absent/prefix"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-0123")
+    with pytest.raises(SourceUnreadable, match=r"the store .* refuses the credentials of this process") as refused:
+        plan(source)
+    assert "wrong-secret-0123" not in str(refused.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(SourceUnavailable, match=r"the store \(http://127.0.0.1:9\) does not answer"):
+        plan(source)
+    monkeypatch.undo()
+    objects._store.cache_clear()
+
+
+def test_the_key_is_nowhere_but_in_the_environment(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, server: Server
+) -> None:
+    """Not in the ledger, in logs, or in Spark's plan."""
+    bucket.put("one.parquet", parquet(["a"], [1]))
+    pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"per_name": STATE})
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+    found = server.settings.home
+    texts = [path.read_text(errors="replace") for path in found.rglob("*.log")]
+    assert texts
+    with StateStore.connect(settings) as store:
+        texts += [str(store.batch_history("inbox", 1)), str(store.source_metadata("inbox", 1)), pipeline.source.identity]
+    assert [text for text in texts if SECRET in text] == []
+    assert "'etag': " in texts[-2]
+
+
+def test_a_plan_lists_no_further_than_it_needs(tmp_path: Path) -> None:
+    """Pages are counted by the server; what a plan holds does not grow with the bucket."""
+    with many_objects(50_000) as endpoint:
+        first = plan_many(folder="s3a://many/in", batches=3)
+        assert (first["objects"], pages_asked_for(endpoint)) == (300, 1)
+        last = plan_many(folder="s3a://many/in", batches=3, names_grow=True, after="000049899.parquet")
+        assert (last["objects"], pages_asked_for(endpoint)) == (100, 1)
+        whole = plan_many(folder="s3a://many/in", batches=1000)
+        assert (whole["objects"], pages_asked_for(endpoint)) == (50_000, 50)
+        assert whole["grown_mb"] < first["grown_mb"] + 20
+
+
+def test_the_example_of_the_page_does_what_it_says(settings: Settings, register: Callable[..., None], s3: S3Server) -> None:
+    """docs/storage.md, as it stands."""
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, str(PAGE), "exec"), names)
+    lake = s3.make_bucket("lake")
+    for day in (1, 2):
+        table = pa.table({"shop": ["x", "y", "x"], "cents": pa.array([day, 10, 100], pa.int64())})
+        content = io.BytesIO()
+        pq.write_table(table, content)
+        lake.put(f"sales/dt=2026-11-0{day}/part-0.parquet", content.getvalue())
+    pipeline: Pipeline = names["PIPELINE"]
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+    query = f"""
+        SELECT dt, shop, count(*), sum(cents)::bigint
+        FROM read_parquet('{lake.folder}/sales/*/*.parquet', hive_partitioning = true) GROUP BY ALL ORDER BY ALL
+    """
+    assert stored(settings, pipeline) == duckdb.execute(query).fetchall()

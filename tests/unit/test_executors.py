@@ -1,0 +1,221 @@
+"""What travels to executors elsewhere, when, under which name; and which packages they need."""
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
+from jobs.compute import executors
+from jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks, modules_of, packages_of
+from jobs.compute.session_files import SessionFile
+from state_store import Settings
+from state_store.errors import SettingsInvalid
+
+REPOSITORY = Path(executors.__file__).resolve().parents[2]
+ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
+# The modules whose objects travel in plans.
+IN_TASKS = [
+    "jobs.compute.sink",
+    "jobs.compute.quarantine",
+    "jobs.compute.state_answers",
+    "jobs.sources.postgres.read",
+    "jobs.sources.files.formats.parquet",
+    "jobs.sources.files.formats.text_tasks",
+    "jobs.pipelines.flights",
+    "jobs.pipelines.word_count",
+]
+
+
+@pytest.mark.parametrize(
+    ("remote", "setting", "expected"),
+    [
+        ("sc://spark.example.com:15002", "auto", True),
+        ("sc://127.0.0.1:15002", "auto", False),
+        ("sc://localhost", "auto", False),
+        ("sc://127.0.0.1:15002", "elsewhere", True),
+        ("sc://spark.example.com:15002", "here", False),
+        ("local[2]", "elsewhere", False),
+    ],
+)
+def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
+    """Nothing is sent to executors that have everything."""
+    settings = Settings(spark_remote=remote, spark_executors=setting)
+
+    assert are_elsewhere(settings) is expected
+    assert (artifacts_for(settings) is not None) is expected
+
+
+def test_another_word_is_refused() -> None:
+    """With the words that there are."""
+    with pytest.raises(SettingsInvalid, match="spark_executors must be here, elsewhere or auto, not 'there'"):
+        are_elsewhere(Settings(spark_executors="there"))
+
+
+def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes for the same content; any change, also of a file that is no module, gives another name."""
+    package = tmp_path / "author_of_test" / "inner"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "code.py").write_text("x = 1")
+    (package / "table.json").write_text("{}")
+    (package / ".hidden").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first, again = (artifacts_for(ELSEWHERE, ["author_of_test.inner.code"]) for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert (first.name, first.archive()) == (again.name, again.archive())
+    assert {name for name in first.modules if name.startswith("author_of_test")} == {
+        "author_of_test/__init__.py",
+        "author_of_test/inner/code.py",
+        "author_of_test/inner/table.json",
+    }
+    assert {"jobs/__init__.py", "state_store/copy_in.py", "tidegate/__init__.py", "dags/__init__.py"} <= first.modules.keys()
+    (package / "table.json").write_text("[]")
+    changed = artifacts_for(ELSEWHERE, ["author_of_test.inner.code"])
+    assert changed is not None
+    assert changed.name != first.name
+
+
+def test_a_namespace_is_not_sent_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other distributions may share it: the outermost package that is the author's own is sent; a module by itself, too."""
+    for name in ("ours", "theirs"):
+        (tmp_path / "shared_of_test" / name).mkdir(parents=True)
+        (tmp_path / "shared_of_test" / name / "__init__.py").write_text("")
+    (tmp_path / "lonely_of_test.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = artifacts_for(replace(ELSEWHERE, executor_modules=" lonely_of_test, "), ["shared_of_test.ours"])
+
+    assert found is not None
+    assert [name for name in found.modules if "_of_test" in name] == ["lonely_of_test.py", "shared_of_test/ours/__init__.py"]
+
+
+def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code, and what is in no file."""
+    (tmp_path / "compiled_of_test").mkdir()
+    (tmp_path / "compiled_of_test" / "__init__.py").write_text("")
+    (tmp_path / "compiled_of_test" / "fast.so").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsInvalid, match=r"compiled_of_test cannot travel .*fast\.so is compiled code"):
+        artifacts_for(ELSEWHERE, ["compiled_of_test"])
+    with pytest.raises(SettingsInvalid, match="Module nowhere_of_test cannot travel"):
+        artifacts_for(ELSEWHERE, ["nowhere_of_test"])
+
+
+def test_the_modules_of_a_pipeline_are_those_of_its_functions() -> None:
+    """Behind `partial` too; ours and Python's own are no author's."""
+
+    def transform(rows: object, by: int) -> object:
+        return rows
+
+    states = {"all": State(aggregates={"rows": Count()})}
+    source = FixedBatches([[("a",)]], schema={"word": "string"})
+    with_transform = Pipeline("p", source=source, transform=partial(transform, by=1), states=states, guarantee="at_least_once")
+
+    assert modules_of(with_transform) == {__name__}
+    assert modules_of(replace(with_transform, transform=None)) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "packages"),
+    [
+        (Files("s3a://lake/in", format="text"), {"obstore"}),
+        (Files("s3a://lake/in", schema={"name": "string"}), set()),
+        (Files("in", format="text"), set()),
+        (Inputs({"a": Files("in", format="text"), "b": Files("s3a://lake/in", format="text")}), {"obstore"}),
+    ],
+)
+def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: set[str]) -> None:
+    """Spark reads Parquet itself; files of a disk need nothing more."""
+    pipeline = Pipeline("lines", source, {"lines": State(aggregates={"lines": Count()})})
+    assert packages_of(pipeline) == packages
+    needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), packages_of(pipeline))
+    assert needed is not None
+    assert needed.packages == packages
+    assert needed.name.endswith("obstore") == bool(packages)
+
+
+def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:
+    """Parameters have the name; another content has another one. Executors' own parameters come last."""
+    passfile = tmp_path / "pgpass"
+    passfile.write_text("*:*:*:tidegate_stager:secret")
+    settings = replace(ELSEWHERE, executor_passfile=passfile, executor_conninfo="host=db.internal sslmode=verify-full")
+    conninfo, artifacts = conninfo_of_tasks(settings), artifacts_for(settings)
+
+    assert artifacts is not None
+    (name,) = artifacts.files
+    assert conninfo["passfile"] == SessionFile(name)
+    assert artifacts.files[name] == passfile.read_bytes()
+    assert "secret" not in f"{conninfo} {artifacts} {artifacts.name}"
+    assert (conninfo["host"], conninfo["sslmode"], conninfo["user"]) == ("db.internal", "verify-full", "tidegate_stager")
+    passfile.write_text("*:*:*:tidegate_stager:other")
+    assert conninfo_of_tasks(settings)["passfile"] != conninfo["passfile"]
+
+
+def test_executors_find_a_password_of_their_own() -> None:
+    """By libpq's own means, or in a file there."""
+    assert "passfile" not in conninfo_of_tasks(replace(ELSEWHERE, pg_passfile=Path("/here/pgpass")))
+    theirs = replace(ELSEWHERE, executor_conninfo="passfile=/run/secrets/pgpass", executor_passfile=Path("/not/read"))
+    assert conninfo_of_tasks(theirs)["passfile"] == "/run/secrets/pgpass"
+    assert conninfo_of_tasks(Settings(spark_remote="local[2]", pg_passfile=Path("/here/pgpass")))["passfile"] == "/here/pgpass"
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "message"),
+    [("host", "executor_conninfo cannot be read"), ("password=x", "holds a password"), ("sslpassword=x", "holds")],
+)
+def test_parameters_that_cannot_be_used_are_refused(conninfo: str, message: str) -> None:
+    """A password would be in every plan."""
+    with pytest.raises(SettingsInvalid, match=message):
+        conninfo_of_tasks(replace(ELSEWHERE, executor_conninfo=conninfo))
+
+
+def test_a_missing_password_file_is_named() -> None:
+    """Before Spark is asked for anything."""
+    with pytest.raises(SettingsInvalid, match=r"The file /no/such/file for Spark's executors cannot be read"):
+        artifacts_for(replace(ELSEWHERE, executor_passfile=Path("/no/such/file")))
+
+
+def test_tasks_need_no_other_package_than_those_that_are_checked() -> None:
+    """Whatever travels in a plan is imported where only these are, and Spark."""
+    installed = (
+        "airflow",
+        "sqlalchemy",
+        "sqlparse",
+        "grpc",
+        "confluent_kafka",
+        "alembic",
+        "rich",
+        "requests",
+        "duckdb",
+        "psutil",
+    )
+    program = f"""
+import sys
+for name in {installed!r}:
+    sys.modules[name] = None
+for name in {IN_TASKS!r}:
+    __import__(name)
+from tidegate import Count, Pipeline
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_module_with_code_for_tasks_is_looked_at() -> None:
+    """Their classes say that they are for `mapInArrow` or `arrow_udf`."""
+    program = f"import sys\nfor name in {IN_TASKS!r}: __import__(name)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    found = set()
+    for path in sorted((REPOSITORY / "jobs").rglob("*.py")):
+        classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        if any(re.search("mapInArrow|arrow_udf", ast.get_docstring(each) or "") for each in classes):
+            found.add(path.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", "."))
+
+    assert {"jobs.compute.sink", "jobs.compute.state_answers", "jobs.sources.files.formats.tasks"} <= found
+    assert found - set(done.stdout.split()) == set()

@@ -1,0 +1,387 @@
+"""Several inputs and references: what may be declared, and what a plan freezes, without Spark and Postgres."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Changes, Count, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
+from jobs.sources.inputs.copies import keep
+from state_store import Settings
+from state_store.attempts import Attempt
+from state_store.declaration import followed_as, parts_of
+from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from state_store.source_files import files_in
+
+COLUMNS = {"tail": "string", "amount": "int"}
+STATES = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}
+PLANES = Reference(Files("planes", format="csv", schema={"tail": "string", "seats": "int"}))
+
+
+def files(folder: str, **source: Any) -> Files:
+    """Return a source of CSV files, one a batch."""
+    return Files(folder, format="csv", **{"schema": COLUMNS, **source})
+
+
+def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
+    """Return a source of these lists."""
+    return FixedBatches(batches, COLUMNS, **source)
+
+
+def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
+    """Declare a pipeline of these inputs."""
+    return Pipeline(**{"name": "inputs", "source": Inputs(sources), "states": STATES, **pipeline})
+
+
+# what may be declared
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({}, "Inputs needs two sources, or a source and a Reference"),
+        ({"a": files("a")}, "Inputs needs two sources"),
+        ({"a": PLANES, "b": PLANES}, "Inputs needs two sources"),
+        ({"a": files("a"), "B": files("b")}, "'B' cannot be the name of a input"),
+        ({"a": files("a"), "": files("b")}, "'' cannot be the name of a input"),
+        ({"a": files("a"), "b": files("a")}, "Inputs a and b are the same source, so each row would come twice"),
+        ({"a": files("a", done_folder="done"), "b": files("b", done_folder="done")}, "Inputs a and b share a folder, done"),
+        ({"a": files("a", done_folder="b/done"), "b": files("b")}, "Inputs a and b share a folder, b/done and b"),
+        ({"a": files("a", done_folder="done"), "b": files("./a/", glob="*.tsv")}, "Inputs a and b share a folder, a and ./a/"),
+        ({"a": files("planes", done_folder="done"), "b": PLANES}, "Inputs a and b share a folder"),
+        ({"a": files("a"), "b": replace(PLANES, keep_folder="a/kept")}, "Inputs a and b share a folder"),
+        ({"a": files("a"), "b": replace(PLANES, keep_folder="planes/kept")}, "Inputs b and b share a folder"),
+    ],
+)
+def test_inputs_that_cannot_be_told_apart_or_disturb_each_other_are_refused(sources: dict[str, Any], message: str) -> None:
+    """When they are declared, by their names."""
+    with pytest.raises(ValueError, match=message):
+        Inputs(sources)
+
+
+def test_only_sources_and_references_are_inputs() -> None:
+    """Inputs of inputs would have two places for one position."""
+    with pytest.raises(TypeError, match="Input b has inputs of its own: name them all in one"):
+        Inputs({"a": files("a"), "b": Inputs({"c": files("c"), "d": files("d")})})
+    with pytest.raises(TypeError, match="Input b has to be a source or a Reference, not str"):
+        Inputs({"a": files("a"), "b": "data/b"})
+    with pytest.raises(TypeError, match="Reference takes Files, not FixedBatches"):
+        Reference(lists())
+    for name, value in {"kind": "opaque", "done_folder": "done", "max_files": 2, "max_bytes": 9}.items():
+        with pytest.raises(ValueError, match=f"is read whole by each batch: leave {name} out"):
+            Reference(files("planes", **{name: value}))
+
+
+def test_the_kind_is_that_of_the_weakest_input() -> None:
+    """A reference has none; a better kind cannot be claimed, a weaker one can."""
+    assert Inputs({"a": files("a"), "b": files("b")}).kind == "transactional"
+    assert Inputs({"a": files("a"), "b": files("b", kind="opaque"), "planes": PLANES}).kind == "opaque"
+    assert Inputs({"a": Kafka("a", kind="opaque"), "b": lists(kind="non-transactional")}).kind == "non-transactional"
+    assert Inputs({"a": files("a"), "planes": PLANES}, kind="opaque").kind == "opaque"
+    for kind in ("transactional", "best"):
+        with pytest.raises(ValueError, match=f"Inputs cannot be '{kind}': one of them is opaque"):
+            Inputs({"a": files("a", kind="opaque"), "b": files("b")}, kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sources", "pipeline", "message"),
+    [
+        ({"a": files("a"), "planes": PLANES}, {}, "needs a transform that joins with planes"),
+        (
+            {"a": files("a"), "b": files("b", partitions={"dt": "date"})},
+            {},
+            "a and b have different columns: only one of them has dt",
+        ),
+        ({"a": lists(), "b": Files("b", format="text")}, {}, "a and b have different columns"),
+        ({"a": files("a"), "b": files("b")}, {"on_poison": "quarantine"}, "cannot set bad records aside"),
+        (
+            {"a": files("a"), "b": files("b")},
+            {"transform": len, "check": {"known": "tail IS NOT NULL"}},
+            "cannot check single records before a transform",
+        ),
+        ({"a": files("a"), "b": Changes("inputs.per_tail")}, {"transform": len}, "Pipeline inputs follows itself"),
+    ],
+)
+def test_a_pipeline_that_its_inputs_cannot_serve_is_refused(
+    sources: dict[str, Any], pipeline: dict[str, Any], message: str
+) -> None:
+    """When it is declared."""
+    with pytest.raises(ValueError, match=message):
+        declare(sources, **pipeline)
+
+
+def test_the_identity_names_each_input_and_reference() -> None:
+    """Whatever their order; another input, or another reference, is another source."""
+    one = Inputs({"a": files("a"), "b": files("b"), "planes": PLANES})
+    assert one.identity == Inputs({"planes": PLANES, "b": files("b"), "a": files("a")}).identity
+    assert parts_of(one.identity) == {"a": files("a").identity, "b": files("b").identity}
+    others = [
+        Inputs({"a": files("a"), "b": files("b")}),
+        Inputs({"a": files("b"), "b": files("a"), "planes": PLANES}),
+        Inputs({"a": files("a"), "b": files("b"), "planes": replace(PLANES, keep_folder="kept")}),
+        Inputs({"a": files("a"), "b": files("b"), "c": files("c"), "planes": PLANES}),
+    ]
+    assert len({one.identity, *(other.identity for other in others)}) == 5
+    assert parts_of("inbox") == {"": "inbox"}
+    assert followed_as("p", "s") in parts_of(Inputs({"a": Changes("p.s"), "b": files("b")}).identity).values()
+
+
+# what a plan freezes
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a project folder, in which files count as complete at once."""
+    return Settings(home=tmp_path, min_file_age_seconds=0)
+
+
+@pytest.fixture
+def write(settings: Settings) -> Callable[..., Path]:
+    """A function that writes a file in the project folder."""
+
+    def write(name: str, text: str = "tail,amount\nN1,1\n") -> Path:
+        path = settings.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def plan(source: Inputs, settings: Settings, previous: Any = None, txid: int = 1) -> list[Any]:
+    """Return the metadata of all batches of one plan."""
+    coordinator, found = source.coordinator(settings), []
+    while (previous := coordinator.initialize_transaction(txid + len(found), previous, None)) is not None:
+        found.append(previous)
+    return found
+
+
+def test_each_input_moves_on_by_itself(settings: Settings) -> None:
+    """An input that has no new rows keeps its position, and goes on from there, also after it was not declared for a while."""
+    a, b = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]
+    source = Inputs({"a": lists(*a), "b": lists(*b, kind="opaque")})
+    first, second = plan(source, settings)
+    assert {name: part["position"] for name, part in first["inputs"].items()} == {"a": 0, "b": 0}
+    assert first["idle"] == {}
+    assert second == {"inputs": {"a": second["inputs"]["a"]}, "idle": {"b": first["inputs"]["b"]}, "references": {}}
+
+    b.append([("N4", 4)])
+    without_a = Inputs({"b": lists(*b, kind="opaque"), "c": lists([("N5", 5)], cycle=False, kind="opaque")})
+    (third,) = plan(without_a, settings, second, 3)
+    assert third["inputs"]["b"]["position"] == 1
+    assert third["idle"] == {"a": second["inputs"]["a"]}
+
+    a.append([("N6", 6)])
+    (fourth,) = plan(Inputs({"a": lists(*a), "b": lists(*b, kind="opaque")}), settings, third, 4)
+    assert fourth["inputs"] == {"a": {**fourth["inputs"]["a"], "position": 2}}
+    assert fourth["idle"] == {"b": third["inputs"]["b"], "c": third["inputs"]["c"]}
+
+
+def test_a_batch_may_wait_for_all_inputs(settings: Settings) -> None:
+    """The n-th slice of one goes with the n-th of the other; what is left of one waits."""
+    a, b = lists([("N1", 1)], [("N2", 2)], [("N3", 3)]), lists([("N4", 4)], [("N5", 5)], kind="opaque")
+    found = plan(Inputs({"a": a, "b": b}, wait_for_all=True), settings)
+    positions = [{name: part["position"] for name, part in batch["inputs"].items()} for batch in found]
+    assert positions == [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
+
+
+def test_the_files_of_an_idle_input_are_not_carried_along(settings: Settings, write: Callable[..., Path]) -> None:
+    """The ledger knows them, under names that begin with the input's."""
+    for number in range(5):
+        write(f"a/{number}.csv")
+    write("b/0.csv")
+    write("b/1.csv")
+    source = Inputs({"a": files("a", max_files=5), "b": files("b")})
+    first, second = plan(source, settings)
+    assert [file["name"] for file in files_in(first)] == [*(f"a/{number}.csv" for number in range(5)), "b/0.csv"]
+    assert [file["name"] for file in files_in(second)] == ["b/1.csv"]
+    assert second["idle"]["a"]["files"] == []
+
+
+def test_an_opaque_plan_leaves_transactional_inputs_as_they_are(settings: Settings, write: Callable[..., Path]) -> None:
+    """And an input that a batch did not read does not join it later: its next rows are planned in a later batch."""
+    for name in ("a/0.csv", "b/0.csv", "b/1.csv"):
+        write(name)
+    source = Inputs({"a": files("a"), "b": files("b", kind="opaque")})
+    first, second = plan(source, settings)
+    assert set(second["inputs"]) == {"b"}
+    write("a/1.csv")
+    (settings.home / "b/0.csv").rename(settings.home / "b/0.aside.tmp")
+    coordinator = source.coordinator(settings)
+    again = coordinator.initialize_transaction(1, None, first)
+    assert again is not None
+    assert again["inputs"]["a"] == first["inputs"]["a"]
+    assert [file["name"] for file in again["inputs"]["b"]["files"]] == ["1.csv"]
+    after = coordinator.initialize_transaction(2, again, second)
+    assert after is not None
+    assert set(after["inputs"]) == {"b"}
+    assert after["idle"]["a"]["behind"] != first["inputs"]["a"]["behind"]
+
+    other = Inputs({"b": files("b", kind="opaque"), "c": files("c")})
+    with pytest.raises(SourceChanged, match="planned with input a, which the pipeline does not declare any more"):
+        other.coordinator(settings).initialize_transaction(1, None, first)
+
+
+def test_a_transactional_plan_is_kept_as_it_is(settings: Settings) -> None:
+    """Nothing is asked again."""
+    source = Inputs({"a": lists([("N1", 1)]), "b": files("missing")})
+    saved = {"inputs": {"a": {"position": 0}}, "idle": {}, "references": {}}
+    assert source.coordinator(settings).initialize_transaction(1, None, saved) is saved
+    with pytest.raises(SourceUnreadable, match="missing does not exist"):
+        plan(source, settings)
+
+
+def test_the_position_of_a_source_without_inputs_cannot_be_continued(settings: Settings) -> None:
+    """It is not known which of the inputs it was."""
+    with pytest.raises(SourceChanged, match="The batches before are of a source without inputs"):
+        plan(Inputs({"a": lists([("N1", 1)]), "b": files("b")}), settings, {"position": 0})
+
+
+@dataclass(frozen=True)
+class Away(FixedBatches):
+    """Lists whose server is away."""
+
+    def coordinator(self, settings: Settings) -> Any:  # noqa: ARG002 - as every source
+        """Fail.
+
+        Raises: SourceUnavailable.
+        """
+        raise SourceUnavailable("The server of the lists is away.")
+
+
+def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -> None:
+    """A later batch has its rows. A transactional one is waited for, as a partition is."""
+    rows, gone = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]
+    first, second = plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}), settings)
+    assert [set(batch["inputs"]) for batch in (first, second)] == [{"a"}, {"a"}]
+    (third,) = plan(Inputs({"a": lists(*rows), "b": lists(*gone, kind="opaque")}), settings, second, 3)
+    assert third["inputs"] == {"b": {**third["inputs"]["b"], "position": 0}}
+    assert plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}, wait_for_all=True), settings) == []
+    with pytest.raises(SourceUnavailable, match="is away"):
+        plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS)}), settings)
+    with pytest.raises(SourceUnavailable, match="is away"):
+        Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}).coordinator(settings).initialize_transaction(
+            4, second, third
+        )
+
+
+# references
+
+
+def test_each_batch_has_the_version_that_was_there(settings: Settings, write: Callable[..., Path]) -> None:
+    """All files at one moment; they make no batch, and are none of the files that count once."""
+    write("planes/1.csv", "tail,seats\nN1,100\n")
+    a = [[("N1", 1)]]
+    (first,) = plan(Inputs({"a": lists(*a), "planes": PLANES}), settings)
+    (version,) = first["references"]["planes"]["files"]
+    assert (version["name"], version["size"]) == ("1.csv", 18)
+    assert files_in(first) == []
+
+    write("planes/1.csv", "tail,seats\nN1,200\n")
+    write("planes/2.csv", "tail,seats\nN2,100\n")
+    assert plan(Inputs({"a": lists(*a), "planes": PLANES}), settings, first, 2) == []
+    (second,) = plan(Inputs({"a": lists(*a, [("N2", 2)]), "planes": PLANES}), settings, first, 2)
+    names = [file["name"] for file in second["references"]["planes"]["files"]]
+    assert names == ["1.csv", "2.csv"]
+    assert second["references"]["planes"]["files"][0]["sha256"] != version["sha256"]
+
+
+def test_nothing_is_planned_without_the_reference(settings: Settings, write: Callable[..., Path]) -> None:
+    """Rows would be joined with nothing; or with half of it, while it is being written."""
+    source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
+    with pytest.raises(SourceUnreadable, match="planes does not exist"):
+        plan(source, settings)
+    (settings.home / "planes").mkdir()
+    with pytest.raises(SourceUnreadable, match="The reference has no files"):
+        plan(source, settings)
+    path = write("planes/1.csv", "tail,seats\nN1,100\n")
+    old = replace(settings, min_file_age_seconds=60)
+    assert plan(source, old) == []
+    assert "1 file(s) changed less than 60 s ago" in (source.held_back(old) or "")
+    os.utime(path, (time.time() - 90, time.time() - 90))
+    assert len(plan(source, old)) == 1
+    assert source.held_back(old) is None
+
+
+def test_a_plan_waits_for_a_young_reference_for_some_seconds(settings: Settings, write: Callable[..., Path]) -> None:
+    """As it does for the files of a source."""
+    write("planes/1.csv", "tail,seats\nN1,100\n")
+    source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
+    assert len(plan(source, replace(settings, min_file_age_seconds=1))) == 1
+
+
+def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -> None:
+    """Each content once, whole or not at all; a version names the copies."""
+    path = write("planes/1.csv", "tail,seats\nN1,100\n")
+    source = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept")})
+    (batch,) = plan(source, settings)
+    (file,) = batch["references"]["planes"]["files"]
+    assert file["name"] == f"{file['sha256']}/1.csv"
+    copy = settings.home / "kept" / file["name"]
+    assert copy.read_bytes() == path.read_bytes()
+    before = copy.stat()
+    assert plan(source, settings) == [batch]
+    assert copy.stat() == before
+
+    copy.write_text("cut")  # as by a disk that was full: the next plan puts it right
+    assert plan(source, settings) == [batch]
+    assert copy.read_bytes() == path.read_bytes()
+
+    path.write_text("tail,seats\nN1,1000\n")
+    assert keep(path, {**file, "name": "1.csv", "size": 19, "sha256": "0" * 64}, settings.home / "kept", None) is None
+    assert sorted(p.name for p in (settings.home / "kept").rglob("*.*")) == ["1.csv"]
+    (settings.home / "kept_file").write_text("")
+    refused = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept_file")})
+    with pytest.raises(SourceUnreadable, match="cannot be copied to"):
+        plan(refused, settings)
+
+
+# what else inputs pass on
+
+
+def test_every_input_gets_its_ack_even_if_another_one_raises(settings: Settings, write: Callable[..., Path]) -> None:
+    """Its own slice of the batch; of an input that is idle there is none."""
+    for name in ("a/1.csv", "b/1.csv"):
+        write(name)
+    source = Inputs({"a": files("a", done_folder="done_a"), "b": files("b", done_folder="done_b"), "c": lists()})
+    assert source.wants_acks
+    assert source.keeps_files
+    (batch,) = plan(source, settings)
+    write("a/1.csv", "changed")
+    with pytest.raises(ExceptionGroup) as raised:
+        source.ack(Attempt("inputs", 1, 1, batch), settings)
+    assert [type(error) for error in raised.value.exceptions] == [SourceChanged]
+    assert (settings.home / "done_b/1/1.csv").exists()
+
+
+def test_names_that_no_input_reads_are_shown_with_their_places(settings: Settings, write: Callable[..., Path]) -> None:
+    """Two inputs may have files of the same name."""
+    for name in ("a/1.csv", "a/2.tmp", "b/2.tmp", "planes/1.csv"):
+        write(name)
+    found = Inputs({"a": files("a"), "b": files("b"), "planes": PLANES}).left_alone(settings)
+    assert found is not None
+    (names,) = found.names.values()
+    assert names == [str(settings.home / "a/2.tmp"), str(settings.home / "b/2.tmp")]
+    assert found.read == 2
+    only = Inputs({"a": files("a"), "b": lists()}).left_alone(settings)
+    assert only is not None
+    assert list(only.names.values()) == [["2.tmp"]]
+    assert Inputs({"a": lists(), "b": lists([("N1", 1)], cycle=True, kind="opaque")}) is not None
+
+
+def test_lineage_has_all_that_is_read(settings: Settings, write: Callable[..., Path]) -> None:
+    """Inputs of this batch, and references; a Postgres table too."""
+    write("a/1.csv")
+    write("planes/1.csv")
+    source = Inputs({"a": files("a"), "planes": PLANES, "t": PostgresTable(table="t", key="id", schema={"id": "bigint"})})
+    batch = {"inputs": plan(Inputs({"a": files("a"), "b": lists()}), settings)[0]["inputs"], "idle": {}}
+    batch["references"] = {"planes": PLANES.version(settings)}
+    found = source.datasets(batch, settings)
+    assert [dataset.locations for dataset in found] == [
+        [str(settings.home / "a/1.csv")],
+        [str(settings.home / "planes/1.csv")],
+    ]

@@ -1,0 +1,31 @@
+"""The page of limits says what the code says."""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
+ROW = re.compile(
+    r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,.]+)(?: (?P<unit>\w+))? "
+    r"\| `(?P<file>[\w/]+)\.py`, `(?P<name>[\w.]+)` \|"
+)
+UNITS = {"MiB": 1024**2}
+ROWS = [found for line in PAGE.read_text().splitlines() if (found := ROW.match(line))]
+
+
+def test_every_row_is_read() -> None:
+    """So none of them is left unchecked."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith("| limit ")]
+    assert len(rows) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["limit"] for row in ROWS])
+def test_a_limit_is_what_the_page_says(row: re.Match[str]) -> None:
+    """The number of the page, in its unit, is that of the constant, or the default of the field."""
+    found: Any = importlib.import_module(row["file"].replace("/", "."))
+    for part in row["name"].split("."):
+        found = getattr(found, part)
+    assert float(row["value"].replace(",", "")) * UNITS.get(row["unit"], 1) == found

@@ -1,0 +1,162 @@
+"""State queries and queries are checked when they are declared, and found by name."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jobs.pipelines
+from jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery
+from jobs.registry import all_queries
+from state_store.errors import SettingsInvalid, UsageError
+from state_store.overview import spec_of
+
+SOURCE = Files("planes", format="csv", schema={"tail": "string", "seats": "int"})
+STATES = {
+    "by_tail": State({"tail": "text"}, {"reports": Count()}),
+    "plane": Newest({"tail": "text"}, {}, {"seats": "integer"}, kind="non-transactional"),
+    "report": Rows({"tail": "text"}),
+}
+
+
+def declare(*queries: StateQuery, **changes: Any) -> Pipeline:
+    """Declare a pipeline with these queries."""
+    declared = {"source": SOURCE, "states": STATES, "transform": lambda rows: rows, "guarantee": "at_least_once", **changes}
+    return Pipeline("planes", queries=queries, **declared)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StateQuery("by_tail"), "'by_tail' has to name pipeline and state, as in flights.daily"),
+        (lambda: StateQuery("planes.By"), "cannot be the name of a state"),
+        (lambda: StateQuery("planes.by_tail", as_of="now"), "as_of='now'; use one of previous txid, latest"),
+        (lambda: declare(StateQuery("planes.gone")), "and has no such state. It has by_tail, plane, report."),
+        (lambda: declare(StateQuery("planes.report")), "only a State or a Newest has rows by key"),
+        (lambda: declare(StateQuery("planes.plane")), "does not know which txid wrote a row"),
+        (lambda: declare(StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
+        (lambda: declare(*[StateQuery("planes.by_tail")] * 2), "queries planes.by_tail twice"),
+        (lambda: declare(StateQuery("planes.by_tail"), transform=None), "has queries, and no transform"),
+        (lambda: declare(StateQuery("planes.by_tail"), window=4), "a window of 4, and its batches read what the one before"),
+        (
+            lambda: declare(
+                StateQuery("ships.by_name", as_of="latest"), states={"t": STATES["by_tail"]}, guarantee="exactly_once"
+            ),
+            "another attempt at a batch may read other values",
+        ),
+    ],
+)
+def test_a_state_query_that_cannot_be_kept_is_refused(make: Callable[[], object], message: str) -> None:
+    """At once, with what to declare instead."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_what_is_read_is_part_of_the_declaration() -> None:
+    """A pipeline without queries keeps its fingerprint; one that reads its own state has a window of 1."""
+    plain, repeatable = declare(), declare(StateQuery("planes.by_tail"), window=1)
+    latest = declare(StateQuery("planes.by_tail", as_of="latest"), StateQuery("planes.plane", as_of="latest"))
+    assert "queries" not in plain.spec.declaration
+    assert len({each.spec.fingerprint for each in (plain, repeatable, latest)}) == 3
+    assert [each.spec.window for each in (plain, repeatable, latest)] == [16, 1, 16]
+    assert [each.spec.awaits_previous for each in (plain, repeatable, latest)] == [False, True, False]
+    assert declare(StateQuery("planes.by_tail")).spec.window == 1
+    for each in (plain, repeatable, latest):
+        assert spec_of(each.spec.declaration).fingerprint == each.spec.fingerprint
+    accepted = StateQuery("planes.by_tail", as_of="latest", allow_not_repeatable=True)
+    assert declare(accepted, guarantee="exactly_once", states={"by_tail": STATES["by_tail"]}).spec.queries == (accepted.read,)
+
+
+def answer(states: Any, words: list[str]) -> Any:
+    """Answer nothing."""
+    return states, words
+
+
+def query(**changes: Any) -> Query:
+    """Declare a query, good but for the changes."""
+    return Query(
+        **{"name": "total", "answer": answer, "reads": ["planes.by_tail"], "arguments": {"words": "text[]"}, **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Total"}, "cannot be the name of a query"),
+        ({"reads": []}, 'has to list the states that it reads: reads=["pipeline.state"]'),
+        ({"reads": "planes.by_tail"}, "has to list the states that it reads"),
+        ({"reads": ["planes"]}, "'planes' has to name pipeline and state"),
+        ({"arguments": {"words": "word"}}, "'word' is not a column type"),
+        ({"arguments": {"wörds": "text"}}, "cannot be the name of a argument of query total"),
+        ({"arguments": {"words": "text[]", "most": "integer"}}, "only the last argument can be an array"),
+        ({"arguments": {}}, "calls its answer as answer(states), which does not fit: missing a required argument: 'words'"),
+        ({"arguments": {"word": "text"}}, "which does not fit"),
+        ({"most_rows": 0}, "needs most_rows and timeout_seconds of at least 1"),
+    ],
+)
+def test_a_query_that_could_not_be_asked_is_refused(changes: dict[str, Any], message: str) -> None:
+    """When its module is loaded."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        query(**changes)
+
+
+def test_values_are_given_in_order() -> None:
+    """An array takes what is left, which may be nothing."""
+    several = query(answer=lambda _states, least, words: (least, words), arguments={"least": "integer", "words": "text[]"})
+    one = query(answer=lambda _states, word: word, arguments={"word": "text"})
+    assert (several.usage, one.usage) == ("total LEAST WORDS...", "total WORD")
+    assert several.in_order(["3", "a", "b"]) == {"least": "3", "words": ["a", "b"]}
+    assert several.in_order(["3"]) == {"least": "3", "words": []}
+    assert one.in_order(["a"]) == {"word": "a"}
+    for wrong, values in ((several, []), (one, []), (one, ["a", "b"])):
+        with pytest.raises(ValueError, match=f"is asked as: {wrong.usage}. {len(values)} values are given."):
+            wrong.in_order(values)
+
+
+MODULE = """
+from jobs import Count, Files, Pipeline, Query, State
+PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_s": State({{"value": "text"}}, {{"n": Count()}})}})
+QUERIES = {queries}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """A function that adds a module with these queries to package jobs.pipelines, for one test."""
+    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
+
+    def add(name: str, queries: str) -> None:
+        (tmp_path / f"{name}.py").write_text(MODULE.format(name=name, queries=queries))
+        monkeypatch.delitem(sys.modules, f"jobs.pipelines.{name}", raising=False)
+
+    return add
+
+
+def test_queries_are_found_beside_pipelines(write: Callable[[str, str], None]) -> None:
+    """A module that cannot be loaded disturbs no other; an unknown name gets the names that there are."""
+    write("ships", '[Query("a_ship", lambda states: states, reads=["ships.ships_s"])]')
+    write("broken", "1 / 0")
+    write("wrong", '{"not": "a list"}')
+    found = all_queries()
+    assert list(found.known) == ["a_ship", "words_total"]
+    assert found.broken == {
+        "broken": "ZeroDivisionError: division by zero",
+        "wrong": "SettingsInvalid: jobs.pipelines.wrong must define QUERIES as a list of Query(...)",
+    }
+    assert found.find("a_ship").pipelines == ["ships"]
+    with pytest.raises(
+        UsageError, match=r"There is no query a_shop. Did you mean a_ship\? Queries: a_ship, words_total. Those of"
+    ):
+        found.find("a_shop")
+
+
+def test_two_queries_of_one_name_are_refused(write: Callable[[str, str], None]) -> None:
+    """Which of them is meant is nothing to guess."""
+    write("ships", '[Query("words_total", lambda states: states, reads=["ships.ships_s"])]')
+    with pytest.raises(
+        SettingsInvalid, match=r"Query words_total is declared in jobs.pipelines.ships and in jobs.pipelines.word"
+    ):
+        all_queries()
