@@ -153,24 +153,32 @@ def running(small: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def occupied() -> Iterator[set[int]]:
-    """The usual ports, all taken: by listeners of this fixture, or by another test's stack.
+    """The usual ports that this fixture listens on: all of them, except those that another test's stack holds.
 
     A stack keeps the port of a component that a test has just killed, so a port without a listener may still be reserved.
+    Another test's stack may end at any time and free its ports. So only the ports taken here are known to stay taken.
     """
     with ExitStack() as listeners:
-        for port in USUAL_PORTS.values():
-            with ExitStack() as claim:
-                if reserve_port(port, claim) == port:
-                    listener = listeners.enter_context(socket.socket())
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    listener.bind(("127.0.0.1", port))
-                    listener.listen()
-        yield set(USUAL_PORTS.values())
+        taken: set[int] = set()
+
+        def some_are_taken() -> bool:
+            for port in USUAL_PORTS.values():
+                with ExitStack() as claim:
+                    if reserve_port(port, claim) == port:
+                        listener = listeners.enter_context(socket.socket())
+                        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        listener.bind(("127.0.0.1", port))
+                        listener.listen()
+                        taken.add(port)
+            return bool(taken)
+
+        assert wait_until(some_are_taken, 300), "other stacks held every usual port for 300 s: run this file alone"
+        yield taken
 
 
 @pytest.fixture(scope="module")
 def full(new_stack: Callable[[str], Stack], occupied: set[int]) -> Stack:
-    """A stack with Airflow, in a folder with a difficult name, while all the usual ports are taken."""
+    """A stack with Airflow, in a folder with a difficult name, while usual ports are taken."""
     stack = new_stack("Zürich à la carte")
     embedded.up(stack.settings)
     return stack
