@@ -35,7 +35,8 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
 
     Runs as the owner role. Safe to repeat; a crash leaves the database as it was.
 
-    Raises: SchemaOutOfDate if a declared state has no migration, DeclarationChanged, AccessRefused, StoreUnavailable.
+    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; DeclarationChanged,
+    AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection:
         if missing := _upgrade(connection, specs):
@@ -92,6 +93,7 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str,
                     "writer. Rename one of them."
                 )
     specs = [spec for spec in specs if spec.name not in shared]
+    hash_partitions.check_complete(connection, tables.STATE, specs)
     config = _config(connection, specs)
     command.upgrade(config, "head")
     try:
@@ -148,6 +150,7 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
     """Write the migration from the current migrations to the declared states; return None if nothing is missing."""
     with connected(settings) as connection:
         schema.check_not_newer(connection)
+        hash_partitions.check_complete(connection, tables.STATE, specs)
         config = _config(connection, specs)
         command.upgrade(config, "head")
         try:

@@ -36,6 +36,7 @@ _REFUSALS = [
     (["in recovery mode"], "57P03"),
 ]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
+_CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
 # A NUL, text that is not of its type, no date, longer than an index row.
 _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "54000"}
@@ -58,6 +59,10 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
+    if state == _CHECK_STATE and "no partition of relation" in message:
+        return errors.SchemaOutOfDate(
+            f"A hash partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
+        )
     if state in _OVERFLOW_STATES:
         return errors.Overflow(f"A value left its column's range while {doing}: {message}. Widen the column's type.")
     if state in _BAD_KEY_STATES:

@@ -12,9 +12,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.dialects.postgresql import OID
 
 from state_store.declaration import PipelineSpec, StateSpec
+from state_store.errors import SchemaOutOfDate
+
+_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relkind", "relpartbound")), schema="pg_catalog")
+_INHERITS = sa.table("pg_inherits", sa.column("inhrelid"), sa.column("inhparent"), schema="pg_catalog")
 
 
 def partitioned_by(state: StateSpec) -> str:
@@ -35,21 +39,42 @@ def made(schema: str | None, state: StateSpec, storage: dict[str, Any], after: S
         yield from (statement.format(table=table) for statement in after)
 
 
+def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
+    """Refuse a table that lacks a partition: one made again from it would lack that partition's rows.
+
+    Raises: SchemaOutOfDate.
+    """
+    for table in (f"{schema}.{state.table_name}" for spec in specs for state in spec.readable):
+        moduli = _moduli(connection, table)
+        if moduli is not None and set(moduli) != {len(moduli)}:
+            divided = f"{len(moduli)} of {max(moduli)}" if moduli else "none"
+            raise SchemaOutOfDate(
+                f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
+                "detached is missing with all its keys: attach it again with its former modulus and remainder "
+                f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
+            )
+
+
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:
     """Return the states whose tables have another number of partitions than is declared: as declared, and as found."""
-    readable = (state for spec in specs for state in spec.readable)
-    counted = ((state, _count(connection, f"{schema}.{state.table_name}")) for state in readable)
-    return [
-        (state, replace(state, hash_partitions=found)) for state, found in counted if found not in (None, state.hash_partitions)
-    ]
+    differing = []
+    for state in (state for spec in specs for state in spec.readable):
+        moduli = _moduli(connection, f"{schema}.{state.table_name}")
+        if moduli is not None and len(moduli) != state.hash_partitions:
+            differing.append((state, replace(state, hash_partitions=len(moduli))))
+    return differing
 
 
-def _count(connection: Connection, table: str) -> int | None:
-    """Return how many tables hold the rows: 1 without partitions, None if there is no such table."""
-    name = sa.cast(sa.func.to_regclass(table), REGCLASS)
-    parts = sa.func.pg_partition_tree(name).table_valued("isleaf")
-    leaves = sa.select(sa.func.count()).select_from(parts).where(parts.c.isleaf).scalar_subquery()
-    return connection.scalar(sa.select(sa.case((name.is_not(None), sa.func.greatest(leaves, 1)))))
+def _moduli(connection: Connection, table: str) -> list[int] | None:
+    """Return the modulus of each partition of a table: a single 1 if it is not divided, None if there is no such table."""
+    name = sa.cast(sa.func.to_regclass(table), OID)
+    parent = connection.execute(sa.select(_CLASS.c.oid, _CLASS.c.relkind).where(_CLASS.c.oid == name)).one_or_none()
+    if parent is None or parent.relkind != "p":
+        return None if parent is None else [1]
+    bound = sa.func.pg_get_expr(_CLASS.c.relpartbound, _CLASS.c.oid)
+    modulus = sa.cast(sa.func.substring(bound, r"modulus (\d+)"), sa.Integer)
+    parts = _CLASS.join(_INHERITS, _INHERITS.c.inhrelid == _CLASS.c.oid)
+    return list(connection.scalars(sa.select(modulus).select_from(parts).where(_INHERITS.c.inhparent == parent.oid)))
 
 
 def set_aside(table: Table, state: StateSpec) -> Iterator[str]:

@@ -15,7 +15,15 @@ from jobs import Count, Pipeline, State
 from state_store import Settings, tables
 from state_store.beginning import NotStarted
 from state_store.declaration import StateKind
-from state_store.errors import CommitOutOfOrder, GuardMismatch, HoleDetected, PermanentError, RangeRefused, StagingLost
+from state_store.errors import (
+    CommitOutOfOrder,
+    GuardMismatch,
+    HoleDetected,
+    PermanentError,
+    RangeRefused,
+    SchemaOutOfDate,
+    StagingLost,
+)
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold, fold_all, partial
 from tests.integration.conftest import contents
@@ -128,6 +136,30 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
     flow.put("word", count=4, previous_count=1, previous_txid=1, txid=2)
     flow.merge(2, {"word": 2}, redo=True)
     assert flow.of("word") == (3, 1, 2)
+
+
+def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
+    settings: Settings, register: Callable[..., None], as_owner: AsOwner
+) -> None:
+    """Its keys are not left out: the commit is refused by name, and right when the partition is attached again."""
+    state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
+    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
+    register(pipeline)
+    flow = Counts(settings, pipeline.spec)
+    flow.plan(1, 1)
+    flow.merge(1, dict.fromkeys("abcdefgh", 1))
+    kept = flow.rows("counts")
+    as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
+    attempt = flow.start(2)
+    flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
+    before = contents(settings)
+    with pytest.raises(SchemaOutOfDate, match=r'hash partition is missing .*no partition of relation "counts"'):
+        flow.commit(2)
+    assert contents(settings) == before
+    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
+    assert flow.rows("counts") == kept
+    flow.commit(2)
+    assert {row["word"]: row["count"] for row in flow.rows("counts")} == {**dict.fromkeys("abcdefgh", 2), "i": 1}
 
 
 # the rules, for every kind

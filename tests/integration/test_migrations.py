@@ -542,6 +542,42 @@ def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings
     assert of_table(shape(empty), "page_views") == of_table(built, "page_views")
 
 
+@pytest.mark.parametrize("how", ["DETACH PARTITION", "DROP"])
+def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, clone: Path, how: str) -> None:
+    """The rows of a detached or dropped partition are not left out of a new table, not even by a migration written before."""
+
+    def by_hand(statement: str) -> None:
+        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
+            connection.cursor().execute(statement)
+
+    declared = clone / "jobs/pipelines/page_views.py"
+    for number, steps in ((3, [("migrate", "--new", "pages"), ("migrate",)]), (2, [("migrate", "--new", "fewer")])):
+        declared.write_text(PAGE_VIEWS.replace("key={", f"hash_partitions={number}, key={{"))
+        for arguments in steps:
+            done = _tidegate(clone, empty, *arguments)
+            assert done.returncode == 0, done.stderr
+    table = "ALTER TABLE state.page_views "
+    parts = [f'state."page_views${remainder}"' for remainder in range(3)]
+
+    by_hand(table + "DETACH PARTITION " + parts[1] if how == "DETACH PARTITION" else "DROP TABLE " + parts[1])
+    before = shape(empty)
+    for arguments in (("migrate", "--new", "more"), ("migrate",)):
+        refused = _tidegate(clone, empty, *arguments)
+        assert refused.returncode != 0
+        assert "Table state.page_views is not divided" in refused.stderr
+        assert "it has 2 of 3." in refused.stderr
+        assert "ATTACH PARTITION" in refused.stderr
+    assert shape(empty) == before
+    by_hand(table + "DETACH PARTITION " + parts[0] + "; " + table + "DETACH PARTITION " + parts[2])
+    assert "it has none." in _tidegate(clone, empty, "migrate").stderr
+
+    if how == "DETACH PARTITION":
+        for remainder, part in enumerate(parts):
+            by_hand(table + f"ATTACH PARTITION {part} FOR VALUES WITH (MODULUS 3, REMAINDER {remainder})")
+        assert _tidegate(clone, empty, "migrate").returncode == 0
+        assert sum("page_views$" in line and "fillfactor" in line for line in shape(empty)["relations"]) == 2
+
+
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])
 def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     empty: Settings, clone: Path, *, of_states_only: bool
