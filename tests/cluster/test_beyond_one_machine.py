@@ -17,7 +17,8 @@ from state_store import Settings
 from tests.cluster.spark_cluster import REPOSITORY, SparkCluster, standalone_cluster
 from tests.cluster.test_spark_cluster import DAILY, ROUTES, Author, Run, author, database, days, rows_of
 from tests.conftest import register_pipelines
-from tests.sources.s3 import Bucket, S3Server, fetch, running_server, spark_packages
+from tests.jars import fetch_or_skip
+from tests.sources.s3 import Bucket, S3Server, running_server, spark_packages
 from tidegate.stack import maven
 
 __all__ = ["author", "database", "days"]  # fixtures
@@ -39,7 +40,7 @@ def s3() -> Iterator[S3Server]:
 def cluster(stack: Settings, s3: S3Server, free_port: Callable[[], int]) -> Iterator[SparkCluster]:
     """Two workers and a Connect server that know the store's address and key, and the libraries that docs/storage.md names."""
     packages = spark_packages().split(",")
-    fetch(*packages)
+    fetch_or_skip(*packages)
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     jars = maven.spark_jars(packages)
     with standalone_cluster(stack, free_port, properties={}, second_worker={}, environment=environment, jars=jars) as started:

@@ -33,9 +33,11 @@ CHOSEN = (
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_ledger_works_on_each_version(version: int, tmp_path: Path) -> None:
     """The same tests as on the embedded server, on a cluster of the version."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
+    # Some modules run twice, the second time on the oldest version: here, their first time is on the version itself.
+    once = ["-k", "not (postgres and 15)"]
     done = subprocess.run(
-        [*command, "-k", "not [postgres 15", *CHOSEN] if version != min(VERSIONS) else [*command, *CHOSEN],
+        [sys.executable, "-m", "pytest", *options, *once, *CHOSEN],
         cwd=REPOSITORY,
         env={**os.environ, "POSTGRES_OF_TESTS": str(version)},
         capture_output=True,

@@ -19,8 +19,8 @@ from obstore.store import S3Store
 
 from jobs.sources.files import objects
 from state_store import Settings
-from state_store.errors import PermanentError
 from tests.conftest import running_stack
+from tests.jars import fetch_or_skip
 from tidegate.stack import maven
 from tidegate.stack.component import reserve_port, wait_until
 from tidegate.stack.spark import java_program
@@ -127,18 +127,10 @@ def spark_packages() -> str:
     return line.partition("=")[2].strip().strip('"')
 
 
-def fetch(*packages: str) -> None:
-    """Fetch libraries into the user's cache; skip the test if that fails."""
-    try:
-        maven.fetch(packages)
-    except PermanentError as error:
-        pytest.skip(str(error))
-
-
 @contextmanager
 def running_server() -> Iterator[S3Server]:
     """Run a server, whose endpoint and key are in the environment meanwhile."""
-    fetch(*PACKAGES)
+    fetch_or_skip(*PACKAGES)
     with ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-s3-"))
         environment = opened.enter_context(pytest.MonkeyPatch.context())
@@ -158,7 +150,7 @@ def running_server() -> Iterator[S3Server]:
 @contextmanager
 def stack_beside_s3(home: Path) -> Iterator[tuple[Settings, S3Server]]:
     """Run a server, and an embedded stack whose Spark reads from it."""
-    fetch(*spark_packages().split(","))
+    fetch_or_skip(*spark_packages().split(","))
     with running_server() as server, pytest.MonkeyPatch.context() as environment:
         environment.setenv("TIDEGATE_SPARK_PACKAGES", spark_packages())
         with running_stack(home) as settings:

@@ -17,6 +17,7 @@ from jobs.compute.session import spark_session
 from jobs.sources.kafka.login import kafka_client, kafka_java_client
 from state_store import Settings
 from tests.conftest import fetch_kafka
+from tests.sources.s3 import spark_packages
 from tests.stack.conftest import Stack
 from tests.stack.test_stack import assert_ends
 from tidegate import stack as embedded
@@ -264,6 +265,13 @@ def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Sta
     assert "Traceback" not in done.stderr
     assert [path for path in (tmp_path / "tidegate" / "jars").iterdir() if path.suffix != ".lock"] == []
     assert not any((stack.folder / "run").iterdir())
+
+
+def test_the_request_for_amazons_libraries_is_understood(tmp_path: Path) -> None:
+    """Modules are left out and versions set; that nobody answers is found out only afterwards."""
+    refused = fetch(tmp_path, *spark_packages().split(","), JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[1]
+
+    assert "cannot be fetched from Maven Central: java.net.ConnectException: Connection refused" in refused
 
 
 def test_two_processes_that_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:

@@ -103,11 +103,12 @@ def _check(fetched: Path, packages: Sequence[str]) -> None:
 def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
     """Fetch into ``workplace/jars``."""
     named = [package.split(":") for package in packages]
+    # In the order that Ivy's schema demands.
     dependencies = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in named]
-    # As in Maven, a requested version wins over a transitive one; Ivy would take the newer.
-    dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
     if any(group == AMAZON for group, _, _ in named):
         dependencies.append(f'<exclude org="{AMAZON}" module="bundle"/>')
+    # As in Maven, a requested version wins over a transitive one; Ivy would take the newer.
+    dependencies += [f'<override org="{g}" module="{a}" rev="{v}" matcher="exact"/>' for g, a, v in named]
     (workplace / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="tidegate" module="packages"/>'
         f'<configurations><conf name="default"/></configurations><dependencies>{"".join(dependencies)}</dependencies>'
@@ -135,9 +136,14 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise PermanentError(f"{', '.join(packages)} could not be fetched within {FETCH_SECONDS} s. {advice}") from error
     if done.returncode:
-        unreachable = SERVER_ERROR.search(done.stdout + done.stderr)
-        missing = re.search(r":: (\S+): not found", done.stdout + done.stderr)
-        reason = unreachable[1] if unreachable else f"{missing[1]} is not there" if missing else "Ivy failed"
+        output = done.stdout + done.stderr
+        unreachable = SERVER_ERROR.search(output)
+        missing = re.search(r":: (\S+): not found", output)
+        if not unreachable and not missing:
+            found = re.search(r".*Exception.*", output) or re.search(r"\S.*\s*\Z", output)
+            why = found[0].strip() if found else f"exit code {done.returncode}"
+            raise PermanentError(f"Ivy could not collect {', '.join(packages)}: {why}")
+        reason = unreachable[1] if unreachable else f"{missing and missing[1]} is not there"
         raise PermanentError(f"{', '.join(packages)} cannot be fetched from Maven Central: {reason}. {advice}")
 
 
