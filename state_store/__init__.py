@@ -1,38 +1,38 @@
-"""The exactly-once protocol: Postgres alone decides whether a batch counts.
+"""The exactly-once protocol: Postgres alone decides whether a batch counts: whether its rows are in the states.
 
-I1 to I20 are the rules of docs/protocol.md.
+I1 to I22 are the rules of docs/protocol.md. A txid is a batch's number, an attempt a try at it, a partial its result for one
+key; the cursor is the pipeline's row with the last committed txid.
 
     plan     open_batches   txids and frozen metadata, write-once, before anything is read (I6)
     process  start_attempt  a larger attempt number for the batch; from now on every older attempt is fenced (I4, I5)
-             claims         the batches of a run that no task has begun, for tasks that are idle; a hint
+             claims         hints at batches that no task has begun, for tasks of the run that are idle
              (Spark)        COPY into this attempt's own staging tables, one stream per partition
              seal           which task attempt counts for each partition, how many rows, which digest (I7)
     commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)
 
-A batch goes from planned through processing and processed to committed; failed and halted are detours. No column holds this
-phase: it is derived from the rows that exist, so it cannot contradict them.
+A batch goes from planned through processing and processed to committed; it may be failed or halted, waiting for a person, in
+between. No column holds this phase: it is derived from the rows that exist, so it cannot contradict them.
 
 The commit checks, under the cursor's row lock and in this order: that the database is the primary and the incarnation in
 which the cursor was made (I9); whether the txid has committed, in which case it says so and changes nothing (I8); that its
 predecessor has (I3); that the frozen metadata is intact (I6); that the newest attempt is sealed (I4); that it continues the
 batch that committed last (I12); that the declaration is the registered one (I16); that staging holds exactly the sealed rows
-(I7); after the merge, that every key landed (I14).
+(I7); after the merge, that every key was written (I14).
 
 A batch's planned metadata is written once. An attempt of an opaque source may plan the batch again until it commits: the new
 metadata belongs to the attempt, the planned metadata stays. All metadata carries the digest of the metadata that it continues,
-and the commit compares that with the digest of the last commit: if batch n was planned again, so must n + 1 be before it can
-commit.
+and the commit compares that with the digest in the cursor: if batch n was planned again, so must n + 1 be before it can commit.
 
 A batch that keeps failing is given up by its pipeline's policy or by a person: when its turn comes, a commit without rows
-takes its place and records the owner and the reason. Bad records that a pipeline sets aside are staged and sealed beside the
-partials, and the commit moves them into the quarantine. Each source row of a committed batch therefore counts, waits in
-quarantine, or is named by a skip.
+skips it and records the owner and the reason. Bad records that a pipeline sets aside are staged and sealed beside the
+partials, and the commit moves them into the quarantine. Each source row up to the cursor therefore counts, is in quarantine, or
+belongs to a skipped batch.
 
 What a crash leaves, and what follows:
 
     before the COMMIT of any step    nothing; the step is repeated
     after open_batches               planned txids, which the next plan of any run takes up
-    after start_attempt, in staging  staging tables that no seal names; the next attempt has its own; dropped when old
+    after start_attempt, in staging  staging tables without a seal; the next attempt has its own; they are dropped when old
     after seal                       a processed batch; a retry finds it and does nothing
     in the COMMIT of a commit        all or nothing; the retry locks the cursor, which waits for the old transaction
     after a commit, answer lost      the retry reports already_committed

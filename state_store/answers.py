@@ -1,4 +1,7 @@
-"""Answers to queries: a named SELECT over states, executed by the role `pg_reader` in one snapshot, with its txids."""
+"""Answers to queries: a named SELECT over states, executed by a read-only role in one snapshot.
+
+With each answer come the last txids, the numbers of the batches that had committed in the snapshot.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CANCELED = "57014"
-_ONLY_READS = ("25001", "25006", "42501")  # what changes data or its own transaction, or lacks a privilege
+_ONLY_READS = ("25001", "25006", "42501")  # a statement changes data or its own transaction, or lacks a privilege
 _BAD_DATA, _BAD_STATEMENTS = "22", ("0A", "42")  # classes of SQLSTATE
 
 
 class Asked(Protocol):
-    """A query as it was declared (`jobs.queries.Query`)."""
+    """A query as its author declares it."""
 
     @property
     def name(self) -> str:
@@ -64,8 +67,8 @@ def ask(reader: LedgerReader, query: Asked, given: Mapping[str, str | Sequence[s
     """Return the answer to a query; each argument is given as text, an array as its values in text.
 
     Raises: UsageError for arguments that are missing, unknown, or not of their types; UnknownPipeline; DeclarationInvalid if
-    the author's code fails, changes something, or answers too many rows; StoreUnavailable, also if it takes too long;
-    AccessRefused, SchemaOutOfDate.
+    the author's code fails, reads or changes what it must not, or answers too many rows; StoreUnavailable, also if it takes too
+    long; AccessRefused, SchemaOutOfDate.
     """
     _check_names(query, given)
     with reader.snapshot(f"answering query {query.name}", timeout_seconds=query.timeout_seconds) as connection:
@@ -172,7 +175,7 @@ def _columns(connection: Connection, query: Asked, described: Sequence[tuple[str
 
 @contextmanager
 def _explained(query: Asked) -> "Iterator[None]":
-    """Turn Postgres' errors about a query into ours; others are left to the reader."""
+    """Translate Postgres' errors about a query; the ledger reader translates all others."""
     try:
         yield
     except DBAPIError as error:

@@ -1,4 +1,4 @@
-"""When attempts at batches ran, waited and committed: what a trace tells."""
+"""When attempts at batches ran, waited and committed, for traces."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from state_store import tables
 
 
 class AttemptTimes(NamedTuple):
-    """One attempt at a batch, and its commit if it has counted; times by the database's clock, but for `staged_at`.
+    """One attempt at a batch, and its commit if it has committed; times by the database's clock, but for `staged_at`.
 
     Spark's client notes `staged_at` by its own clock. The last six are None unless this attempt was committed.
     """

@@ -1,7 +1,8 @@
-"""Seal and fail attempts. The newest attempt owns the batch; older ones are fenced (I4, I5).
+"""Seal and fail attempts, the tries at a batch. The newest one owns the batch; older ones are fenced: they never commit.
 
-The fence is ``batch.attempt``, raised by compare-and-set under the batch's row lock in the database that holds the
-cursor (`state_store.beginning`). Airflow's try number, clocks and process ids play no part in it.
+The fence is ``batch.attempt``, the number of the newest attempt, raised under the batch's row lock (I4 in docs/protocol.md).
+Airflow's try number, clocks and process ids play no part in it. A seal declares that an attempt's staging, the rows that it
+computed, is complete. A txid is a batch's number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +22,17 @@ from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
 from state_store.staging import StagedPartition
 
 FENCED = AttemptFenced("").code
-# An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and is
-# not waited for any longer. If it is alive after all, the fence keeps it out.
+# An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and other
+# processes stop waiting for it. If it is alive after all, the fence keeps it from committing.
 LONGEST_SILENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a batch: its fence, its input, and the older attempts that it has just fenced.
+    """One try at a batch: its number, the metadata that it reads, and the open older attempts that it has fenced.
 
-    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed. `history` is that of
-    the pipeline in which the fence was taken; without it, the attempt cannot seal.
+    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed. `history` is the
+    pipeline's history of commits in which the attempt began; without it, the attempt cannot seal.
     """
 
     pipeline: str
@@ -65,7 +66,7 @@ class AirflowTry:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The acker's row counts and sums of 64-bit hashes for one attempt; None if untracked."""
+    """An attempt's counts of rows, and sums of their 64-bit hashes, after the source and the transform; None if untracked."""
 
     source_rows: int
     source_hash_sum: int | None = None
@@ -90,7 +91,7 @@ class LockedBatch(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """The deciding columns of an attempt's row; the last two by the database's clock."""
+    """What decides about an attempt; its age and its silence since the last heartbeat are by the database's clock."""
 
     owner: str
     fingerprint: str
@@ -135,7 +136,7 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
 
 
 def newest(connection: Connection, pipeline: str, txid: int, number: int) -> AttemptRow | None:
-    """Return the attempt's row, with its age and silence by the database's clock; None if there is none yet.
+    """Return the row of the newest attempt, whose `number` the batch has; None if there is none yet.
 
     An attempt of older code sends no heartbeats: its `silent_seconds` is None.
     """
@@ -176,22 +177,21 @@ def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
 
 
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
-    """Return how many rows an attempt has sealed in all states."""
+    """Return how many rows an attempt has sealed, of all states and of bad records."""
     s = tables.seal.c
     of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
     return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
-    """Record where the attempt computes, so that people find its operations."""
+    """Record the attempt's Spark application and the tag of its operations, so that people find them."""
     connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
 
 
 def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
-    """Refuse to go on if a newer attempt owns the locked batch.
+    """Refuse to go on if a newer attempt owns the locked batch, or the pipeline has begun another history of commits.
 
-    Fences may have been lost since the attempt began, with the commits that a person has given up: then another attempt may
-    have its number, in the history that has begun.
+    In that history, after commits and attempts were lost, another attempt may have the same number.
 
     Raises: AttemptFenced.
     """
@@ -209,10 +209,9 @@ def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
 
 
 def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
-    """Refuse a replay in which a transactional source emitted different rows (I11).
+    """Refuse an attempt to which a transactional source emitted other rows than to an earlier one (I11).
 
-    It is compared with an earlier attempt that has the same declaration and metadata. Other kinds of source promise no
-    identical replay and are not checked.
+    Counts and hash sums are compared if both have the same declaration and metadata. Other kinds of source are not checked.
 
     Raises: SourceChanged.
     """
@@ -238,7 +237,7 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
 
 
 def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
-    """Record which staged rows of this attempt count, and that its staging is complete."""
+    """Record that the attempt's staging is complete, and which of the rows there a commit merges."""
     rows = [
         {
             **attempt.identity,
@@ -259,10 +258,7 @@ def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[St
 
 
 def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
-    """Record why the attempt failed, unless it had already ended; return the batch's failed tries.
-
-    A try counts if the batch's content made it fail, after the batch was last forgiven.
-    """
+    """Record why the attempt failed, unless it had already ended; return `poison_tries`."""
     a = tables.attempt.c
     connection.execute(
         sa.update(tables.attempt)
@@ -273,7 +269,7 @@ def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_po
 
 
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
-    """Return how many tries have failed by the batch's content since it was last forgiven."""
+    """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
     a, b = tables.attempt.c, tables.batch.c
     both = sa.join(tables.attempt, tables.batch, sa.and_(a.pipeline == b.pipeline, a.txid == b.txid))
     of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)

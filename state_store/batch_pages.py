@@ -1,4 +1,4 @@
-"""What a page shows of batches beside their status: attempts, errors, merges, and the tasks of Airflow that worked on them."""
+"""What the page in Airflow shows of batches beside their status: attempts, errors, merges, and the tasks that ran them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from state_store import tables
 from state_store.history import BatchStatus
 
-# A task that processes another batch than its own says so (`dags.batch_tasks`).
+# The recorded task of an attempt, if that is at another batch than the task's own.
 _OF_TXID = re.compile(r"(?P<task>\S+) of txid (?P<txid>\d+)")
 
 
 class Task(NamedTuple):
-    """The task instance of Airflow in which an attempt ran; the position is its map index."""
+    """The task instance of Airflow in which an attempt ran; `position` is its map index, `number` its try."""
 
     attempt: int
     run_id: str
@@ -40,7 +40,7 @@ def rows(connection: Connection, statuses: Sequence[BatchStatus]) -> list[dict[s
 
 
 def tasks(connection: Connection, pipeline: str, txid: int, attempts: Iterable[Mapping[str, Any]]) -> list[Task]:
-    """Return the tasks in which attempts at a batch ran, as far as they ran in Airflow."""
+    """Return the tasks of those attempts at a batch that ran in Airflow."""
     found = []
     for attempt in attempts:
         if attempt["airflow_run_id"] is None or attempt["airflow_task_id"] is None:

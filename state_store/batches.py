@@ -1,7 +1,10 @@
-"""Open batches: the next txids, each with source metadata that is frozen before anything is read (I6).
+"""Open batches: the next txids, each with source metadata that is frozen before anything is read (I6 in docs/protocol.md).
 
-Each batch records the digest of the metadata that it continues. The commit compares it with the cursor's: a batch commits only
-if it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
+A txid is a batch's number; the cursor is the pipeline's row with the last committed txid and the digest of its metadata. Each
+batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits only if
+it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
+
+A failed batch may be halted, to wait for a person, or given up: then a commit without rows skips it in its turn.
 """
 
 import hashlib
@@ -19,20 +22,23 @@ from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
-# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is the source's position.
+# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is the source's metadata so far.
 QUARANTINED = "_quarantined"
 MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
 MAX_TXID = 2**63 - 2
 
 
 def encode_metadata(metadata: SourceMetadata) -> bytes:
-    """Return the metadata as canonical JSON in a versioned envelope: equal metadata, equal bytes."""
+    """Return the metadata as canonical JSON, with a version around it: equal metadata gives equal bytes."""
     envelope = {"version": METADATA_VERSION, "metadata": metadata}
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> SourceMetadata:
-    """Return saved metadata after checking its digest; damaged or unknown metadata is never guessed at (I19)."""
+    """Return saved metadata after checking its digest.
+
+    Raises: MetadataCorrupt if it is damaged or of an unknown version (I19).
+    """
     damage = None
     if hashlib.sha256(content).digest() != bytes(digest):
         damage = "does not match its digest"
@@ -55,10 +61,10 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
 
 @dataclass(frozen=True)
 class BatchInput:
-    """The current input of a batch: of the committed attempt, else of the newest attempt, else as planned.
+    """The current metadata of a batch: of the committed attempt, else of the newest attempt, else as planned.
 
-    An attempt of an opaque source may have planned the batch again; until it commits, another attempt may do so too
-    (I12). `continues` is the digest of the metadata that this metadata continues.
+    An attempt of an opaque source, which may choose its rows again, may have planned the batch again; until it commits, another
+    attempt may do so too (I12). `continues` is the digest of the metadata that this continues; `attempts` is their number.
     """
 
     txid: int
@@ -69,7 +75,7 @@ class BatchInput:
 
 
 def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
-    """Return the source's position after a batch: a batch of quarantined records carries it along."""
+    """Return the source's metadata of a batch; one of quarantined records carries along the earlier metadata."""
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
@@ -84,7 +90,10 @@ def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | N
 
 
 def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
-    """Return the input of the newest batch; None before the first batch."""
+    """Return the input of the newest batch; None before the first batch.
+
+    Raises: MetadataCorrupt.
+    """
     row = connection.execute(_inputs(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
     return _checked(pipeline, _InputRow(*row)) if row else None
 
@@ -119,7 +128,7 @@ def _inputs(pipeline: str) -> sa.Select[Any]:
         sa.select(
             b.txid,
             sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
-            # Planned metadata keeps its own digest; the attempt's copy of that digest is compared with it.
+            # The digest of planned metadata is that of the batch's row; `_checked` compares the attempt's copy with the bytes.
             sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
             sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
             sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
@@ -148,17 +157,17 @@ def _checked(pipeline: str, row: _InputRow) -> BatchInput:
 
 
 def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return whether a txid is within the pipeline's window after the cursor: it may begin."""
+    """Return whether a txid may begin: it is within the pipeline's window, the most batches begun and not committed."""
     p, c = tables.pipeline.c, tables.cursor.c
     window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
     return txid - c.txid <= window  # a sum could leave the range of a bigint
 
 
 def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
-    """Return whether a batch may begin: it is in the window that the newest plan declared, and what it reads is settled.
+    """Return whether a batch may begin: it is in the window that the newest plan recorded.
 
-    The cursor only grows, so what has settled stays so, and no lock is needed (I21): a batch whose transform reads its
-    pipeline's own states begins once every earlier txid has committed, whatever window an older plan has left in the ledger.
+    If its transform reads states as of the previous txid, every earlier txid must have committed, whatever the window (I21). No
+    lock is needed, because the cursor only grows.
     """
     number, c = sa.literal(txid, sa.BigInteger), tables.cursor.c
     may_begin = sa.and_(in_window(number), number - c.txid <= 1) if spec.awaits_previous else in_window(number)
@@ -182,9 +191,9 @@ def insert_batches(
     *,
     awaits_ack: bool = True,
 ) -> bool:
-    """Insert the batches that follow `after` (None: the first ones); False if another planner inserted any first.
+    """Insert the batches that follow `after` (None: the first ones); return False if another planner inserted any first.
 
-    The primary key arbitrates between planners; a check before the insert could not. The caller rolls back on False.
+    The primary key decides between planners; a check before the insert could not. The caller rolls back on False.
 
     Raises: RangeRefused if there is no batch `after`: txids have no gaps.
     """
@@ -231,11 +240,10 @@ def _is_stopped() -> sa.ColumnElement[bool]:
 
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
-    """Record which txids the run covers, and lift their halts: the run is about to try them again.
+    """Record which txids the run covers, and lift their halts, as the run is about to try them again.
 
-    Those that were given up stay so: they wait for their turn to be skipped.
-
-    False if another process planned the same run at the same moment; the caller rolls back.
+    Batches that were given up stay so. Returns False if another process planned the same run at the same moment; then the
+    caller rolls back.
     """
     rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
     covered = insert(tables.run_batch).values(rows).on_conflict_do_nothing().returning(tables.run_batch.c.position)
@@ -258,13 +266,13 @@ def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
 
 
 def txid_at(connection: Connection, pipeline: str, run_id: str, position: int) -> int | None:
-    """Return the txid at a position of a run, which is its Airflow map index; None if there is none."""
+    """Return the txid at a position of a run, its Airflow map index; None if there is none."""
     r = tables.run_batch.c
     return connection.scalar(sa.select(r.txid).where(r.pipeline == pipeline, r.run_id == run_id, r.position == position))
 
 
 def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
-    """Mark the locked batch to be skipped in its turn; False if it has committed or is given up already."""
+    """Give up a batch that the caller has locked; return False if it has committed or is given up already."""
     b = tables.batch.c
     given_up = (
         sa.update(tables.batch)
@@ -275,9 +283,9 @@ def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason
 
 
 def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
-    """Let halted or given-up batches be tried again, as often as the policy says; return their txids.
+    """Let all halted or given-up batches, or the given one, be tried again; return their txids.
 
-    A batch that is being committed or skipped at this moment is waited for: afterwards it cannot be tried again.
+    Their earlier failures no longer count. A batch that is being committed or skipped is waited for, and left out.
     """
     b = tables.batch.c
     requested = _is_stopped() if txid is None else b.txid == txid
@@ -294,7 +302,7 @@ def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int
 
 
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Exclude the batch from automatic retries, unless it has committed or was given up meanwhile."""
+    """Halt the batch, so that nothing retries it by itself, unless it has committed or was given up meanwhile."""
     b = tables.batch.c
     _lock(connection, pipeline, b.txid == txid)
     connection.execute(
@@ -307,8 +315,8 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
 def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
     """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
-    This is a separate statement, before the one that decides: after waiting for a lock, Postgres does not read again what a
-    statement has read before, unless the locked row itself has changed; and neither a seal nor a commit changes it.
+    It is a separate statement, before the one that decides: after waiting for a lock, a statement does not read again what it
+    has read before, unless the locked row has changed; and neither a seal nor a commit changes that.
     """
     b = tables.batch.c
     found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
@@ -316,14 +324,14 @@ def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[boo
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return committed or skipped txids whose source awaits an ack, in order, at most `limit`."""
+    """Return committed or skipped txids of which the source has yet to learn (an ack), in order, at most `limit`."""
     b, c = tables.batch.c, tables.cursor.c
     settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
     return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
 
 
 def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
-    """Record that the source has had its ack for the batch."""
+    """Record that the source has learned of the batch's commit."""
     b = tables.batch.c
     connection.execute(
         sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False, acked_at=sa.func.now())

@@ -1,8 +1,9 @@
-"""Begin an attempt: decide whether a batch needs it, choose its input, and take its fence (I4).
+"""Begin an attempt at a batch: decide whether it is needed, choose its input, and fence older ones (I4 in docs/protocol.md).
 
 An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, or the pipeline's window is
-full. A transactional source keeps the input that was planned. An opaque source plans the batch again for every attempt but the
-first, and whenever the previous batch has another input than the one that this batch continues (docs/semantics.md).
+full: too many batches are in flight. The input is the metadata of what to read. A transactional source keeps the planned input.
+Any other source plans the batch again for every attempt but the first, and whenever the previous batch has another input than
+the one that this batch continues. A txid is a batch's number.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ Mode = Literal["resume", "first", "restage", "redo"]
 
 @dataclass(frozen=True)
 class NewInput:
-    """The new input of an opaque source's batch: its metadata, and the digest of the input that it continues."""
+    """The input of a batch that was planned again: its metadata, and the digest of the input that it continues."""
 
     metadata: bytes
     continues: bytes | None
@@ -37,7 +38,7 @@ class NewInput:
 
 @dataclass(frozen=True)
 class ReplanNeeded:
-    """What a source needs to plan a batch again: the previous batch's input, its own, and what to continue."""
+    """What a source needs to plan a batch again: the previous input, its own, and the digest of what it continues."""
 
     previous: SourceMetadata | None
     current: SourceMetadata
@@ -95,7 +96,10 @@ class _Known:
 def begin(
     connection: Connection, spec: PipelineSpec, request: Request, witness: Witness
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
-    """Begin an attempt as `StateStore.start_attempt` describes; raises the same errors."""
+    """Begin an attempt; or return the batch's commit, what its source needs to plan it again, or why it gets no attempt.
+
+    Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused in mode "redo".
+    """
     txid = request.txid
     batch = attempts.lock_batch(connection, spec.name, txid)
     if request.mode == "redo":
@@ -114,7 +118,7 @@ def begin(
     if _must_replan(known, request.new_input):
         return ReplanNeeded(previous.metadata if previous else None, planned.metadata, known.position)
     if spec.awaits_previous and previous is not None:
-        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for its redo, and keeps one from beginning
+        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for its redo, and lets none begin
     attempt = _take_fence(connection, known, request)
     staging.create(connection, spec, txid, attempt.number)
     return attempt
@@ -138,9 +142,9 @@ def _must_replan(known: _Known, new_input: NewInput | None) -> bool:
 
 
 def _take_fence(connection: Connection, known: _Known, request: Request) -> Attempt:
-    """Raise the fence of a locked batch and record the new attempt; lift a halt, or a decision to skip.
+    """Record a new attempt at a locked batch as its newest; lift a halt, or a decision to skip.
 
-    Older attempts that have not ended are marked as failed, and their Spark operations may be interrupted.
+    Older attempts that have not ended are marked as failed; the new one names them.
     """
     spec, batch, planned = known.spec, known.batch, known.planned
     airflow, new_input = request.airflow, request.new_input
@@ -182,7 +186,7 @@ def _take_fence(connection: Connection, known: _Known, request: Request) -> Atte
 
 
 def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
-    """Return for each state the most rows that any of the last batches sealed, including this batch."""
+    """Return for each state the most rows that an attempt at this batch or the last ones before it sealed."""
     s = tables.seal.c
     rows = sa.func.sum(s.rows).label("rows")
     recent = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))

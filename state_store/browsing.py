@@ -1,4 +1,4 @@
-"""A state's rows and quarantined records, some at a time, each page after the last one's end; and a state's rows as text."""
+"""A state's rows and quarantined records page by page, each after the end of the last; and all of a state's rows as text."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -54,9 +54,9 @@ def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str 
 def quarantined_after(
     connection: Connection, pipeline: str, txid: int | None, after: tuple[int, int] | None, limit: int
 ) -> list[dict[str, Any]]:
-    """Return what is in quarantine, of one txid or all, after a txid and number; long payloads are cut.
+    """Return what is in quarantine, of one batch (by its txid) or all, after a txid and number; long payloads are cut.
 
-    These are bad records that wait to be replayed, and partials that a commit has set aside, which name their state.
+    These are bad records that wait for a replay, and partials (results for a key) that a commit has set aside.
     """
     q = tables.quarantine.c
     conditions = [] if txid is None else [q.txid == txid]
@@ -92,7 +92,7 @@ def quarantine_totals(connection: Connection, pipeline: str, txid: int | None) -
 
 
 def newest_quarantined(connection: Connection, pipeline: str) -> list[tuple[int, int]]:
-    """Return txids and how much of them is in quarantine, the newest first, at most TXIDS_SHOWN."""
+    """Return txids and how many of their records are in quarantine, the newest first, at most TXIDS_SHOWN."""
     q = tables.quarantine.c
     statement = (
         sa.select(q.txid, sa.func.count())
@@ -114,8 +114,8 @@ def _parts_after(
 ) -> Iterator[Sequence[sa.ColumnElement[bool]]]:
     """Yield conditions whose rows, one after the other, are those after a key. Each is a range of the key's index.
 
-    A single comparison of rows would do, but for NULLs, which come last: those rows that share a part of the key, and have a
-    greater value or NULL in the next column; first those that share the longest part.
+    Without NULLs, which come last, it is one comparison of rows. With them, each condition is for rows that share the first
+    columns of the key, and have a greater value or NULL in the next; those that share most come first.
     """
     columns = [table.c[key.name] for key in keys]
     values = [None if v is None else sa.cast(sa.literal(v, sa.Text), c.type) for v, c in zip(after, columns, strict=True)]

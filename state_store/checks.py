@@ -1,7 +1,8 @@
-"""Checks of a batch: conditions on its partials, and on the states as they would be, evaluated in its commit before it counts.
+"""Checks of a batch, evaluated in its commit: of its partials, the results per key, and of the states as it would leave them.
 
 A check is a query for what is wrong, so that its answer can be shown: no row means that all is well. If it finds something, the
-batch does not commit ("block"), or commits and the ledger keeps what was found ("warn"), or commits without it ("quarantine").
+batch does not commit ("block"), or commits and the ledger keeps what was found ("warn"), or commits without these partials
+("quarantine").
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 class CheckedBatch:
     """What a check may look at: the batch's partials, the states after it, and the batches before it.
 
-    Tables are SQLAlchemy's. What is read belongs to the transaction of the commit, in which the batch is already merged.
+    Tables are SQLAlchemy's. They are read in the transaction of the commit, after the batch was merged; for a check that sets
+    partials aside, before.
     """
 
     spec: PipelineSpec
@@ -44,7 +46,7 @@ class CheckedBatch:
         return tables.readable_of(self._found(name))
 
     def partials(self, name: str) -> sa.Subquery:
-        """Return what the batch brings to a state: a row per key, or per appended row."""
+        """Return the batch's partials for a state: a row per key, or per appended row."""
         return self.staged[self._found(name).name].subquery(f"partials_{name}")
 
     def before(self) -> sa.Subquery:
@@ -62,7 +64,7 @@ class CheckedBatch:
 
 
 def evaluate(connection: Connection, batch: CheckedBatch) -> None:
-    """Evaluate the checks of a batch that has been merged, and record what they found.
+    """Evaluate the checks of a merged batch that block or warn, and record what they found.
 
     Raises: CheckFailed with what was found, if a check blocks; DeclarationInvalid if one cannot be evaluated.
     """
@@ -81,9 +83,9 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
 
 
 def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec, staged: StagedBatch) -> StagedBatch:
-    """Return a batch's partials of a state, after those are set aside that checks of it find; before they are merged.
+    """Move the partials for a state that its checks find into quarantine, before the merge; return the others.
 
-    Raises: DeclarationInvalid if a check cannot be evaluated, or does not say which partials it means.
+    Raises: DeclarationInvalid if a check cannot be evaluated, or does not select the keys of the partials.
     """
     for name, check in batch.spec.checks:
         if check.of == state.name:

@@ -1,9 +1,9 @@
-"""Combine the partials of several batches per key, in parallel Postgres processes where there are many rows.
+"""Combine the partials (results per key) of several batches, in parallel Postgres processes where there are many rows.
 
 Postgres runs a query in parallel if its rows go into a new table, but never if they go into an upsert. By default it gives each
-process a part of the rows, and one process then combines the results of all, key by key. Here each process gets a part of the
-keys and keeps the only sums of these: that is less work, and takes less memory at a time. Rows that tasks have staged in key
-order are merged in that order; all others are grouped by hash.
+process some of the rows, and one process then combines the results of all, key by key. Here each process gets some of the keys,
+with all their rows: that is less work, and takes less memory at a time. Rows that tasks have staged in key order are merged in
+that order; all others are grouped by hash.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ from state_store.declaration import StateSpec, staged_in_order_of
 SHARED_ROWS = 1_000_000
 # The size of the sample of the largest batch that decides how to divide the keys.
 SAMPLED_ROWS = 10_000
-ATTEMPT = 0  # of the table that takes the sums: real attempts count from 1
-# Of one hash table, which may grow to twice that, or of the sort of an upsert: enough for two million keys of two sums.
+ATTEMPT = 0  # in the name of the table that takes the sums: attempts are numbered from 1
+# Memory of one hash table, which may take twice that, or of an upsert's sort: enough for two million keys of two sums.
 MEMORY_MIB = 256
-# Of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
+# Memory of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
 SORTING_MEMORY_MIB = 1024
 _WORKERS = "max_parallel_workers_per_gather"
 _ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class StagedBatch(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """The combined partials of several batches: a query of columns and last txid, and its number of keys."""
+    """The combined partials of several batches: a query of the state's columns and the last txid, and the number of keys."""
 
     sums: sa.Select[Any]
     keys: int
@@ -52,9 +52,9 @@ class Combined(NamedTuple):
 def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], txid: int) -> Iterator[Combined]:
     """Yield the combined partials of several batches, from `txid` on.
 
-    For many rows, it is a query of a table that this transaction creates and drops, so that nothing is left if it fails.
+    Many rows are combined into a table that this transaction creates and drops, so that nothing is left if it fails.
 
-    A sum is NULL, which no state accepts, if its batches came near the limit of its type on the way.
+    A sum is NULL, which no state accepts, if a sum of some of its batches could come near the limit of its type.
     """
     _set(connection, {"work_mem": f"{MEMORY_MIB}MB"})
     if sum(batch.rows for batch in staged) < SHARED_ROWS:
@@ -65,7 +65,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
     rows = _rows(staged, in_order_of=only_key)
     parts = _parts(connection, state, staged, rows)
     sums = [_sums(state, rows).where(part) for part in parts]
-    # Only within a FROM does Postgres give each part its own process.
+    # Only within a FROM does Postgres give each of these queries its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
     with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
@@ -108,13 +108,13 @@ def _whole_rows(state: StateSpec, rows: sa.Subquery, keys: Sequence[sa.ColumnEle
 def _parts(
     connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], rows: sa.Subquery
 ) -> list[sa.ColumnElement[bool]]:
-    """Return a condition per process, so that every row meets exactly one; none if one process suffices.
+    """Return a condition per process, so that every row meets exactly one; none if only one process can be used.
 
     The key column with the most different values in a sample is divided at the sample's quantiles; the sums do not depend on
-    where that is.
+    these.
     """
     processes = 1 + int(_setting(connection, _WORKERS))
-    # Without a txid, so without `tidegate.latest`, Postgres may share each part among all processes.
+    # Without a txid, so without `tidegate.latest`, Postgres may share each query among all processes.
     if processes == 1 or not state.keys or not state.has_txid:
         return []
     largest = max(staged, key=lambda batch: batch.rows)
@@ -146,7 +146,7 @@ def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any
 def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processes: int, *, in_order: bool) -> Iterator[None]:
     """Make Postgres plan for this many processes, and merge rows that are in key order.
 
-    It does not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
+    By itself it would not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
     """
     settings: dict[str, str] = {}
     if processes:

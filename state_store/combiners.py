@@ -3,8 +3,8 @@
     merged     the kept value and the partial of one batch, in an upsert
     combined   the partials of several batches, in a query that groups by key
 
-Both give the same, in any order and grouping of the partials (I16). A value of no rows is NULL, or for sums and arrays 0 or {},
-and changes nothing.
+A partial is a batch's result for one key. Both give the same, in any order and grouping of the partials (I16 in
+docs/protocol.md). A value of no rows is NULL, or for sums and arrays 0 or {}, and changes nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,14 +50,14 @@ def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElem
 def combined(value: ValueColumn, partials: Columns, *, of_one_batch: bool = False) -> sa.ColumnElement[Any]:
     """Return the combined value of a key over several batches, or over several rows of one, in the type of the column.
 
-    Over several batches, a sum is NULL, which no state accepts, if it came near the limit of its type on the way. Within one
-    there is nothing on the way: only a result that does not fit its type is an error.
+    Over several batches, a sum is NULL, which no state accepts, if that of some of them could come near the limit of its type.
+    Within one batch, only a result that does not fit is an error.
     """
     column, merge = partials[value.name], value.merge
     if merge == "sum" and of_one_batch:
         return sa.cast(sa.func.sum(column), column.type)
     if merge == "sum":
-        # The sum of all absolute values: then no partial sum in any order is larger.
+        # The sum of all absolute values: no sum of some of them is larger, in any order.
         sizes = _sum(sa.func.abs(column, type_=column.type))
         return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
     if merge in ARRAY_MERGES:
@@ -88,8 +88,8 @@ def near_the_limit(value: ValueColumn, changed: sa.ColumnElement[Any], column: s
 def half_of(kind: Any) -> sa.ColumnElement[Any]:
     """Return half of the largest value of a number's type.
 
-    If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, then the partials
-    would have fitted one by one too. So whether a value leaves its column's range does not depend on the grouping.
+    If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, the partials fit
+    one by one, too. So whether a value leaves its column's range does not depend on the grouping.
     """
     if isinstance(kind, sa.Numeric):
         limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
@@ -108,18 +108,18 @@ def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.C
 
 
 def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
-    """Return the place of a row in the order that decides about the first or last value; no row comes after all others.
+    """Return the place of a row in the order that decides about the first or last value; NULL never wins.
 
     Compared as a record, because a comparison of rows is NULL if it meets a NULL.
     """
-    # A boolean before each column, by which a NULL loses.
+    # The boolean before each column makes a NULL lose.
     is_null: Callable[[Any], Any] = (lambda c: c.is_(None)) if value.merge == "first" else (lambda c: c.is_not(None))
     parts: Iterable[Any] = (part for name in value.order for part in (is_null(row[name]), row[name]))
     return sa.func.row(*parts)
 
 
 def _own(value: ValueColumn, ours: sa.ColumnElement[Any], theirs: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return what the author's code makes of two values; NULL, of no rows, changes nothing.
+    """Return what the author's code makes of two values; NULL, the value of no rows, changes nothing.
 
     Raises: DeclarationInvalid if the code fails.
     """

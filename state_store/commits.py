@@ -1,6 +1,10 @@
-"""The ordered commit in one transaction: lock the cursor, check, merge, advance (docs/protocol.md).
+"""The ordered commit in one transaction: lock the cursor, check, merge, advance.
 
-Nothing here opens or ends a transaction; `StateStore.commit_batch` does. If the process dies at any statement, Postgres
+A txid is a batch's number; the cursor is a pipeline's row with its last committed txid; the witness is a file outside Postgres
+that marks each pipeline's last commit. An attempt is a try at a batch, sealed once its staged rows are complete. Numbers such
+as I3 are rules of docs/protocol.md.
+
+No function here opens or ends a transaction: their callers in `StateStore` do. If the process dies at any statement, Postgres
 rolls all of them back; if it dies after COMMIT was sent, the cursor's row shows the outcome (I10).
 """
 
@@ -33,14 +37,14 @@ from state_store.witness import Mark, Witness
 
 # How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
-MAX_ROWS_TOGETHER = 10_000_000  # of several batches in one transaction
+MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A committed txid: the attempt that counted, the state rows written, whether it counted before.
+    """A committed txid: its attempt, the number of state rows written, whether it had committed before the call.
 
-    A skipped txid has a commit too, without rows and with the reason.
+    A batch that was given up is skipped: its commit has no rows, but a reason.
     """
 
     pipeline: str
@@ -58,7 +62,10 @@ class Commit:
 
 
 class Cursor(NamedTuple):
-    """A pipeline's row in ``cursor``: the last committed txid, and the database it was made in."""
+    """A pipeline's row in ``cursor``: its last commit, and the database's incarnation (`epoch`) that it was made in.
+
+    A new `history` begins when an operator accepts that commits are lost.
+    """
 
     pipeline: str
     txid: int
@@ -100,13 +107,13 @@ def set_limits(
 
 
 def _durable() -> sa.ColumnElement[str]:
-    """Return the setting that waits for the disk, here and on standbys; a stricter setting is kept."""
+    """Return the setting by which a COMMIT waits for the disk, here and on standbys; a stricter one is kept."""
     found = sa.func.current_setting("synchronous_commit")
     return sa.case((found == "remote_apply", found), else_="on")
 
 
 def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
-    """Lock and return the pipeline's cursor, on the primary and in its own incarnation of the database.
+    """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
 
     Without `wait`, a cursor that another transaction has locked is an error at once.
 
@@ -125,9 +132,9 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
 
 
 def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
-    """Refuse to plan or process in a restored, promoted or copied database, where no commit would be accepted.
+    """Refuse to plan or process in a database where no commit would be accepted.
 
-    Raises: HoleDetected, SchemaOutOfDate if the pipeline is not registered.
+    Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered.
     """
     row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
     if row is None:
@@ -154,7 +161,7 @@ def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> 
 
 
 def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
-    """Return the commits that the witness knows and this database lacks, as text; None if it lacks none."""
+    """Return as text which commits the witness knows and this database lacks, if any."""
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     if mark is None:
         return None
@@ -166,17 +173,17 @@ def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> st
 
 
 class MarkedCommit(NamedTuple):
-    """What the ledger has of the commit that a mark names."""
+    """What the table ``commit`` has of the commit that a mark names."""
 
     attempt: int
     committed_at: datetime
 
 
 def lost_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:
-    """Return the commits that a mark knows and the ledger lacks, as text; `found` is the ledger's commit of the mark's txid."""
+    """Return as text which commits a mark shows to be lost, if any; `found` is the ledger's commit of the mark's txid."""
     file = witness.file_of(mark.pipeline, mark.history)
     if found is None and cursor.txid >= mark.txid:
-        return None  # the ledger contradicts itself: `check_no_hole` reports that
+        return None  # the ledger's cursor and commits contradict each other: `check_no_hole` reports that
     if found is None:
         return (
             f"it stands at txid {cursor.txid}, but {file} says that txid {mark.txid} committed at {mark.committed_at}, so "
@@ -204,7 +211,7 @@ def _as_text(moment: datetime) -> str:
 
 
 def mark(connection: Connection, pipeline: str) -> Mark | None:
-    """Return the witness's mark of a pipeline's last commit, this transaction's included; None before the first."""
+    """Return the mark for the witness of a pipeline's last commit, also of this transaction; None without one."""
     c, k = tables.cursor.c, tables.commit.c
     row = connection.execute(
         sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
@@ -229,12 +236,12 @@ class Epoch(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Epoch":
-        """Return the epoch that a cursor keeps, or one like no other if it is something else."""
+        """Return the epoch that a cursor keeps as text; from any other text, one that equals no real epoch."""
         parts = text.split("/")
         return cls(*parts) if len(parts) == len(cls._fields) else cls(text, "", "")
 
     def was_promoted_from(self, before: "Epoch") -> bool:
-        """Return whether only the timeline is a later one, as after the promotion of a standby."""
+        """Return whether this epoch differs by a later timeline alone, as after the promotion of a standby."""
         return self._replace(timeline="") == before._replace(timeline="") and self.timeline > before.timeline
 
 
@@ -246,7 +253,7 @@ def current_epoch(connection: Connection) -> Epoch:
 def is_same(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
     """Return whether the database is the one in which the cursor was made, so that no commit can be missing.
 
-    The operator may say that a promoted standby has all commits (`pg_failover`).
+    A promoted standby is accepted too if the setting `pg_failover` says that it has all commits.
     """
     before = Epoch.of(cursor.epoch)
     return epoch == before or (witness.trusts_promotions and epoch.was_promoted_from(before))
@@ -266,12 +273,14 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 def merge_and_advance(
     connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int, witness: Witness
 ) -> Commit:
-    """Commit a batch under the cursor's lock.
+    """Commit a batch under the cursor's lock, or skip it if it was given up; an existing commit is returned (I8).
 
-    Checks the order (I3), the fence (I4), the seal (I7), the guard (I14) and the declaration (I16).
+    Checks the database (I9), the order (I3), the metadata and what it continues (I6, I12), the newest attempt's seal (I4), the
+    declaration (I16), that no file commits twice, the sealed rows (I7), and that each is merged (I14).
 
-    Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), DeclarationChanged, GuardMismatch,
-    HoleDetected, MetadataCorrupt, UnknownBatch. After any error, nothing of the batch is visible.
+    Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), SourceChanged, DeclarationChanged,
+    DeclarationInvalid, CheckFailed, GuardMismatch, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises; the driver's
+    errors. After any error, nothing of the batch is visible.
     """
     cursor = lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
@@ -302,11 +311,12 @@ def merge_and_advance(
 def commit_ready(
     connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
 ) -> list[Commit]:
-    """Commit all batches that directly follow and are ready, in order, as if each were committed alone.
+    """Commit all batches that directly follow the cursor and are ready, in order, as if each were committed alone.
 
-    Each passes the checks of `merge_and_advance`; the first that is not ready ends the sequence. A batch larger than
-    MAX_ROWS_TOGETHER is committed alone, and so are those of states that keep previous values, which a redo needs, and of an
-    author's updates and checks. Returns an empty list, having changed nothing, if none is ready.
+    Ready is a sealed batch that passes the checks of `merge_and_advance` and is neither halted nor given up; the first that is
+    not ends the sequence. A batch commits alone if it has more than MAX_ROWS_TOGETHER rows, if the pipeline has updates or
+    checks, or if a state keeps previous values or has an author's combiner, sessions, or windows that become final. Returns an
+    empty list, having changed nothing, if none is ready.
 
     Raises: what `merge_and_advance` raises; committing one by one then shows which batch is at fault.
     """
@@ -329,7 +339,7 @@ def commit_ready(
 def _ready(
     connection: Connection, spec: PipelineSpec, cursor: Cursor, max_batches: int
 ) -> list[tuple[LockedBatch, BatchInput]]:
-    """Lock and return the batches that may follow the cursor in one transaction, each with its input."""
+    """Lock and return the ready batches that may commit together, each with its current metadata."""
     ready: list[tuple[LockedBatch, BatchInput]] = []
     continued = None if cursor.source_digest is None else bytes(cursor.source_digest)
     rows = 0
@@ -364,10 +374,13 @@ def record(
     merged: Merged = NOTHING,
     skipped_reason: str | None = None,
 ) -> Commit:
-    """Record the commit and advance the cursor, which is locked."""
+    """Record the commit and advance the locked cursor.
+
+    Raises: GuardMismatch if that is not at the txid before.
+    """
     pipeline, txid = batch.pipeline, batch.txid
     if skipped_reason is not None and QUARANTINED in batch_input.metadata:
-        q = tables.quarantine.c  # records that this batch took out of quarantine go back there
+        q = tables.quarantine.c  # records that this batch took up wait in quarantine again
         returned = sa.update(tables.quarantine).where(q.pipeline == pipeline, q.replayed_txid == txid)
         connection.execute(returned.values(replayed_txid=None))
     committed_at = connection.scalar(
@@ -397,7 +410,7 @@ def record(
 
 
 def committed(connection: Connection, pipeline: str) -> int:
-    """Return the last committed txid without a lock: it may have grown since, but never shrinks.
+    """Return the last committed txid, read without a lock: it may grow meanwhile, but never shrinks.
 
     Raises: SchemaOutOfDate if the pipeline is not registered.
     """
@@ -441,7 +454,7 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
 
 
 def check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> None:
-    """Refuse to go on if the cursor and the ledger disagree about the last commit.
+    """Refuse to go on if the cursor and the table of commits disagree about the last commit.
 
     Raises: HoleDetected.
     """
@@ -457,7 +470,7 @@ def check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> No
 
 
 def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch, attempt_timeout_seconds: int) -> None:
-    """Refuse a locked batch whose newest attempt is not sealed by this declaration.
+    """Refuse a locked batch whose newest attempt is not sealed by this declaration of the pipeline.
 
     Raises: AttemptNotSealed while it is processed; StagingLost if it has to be processed again.
     """
@@ -487,7 +500,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse a declaration other than the registered one (I16).
+    """Refuse a declaration other than the registered one (I16), or with other tables than the pipeline owns.
 
     Raises: DeclarationChanged.
     """
@@ -503,7 +516,7 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:
-    """Refuse a batch that does not continue the last commit: rows would be lost or repeated (I12).
+    """Refuse a batch whose metadata does not continue that of the last commit: rows would be lost or repeated (I12).
 
     Raises: StagingLost if the source can plan it again, MetadataCorrupt if it never does.
     """

@@ -24,9 +24,9 @@ def copy_partition(
 ) -> tuple[int, int]:
     """Copy one Spark task's rows into a staging table; return their number and digest.
 
-    Runs on executors, in one transaction. If the process dies, or the answer is lost after the commit, nothing counts: the
-    rows carry a task attempt that no seal will name. The password is not in `conninfo`: libpq finds it on the executor, in a
-    file (`jobs.compute.executors`).
+    Runs on executors, in one transaction. If the process dies, or the answer is lost after the commit, the rows are never
+    merged: they carry a task attempt that the batch's attempt does not seal. The password is not in `conninfo`: libpq finds it
+    in a file on the executor.
     """
     with closing(connect(conninfo)) as connection, connection, connection.cursor() as cursor:
         return copy_rows(cursor, table, columns, reader, task_attempt, digest)
@@ -35,7 +35,7 @@ def copy_partition(
 def copy_rows(
     cursor: Any, table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
 ) -> tuple[int, int]:
-    """Copy rows into a staging table; return their number and digest by the statement `digest` (`staging.digest_statement`)."""
+    """Copy rows into a staging table; return the task attempt's number of rows and digest, by the statement `digest`."""
     target = sql.Identifier(STAGING, table)
     copy = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT csv)").format(
         target, sql.SQL(", ").join(sql.Identifier(name) for name in columns)

@@ -1,8 +1,8 @@
 """A pipeline's declaration as the store sees it: no Spark, no Airflow, comparable and hashable.
 
-`jobs.Pipeline` is what authors write; it hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
-database, written into every attempt and compared under the cursor's lock at commit (I16): partials computed by
-one declaration never meet state that belongs to another.
+Authors write a `jobs.Pipeline`, which hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the database,
+written into every attempt and compared by commits (I16 in docs/protocol.md): partials, an attempt's results per key, of one
+declaration are never merged into a state of another. A txid is a batch's number.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 NUMERIC = re.compile(r"numeric\((\d{1,2}),\s?(\d{1,2})\)")
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
-# More batches than are worth merging together, and few enough for their staging: a million keys take some 100 MB.
+# The usual number of batches begun and not committed: more than are worth merging together, and few enough for their staging.
 WINDOW = 16
-# Each is a table with an index of its own, which every merge opens.
+# Each hash partition is a table with an index of its own, which every merge opens.
 MOST_PARTITIONS = 256
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
-# How a partial joins the kept value (`state_store.combiners`), and how a column that readers see comes of kept ones.
+# How a partial is merged into the kept value, and how a column that readers see is derived from kept ones.
 Merge = Literal[
     "sum", "min", "max", "bit_and", "bit_or", "bit_xor", "first", "last", "union", "list", "smallest", "largest", "counts",
     "bits", "append", "own",
 ]  # fmt: skip
 Formula = Literal["mean", "variance", "variance_pop", "stddev", "stddev_pop", "distinct", "quantile"]
-# What a source promises about replays, and how a state makes use of it (docs/semantics.md).
+# A source may promise the same rows for a txid (transactional), or each row in one committed txid (opaque); states rely on it.
 SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
-# What a transform reads of a state: what the batch before has left, the same in each attempt; or what is there at the moment.
+# What a transform reads of a state: the rows that the batch before has left, the same in each attempt; or the current rows.
 AsOf = Literal["previous txid", "latest"]
 # Tidegate's own columns, and those that every Postgres table has already.
 SNAPSHOT, PREVIOUS_TXID, POSITION = "snapshot", "previous_txid", "position"
@@ -43,10 +43,10 @@ _RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "x
 # The range of dates and times that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds since 1970.
 DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
-# Settings that may change without changing what a stored value means.
+# Fields that may change without changing what a stored value means.
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks")
 _SIMPLE_TYPES = ("text", "boolean", "integer", "bigint", "date", "timestamptz", "timestamp", "uuid", "bytea")
-# Fields that came later, with the value that earlier declarations mean: left out, so that those keep their fingerprints.
+# Fields that older versions lacked, with the values that they implied, which are left out: fingerprints stay the same.
 _LATER_FIELDS: dict[str, Any] = {
     "order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False, "queries": (),
     "window": None, "given": (), "history": None,
@@ -64,7 +64,7 @@ class ColumnType:
     (COLLATE "C"), as in Spark, so that both agree on order and equality. A timestamp is without zone. Not supported: double,
     because its sums depend on the order of the rows (use numeric), and jsonb, which no aggregate merges (use text).
 
-    Aggregates that keep several values have arrays of these, such as bigint[], but not of boolean, uuid and bytea.
+    Aggregates that keep several values have arrays of these types, such as bigint[], but not of boolean, uuid and bytea.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ColumnType:
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of the state's key; `nullable` keeps rows without the key as a group of their own."""
+    """A column of the state's key; if `nullable`, rows with NULL in it are a group of their own."""
 
     name: str
     type: ColumnType
@@ -113,7 +113,7 @@ class ValueColumn:
 
     `order` names the columns that decide which of two rows is the "first" or "last", the most significant first; `most` is the
     largest number of elements of an array. `combine` is an author's own merge of two values, neither of which is NULL; a spec
-    that was read from the ledger lacks it, and cannot commit.
+    that was read from the ledger lacks this code, and cannot commit.
     """
 
     name: str
@@ -135,8 +135,8 @@ class DerivedColumn:
     """A value that Postgres derives from kept columns of the same row, whenever these change; it is never written.
 
     A mean is made of a sum and a count; variances and deviations of a sum, a sum of squares and a count. The type is a numeric,
-    to whose scale it is rounded. A number of different values and a quantile are estimates, made of a sketch and of the numbers
-    in `given`: functions of the ledger (schema.sql) compute them.
+    to whose scale they are rounded. A number of different values and a quantile are estimates: Postgres functions of the ledger
+    compute them from a sketch, an array of bounded size, and the numbers in `given`.
     """
 
     name: str
@@ -148,10 +148,10 @@ class DerivedColumn:
 
 @dataclass(frozen=True)
 class Validity:
-    """How long the versions of a history are valid.
+    """How long the versions in a history, a key's successive rows, are valid.
 
-    `order` are the columns of the key that put a key's versions in order; the first says from when one is valid. A version in
-    which column `deleted` is true ends the one before, and is none itself. If it `collapses`, equal neighbours are one version.
+    `order` are the columns of the key that put versions in order; the first says from when a version is valid. One in which
+    column `deleted` is true ends the version before, and readers do not see it. With `collapses`, equal neighbours are one.
     """
 
     order: tuple[str, ...]
@@ -165,7 +165,7 @@ def previous_name(value: str) -> str:
 
 
 def exactly_once(source: SourceKind, state: StateKind) -> bool:
-    """Return whether this pair of kinds is exactly-once; others are at-least-once at best (docs/semantics.md)."""
+    """Return whether this pair of kinds is exactly-once; others are at-least-once at best."""
     return state in {"transactional": ("transactional", "opaque"), "opaque": ("opaque",)}.get(source, ())
 
 
@@ -177,19 +177,20 @@ class StateSpec:
     and the row's previous values; non-transactional keeps nothing.
 
     A table that `appends` has one row per row of a batch instead, with the txid of the batch. Its key is the position within
-    the batch. It is opaque, and needs no previous values: its rows are never changed.
+    the batch. It keeps no previous values, as its rows are never changed.
 
-    A `history` has one row per version of a key, in a table of its own name, and is read by a view, which knows until when each
-    version is valid.
+    A `history` has one row per version of a key, in a table with a name of its own, and is read by a view, which says until
+    when each version is valid.
 
     With `changes`, a second table records what each txid changed, by key: the values after it and before it.
 
-    If the state `updates`, it has no table of its own: the author's code runs over the rows in the commit, `before` and
-    `update` before and after the other states are merged. A spec that was read from the ledger lacks it, and cannot commit.
+    If the state `updates`, it has no table: in the commit, the author's code runs over the rows, `before` and `update` before
+    and after the other states are merged. A spec that was read from the ledger lacks this code, and cannot commit.
 
-    With a `window`, the last key column is the start of the window, and the values begin with `WINDOW_COLUMNS`.
+    With a `window`, the last key column is the start of the window, and the values begin with the window's end, its last event
+    and the number of its corrections.
 
-    `hash_partitions` are how many tables hold the rows; 1 is the state's table itself.
+    `hash_partitions` is how many tables hold the rows; 1 is the state's table itself.
     """
 
     name: str
@@ -262,7 +263,7 @@ class StateSpec:
 
     @property
     def hashed_keys(self) -> tuple[KeyColumn, ...]:
-        """Return the key columns by which hash partitions divide rows: windows and versions of a key stay together."""
+        """Return the key columns whose hash decides a row's partition: windows and versions of a key stay together."""
         if self.appends:
             return ()
         apart = self.history.order if self.history else (WINDOW_START,) if self.window else ()
@@ -275,13 +276,13 @@ class StateSpec:
 
     @property
     def shown(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
-        """Return the columns that readers see: keys, values, what is derived, and the txid that wrote the row."""
+        """Return the columns that readers see: keys, values, derived values, and the txid that wrote the row last."""
         txid = (_TXID,) if self.has_txid and not self.appends else ()
         return (*self.row_key, *self.results, *txid)
 
     @property
     def results(self) -> tuple[KeyColumn | ValueColumn | DerivedColumn, ...]:
-        """Return the values, what is derived from these, and until when they are valid."""
+        """Return the values, what is derived from these and, in a history, until when they are valid."""
         return (*self.values, *self.derived, *self.validity)
 
     @property
@@ -297,12 +298,12 @@ class StateSpec:
 
     @property
     def table_name(self) -> str:
-        """Return the name of the table that commits write; a history's own name is that of its view."""
+        """Return the name of the table that commits write; the name of a history is that of its view."""
         return self.name if self.history is None else f"{self.name}_versions"
 
     @property
     def row_key(self) -> tuple[KeyColumn, ...]:
-        """Return the columns by which a row is found: the keys, and if rows are appended, the txid before these."""
+        """Return the columns that identify a row: the keys and, before these, the txid if rows are appended."""
         return (_TXID, *self.keys) if self.appends else self.keys
 
     @property
@@ -314,9 +315,9 @@ class StateSpec:
 
     @property
     def stream(self) -> tuple[str, tuple[KeyColumn | ValueColumn, ...]] | None:
-        """Return the table by whose txid other pipelines follow this state, and its columns; None if it has none.
+        """Return the table, and its columns, that other pipelines read to follow this state; None without one.
 
-        That is the table of appended rows itself, the table of changes, whose previous values are NULL for a new key, or the
+        It is the table of appended rows itself, the table of changes, whose previous values are NULL for a new key, or the
         table of final windows.
         """
         if self.appends and self.is_table:
@@ -336,17 +337,17 @@ class StateSpec:
 
     @property
     def is_table(self) -> bool:
-        """Return whether the state is a table that can be read; the other kind is an author's update."""
+        """Return whether the state is a table that can be read, and not an author's update."""
         return not self.updates
 
     @property
     def is_by_key(self) -> bool:
-        """Return whether a table has one row for each key: neither rows nor versions of it."""
+        """Return whether the state is a table with one row for each key, not of appended rows or versions."""
         return self.is_table and not self.appends and self.history is None
 
     @property
     def without_code(self) -> "StateSpec":
-        """Return the state without the author's code, as it is kept in the ledger."""
+        """Return the state without the author's code, as the ledger keeps it."""
         return replace(self, update=None, before=None, values=tuple(replace(value, combine=None) for value in self.values))
 
     @property
@@ -375,7 +376,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class QuarantineSpec:
-    """The bad records of a batch, staged beside its partials and committed with them."""
+    """The bad records of a batch, staged beside its partials; its commit moves them into the quarantine."""
 
     pipeline: str
     keys: tuple[KeyColumn, ...] = ()
@@ -388,7 +389,7 @@ class QuarantineSpec:
 
     @property
     def name(self) -> str:
-        """Return the name of its staging; no state's name starts like this."""
+        """Return the name in its staging tables' names; no state's name begins with an underscore."""
         return f"_q_{self.pipeline}"
 
 
@@ -397,13 +398,13 @@ Staged = StateSpec | QuarantineSpec
 
 
 def staged_in_order_of(staged: Staged) -> str | None:
-    """Return the key in whose order tasks stage rows: the first, if it is a number or a time; else None."""
+    """Return the key in whose order tasks stage rows: the first, if it is an integer, date or time; else None."""
     return staged.keys[0].name if staged.keys and staged.keys[0].type.name in _STAGED_IN_ORDER else None
 
 
 @dataclass(frozen=True)
 class StateRead:
-    """A state that a transform reads, ``pipeline.state``, and as of when."""
+    """A state that a transform reads, written ``pipeline.state``, and as of when."""
 
     of: str
     as_of: AsOf
@@ -440,7 +441,7 @@ class PipelineSpec:
     states: tuple[StateSpec, ...]
     version: int = 1
     quarantines: bool = False
-    # Whether the ledger keeps the files of committed batches (`state_store.source_files`).
+    # Whether the ledger keeps the name and digest of each file of committed batches, so that it counts once.
     keeps_files: bool = False
     # How many batches may be in flight: begun, and not committed.
     window: int = WINDOW
@@ -482,7 +483,7 @@ class PipelineSpec:
 
     @property
     def why_alone(self) -> list[str]:
-        """Return why each batch is merged by itself: what is between two batches is kept, seen or checked."""
+        """Return why each batch is merged by itself; empty if several may be merged in one transaction."""
         checks = ["checks look at the states after each batch"] if self.checks else []
         return checks + [why for state in self.states if (why := state.why_alone)]
 
@@ -493,12 +494,12 @@ class PipelineSpec:
 
     @property
     def awaits_previous(self) -> bool:
-        """Return whether a batch begins only after the one before it has committed, because it reads what that has left."""
+        """Return whether a batch begins only when the one before has committed, as it reads states that this one leaves."""
         return any(query.as_of == "previous txid" for query in self.queries)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the names of all tables and views in schema ``state`` that the pipeline owns."""
+        """Return the names of the pipeline's tables and views in schema ``state``, without hash partitions."""
         of_states = (name for s in self.readable for name in dict.fromkeys((s.name, s.table_name)))
         return (*of_states, *(s.records for s in self.states if s.records))
 
@@ -528,7 +529,7 @@ def composed_of(inputs: Mapping[str, str], references: Mapping[str, str]) -> str
 
 
 def parts_of(identity: str) -> dict[str, str]:
-    """Return the identities of a source's inputs, by name; a source by itself is the part ""."""
+    """Return the identities of a source's inputs by name; without inputs, its own under the name ""."""
     if not identity.startswith(_COMPOSED):
         return {"": identity}
     inputs: dict[str, str] = json.loads(identity.removeprefix(_COMPOSED))[0]
@@ -536,7 +537,10 @@ def parts_of(identity: str) -> dict[str, str]:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse a name that is not a plain Postgres identifier with room for a txid and an attempt."""
+    """Refuse a name that is not a plain Postgres identifier with room for the txid and attempt of a staging table.
+
+    Raises: ValueError.
+    """
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot be the name of a {what}: use lower case letters, digits and _, a letter first, at most 40."

@@ -20,7 +20,7 @@ _READ_ONLY_STATE, _NOT_READY_STATE = "25006", "55000"
 # Not every SSL error: a server that dies breaks the connection with one, too.
 _TLS = ("certificate", "does not support SSL", "no encryption", "private key file", " alert ")
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
-# The words of a refused connection, and the SQLSTATE that it lacks.
+# Words in the message of a refused connection, which has no SQLSTATE, and the one that they stand for.
 _REFUSALS = [
     (["password authentication failed"], "28P01"),
     (["no password supplied"], "28P01"),
@@ -38,7 +38,7 @@ _REFUSALS = [
 _MISSING_STATES = {"42P01", "3F000", "42703"}
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
-# A NUL, text that is not of its type, no date, longer than an index row.
+# A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
 _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "54000"}
 
 
@@ -77,7 +77,7 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
 
 
 def _of_the_server(state: str | None, message: str, doing: str) -> errors.TidegateError | None:
-    """Return the error if this is not the server that it has to be: its identity, its protection, its part in a failover."""
+    """Return the error if the server does not prove its identity, is not protected by TLS, or is no primary; else None."""
     if "authentication method requirement" in message:
         return errors.AccessRefused(
             f"The server does not prove that it is the right one, so the password was not sent, while {doing}: {message}. "

@@ -26,7 +26,7 @@ def take_engine(
 ) -> sa.Engine:
     """Return the Engine of these settings; the caller gives it back (`give_back`).
 
-    It opens at most so many connections; a thread waits so long for one, and then gets SQLAlchemy's TimeoutError.
+    It opens at most `most_connections`; a thread waits `patience_seconds` for one, and then gets SQLAlchemy's TimeoutError.
     """
     engine = _engine_for(settings, user, most_connections, patience_seconds)
     with _lock:
@@ -35,7 +35,7 @@ def take_engine(
 
 
 def give_back(engine: sa.Engine) -> None:
-    """Close all connections if the Engine has no other user: disposed of earlier, it would forget those in use."""
+    """Close all connections if the Engine has no other user: with others, it would lose track of those in use."""
     with _lock:
         _users[engine] -= 1
         if _users[engine] <= 0:
@@ -47,11 +47,10 @@ def give_back(engine: sa.Engine) -> None:
 def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
-    The same settings give the same Engine, because an Engine caches the compiled SQL of its statements, some forty for a batch.
-    After it is disposed of, it may be used again.
+    The same settings give the same Engine, as it caches compiled statements. After it is disposed of, it may be used again.
 
-    The pool grows to the most connections ever used at once: one for a task or a command, which run their statements one after
-    another, a few for `tidegate run`. The connection that was returned last is used first: its session has the tables mapped.
+    The pool grows to the most connections ever used at once: one for a task or a command, a few for `tidegate run`. The
+    connection that was returned last is used first: its session knows the tables.
     """
     engine = sa.create_engine(
         "postgresql+psycopg2://",

@@ -3,28 +3,28 @@
     TidegateError                 has pipeline, txid and attempt as attributes; its class says where the fault lies
       RetryableError              trying again is right; at worst the retry finds the work already done
         CommitOutOfOrder          an earlier txid has not committed yet
-        AttemptNotSealed          the newest attempt is still processing, somewhere else
-        StagingLost               the sealed rows are gone or damaged: process the batch again
+        AttemptNotSealed          the newest attempt at the batch is still processing, somewhere else
+        StagingLost               no staging that may be committed: process the batch again
         StoreUnavailable          no connection, a lock or statement timeout, a deadlock
         SparkUnavailable          the Spark server is away
         SparkFailed               Spark gave up on the batch, for a reason that may pass
         SourceUnavailable         the source does not answer
           PartitionUnavailable    one of its partitions has vanished or cannot be reached
         AttemptTimedOut           the attempt exceeded the pipeline's message timeout
-        RowsLost                  the acker's sums do not meet: not every row was fully processed
-        BatchRetried              a try at a batch has failed; the pipeline's policy wants another
+        RowsLost                  counts or hash sums of rows disagree: not every row was fully processed, exactly once
+        BatchRetried              an attempt has failed; the pipeline's policy for bad content wants another
         PipelinePaused            an operator has paused the pipeline
-      AttemptFenced               a newer attempt owns the batch; this one stops and its work never counts
+      AttemptFenced               a newer attempt owns the batch; this one stops, and its work is never committed
       PermanentError              a person has to look; trying again cannot help
         UsageError                the request itself is wrong (exit code 2)
           UnknownPipeline
           UnknownBatch
-          RangeRefused            a txid range that is upside down or would leave a gap
+          RangeRefused            txids (batches' numbers) that are upside down, would leave a gap, or cannot be changed
         SettingsInvalid           a setting cannot be used
         AccessRefused             Postgres refuses the user, the password or the database
         ListenerNotTrusted        another account of this machine has the port to which a token or password would be sent
         ExecutorsUnprepared       Spark's executors, on other machines, lack a Python package or the right Python
-        SchemaOutOfDate           the database is not at the revision this code was written for
+        SchemaOutOfDate           the database is not at the revision that this code needs, or lacks a pipeline or a table
         DeclarationInvalid        what the transform returns does not fit the declared states, or Spark refuses its code
         DeclarationChanged        the pipeline's declaration no longer matches what was registered
         SourceUnreadable          the source is not as declared, or may not be read: a folder, a topic, a table
@@ -34,10 +34,10 @@
         TransformFailed           a record that the transform cannot compute
         BadKey                    a key that cannot be stored: NULL, NUL character, too long
         Overflow                  a value outside its column's range
-        CheckFailed               a check of the pipeline's finds something in the batch, or in what it makes of the states
-        MetadataCorrupt           the saved source metadata does not match its digest
-        GuardMismatch             a state row is ahead of the ledger: another writer changed the table
-        HoleDetected              the cursor is older than the ledger's last commit, or in a restored database
+        CheckFailed               a check of the pipeline finds something in the batch, or in what it makes of the states
+        MetadataCorrupt           the saved source metadata is damaged, or continues another batch than the last committed
+        GuardMismatch             state rows are ahead of the ledger, or were not written: another writer changed the table
+        HoleDetected              the database is older than it was, is another copy, or contradicts itself
 
 A class exists where code catches it or an operator acts differently on it. ``AttemptFenced`` is neither retryable nor
 permanent: the work goes on elsewhere.
@@ -51,7 +51,7 @@ OTHER = "OTHER"
 
 
 class Fault(Enum):
-    """Where the cause of a failure lies. The pipeline's policy decides what follows (`jobs.engine.poison`)."""
+    """Where the cause of a failure lies. The pipeline's policy for bad content decides what follows."""
 
     CONTENT = "the content of the batch"
     PIPELINE = "the pipeline's code or declaration, the settings, or the request"
@@ -73,7 +73,7 @@ def _faults() -> dict[str, Fault]:
 
 
 def code_and_fault(error: str) -> tuple[str, Fault]:
-    """Return the code at the beginning of an error in the ledger, and its fault; OTHER for an exception that is not ours."""
+    """Return the code at the beginning of an error in the ledger, and its fault; OTHER for any other exception."""
     code = error.partition(":")[0]
     fault = _faults().get(code)
     return (OTHER, Fault.UNKNOWN) if fault is None else (code, fault)
@@ -99,7 +99,7 @@ class TidegateError(Exception):
 
     @property
     def is_poison(self) -> bool:
-        """Return whether the batch's content is at fault: only such failures count towards giving it up."""
+        """Return whether the batch's content is at fault: only such failures lead to giving it up."""
         return self.fault is Fault.CONTENT
 
     @property
@@ -140,7 +140,11 @@ class AttemptNotSealed(RetryableError):
 
 
 class StagingLost(RetryableError):
-    """Sealed rows are gone or damaged; the batch has to be processed again."""
+    """The batch has no staging that may be committed, so it has to be processed again.
+
+    Its newest attempt is missing, failed, silent or too old, or was computed by another declaration; its staging is gone or
+    damaged; it continues another batch than the last committed, or reads a committed file; a redo has no newer attempt.
+    """
 
     fault = Fault.ORDER
 
@@ -180,13 +184,13 @@ class AttemptTimedOut(RetryableError):
 
 
 class RowsLost(RetryableError):
-    """The acker's sums do not meet: not every row of the batch was fully processed."""
+    """The counts or hash sums of a batch's rows disagree: not every row was fully processed, exactly once."""
 
     fault = Fault.COMPUTATION
 
 
 class BatchRetried(RetryableError):
-    """A try at a batch has failed; the pipeline's policy wants another."""
+    """An attempt has failed; the pipeline's policy for bad content wants another."""
 
     fault = Fault.ORDER
 
@@ -198,7 +202,7 @@ class PipelinePaused(RetryableError):
 
 
 class AttemptFenced(TidegateError):
-    """A newer attempt owns the batch; this one stops and its work never counts (I4, I5)."""
+    """A newer attempt owns the batch; this one stops, and its work is never committed (I4 in docs/protocol.md)."""
 
     fault = Fault.ORDER
 
@@ -222,7 +226,7 @@ class UnknownBatch(UsageError):
 
 
 class RangeRefused(UsageError):
-    """A txid range that is upside down or would leave a gap."""
+    """The requested txids are upside down, would leave a gap, or cannot be changed."""
 
 
 class SettingsInvalid(PermanentError):
@@ -250,7 +254,7 @@ class ExecutorsUnprepared(PermanentError):
 
 
 class SchemaOutOfDate(PermanentError):
-    """The database is not at the revision this code was written for."""
+    """The database is not at the revision that this code needs, or lacks a pipeline or a table."""
 
     fault = Fault.PIPELINE
 
@@ -316,18 +320,18 @@ class CheckFailed(PermanentError):
 
 
 class MetadataCorrupt(PermanentError):
-    """The saved source metadata does not match its digest (I6, I19)."""
+    """The saved source metadata is damaged, of an unknown version, or continues another batch than the last committed."""
 
     fault = Fault.LEDGER
 
 
 class GuardMismatch(PermanentError):
-    """A state row is ahead of the ledger (I14)."""
+    """Rows of a state are ahead of the ledger, or were not written: another writer changed the table (I14)."""
 
     fault = Fault.LEDGER
 
 
 class HoleDetected(PermanentError):
-    """The cursor is older than the ledger's last commit (I9)."""
+    """The database is older than it was, is another copy, or contradicts itself: commits may be missing (I9)."""
 
     fault = Fault.LEDGER

@@ -1,8 +1,8 @@
 """Hash partitions: the table of a state with many keys, split into smaller ones by a hash of the key.
 
-Postgres keeps them, and a commit writes them through the table of the state's name, so nothing but the making of the table
-knows of them. All rows of a key are in one partition: of a state with windows every window, of a history every version.
-Partitions are vacuumed and reindexed one by one (docs/state-size.md). Their names have a $, which no declared name has.
+A commit writes them through the table of the state's name, and Postgres divides the rows, so only the creation of the table
+depends on them. All rows of a key are in one partition: of a state with windows every window, of a history every version.
+Partitions are vacuumed and reindexed one by one. Their names have a $, which no declared name has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def partitioned_by(state: StateSpec) -> str:
 
 
 def made(schema: str | None, state: StateSpec, storage: dict[str, Any], after: Sequence[str]) -> Iterator[str]:
-    """Yield the statements that make the partitions of a table: each with its storage, then with `after`, templates for it."""
+    """Yield the statements that create each partition of a table, followed by those of `after`, with its name in them."""
     options = ", ".join(f"{name} = {value}" for name, value in storage.items())
     for number, name in enumerate(_names(state)):
         table = f"{schema}.{name}"
@@ -40,7 +40,7 @@ def made(schema: str | None, state: StateSpec, storage: dict[str, Any], after: S
 
 
 def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
-    """Refuse a table that lacks a partition: one made again from it would lack that partition's rows.
+    """Refuse a table that lacks a partition: a table created from it would lack the partition's rows.
 
     Raises: SchemaOutOfDate.
     """
@@ -91,7 +91,7 @@ def moved_back(table: Table) -> Iterator[str]:
         f"{table.name}$before", *(sa.column(c.name) for c in table.columns if c.computed is None), schema=table.schema
     )
     copy = sa.insert(table).from_select(before.c.keys(), sa.select(before))
-    # The new table refuses other writers than the pipeline; for the rest of this transaction, that is not another one.
+    # The trigger, which refuses all writers but the pipeline's commits, would refuse this copy.
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
     yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"

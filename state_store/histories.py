@@ -1,8 +1,8 @@
 """Histories: the view that says until when each version of a key is valid.
 
-The table has a version's own facts alone. Until when it is valid follows from the key's next version, which the view looks up
-in the primary key: so a late version, a redo and the merge of several batches change nothing but rows of their own. The view
-follows from the declaration; registration makes it.
+A version is a row of the table: what a key was from some time on. Until when it is valid follows from the key's next version,
+which the view looks up by the primary key: so a late version, a redo and the merge of several batches change no other rows. The
+view follows from the state's declaration; `tidegate migrate` creates it.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from state_store.errors import DeclarationChanged
 
 
 def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_changed: bool) -> None:
-    """Make the view of a history over its table of versions, as part of its registration; again if the declaration is changed.
+    """Create the view of a history over its table of versions, or replace it if the declaration has changed.
 
-    Views that people made of it stay, unless its columns are others than before: then they have to be dropped first.
+    Views that people made over it stay, unless its columns are others than before: then these have to be dropped first.
 
     Raises: DeclarationChanged if there is a table of its name.
     """
@@ -40,7 +40,7 @@ def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_ch
 
 
 def drop_of(schema: str | None, state: StateSpec) -> str:
-    """Return the statement that drops the view of a history: before its table is changed or dropped."""
+    """Return the statement that drops the view of a history, as is necessary before its table is changed or dropped."""
     view = sa.Table(state.name, sa.MetaData(), schema=schema)
     return f"DROP VIEW IF EXISTS {postgresql.dialect().identifier_preparer.format_table(view)}"  # type: ignore[no-untyped-call]
 
@@ -56,7 +56,7 @@ def _view(state: StateSpec, versions: Table) -> CreateView:
     if state.history.deleted:
         conditions.append(version.c[state.history.deleted].is_not(sa.true()))
     if state.history.collapses:
-        # The next version is the next one that differs; and one that does not differ from the one before it is not shown.
+        # A version ends at the next one that differs; one that does not differ from the version before is not shown.
         after = after.where(of.values(later).is_distinct_from(of.values(version)))
         before = (
             sa.select(of.values(earlier).is_not_distinct_from(of.values(version)))
@@ -89,6 +89,6 @@ class _Neighbours:
         return sa.tuple_(*self.order(version))
 
     def values(self, version: FromClause) -> sa.ColumnElement[Any]:
-        """Return what may differ, as a record: NULL is equal to NULL, and a version that is not deleted has false or NULL."""
+        """Return what may differ, as a record: NULL equals NULL, and `deleted` is true or false."""
         deleted = self._history.deleted
         return sa.func.row(*(version.c[n].is_(sa.true()) if n == deleted else version.c[n] for n in self._values))

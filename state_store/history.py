@@ -24,16 +24,16 @@ lag_view = sa.table(
     schema=tables.LEDGER,
 )
 
-# Columns of an attempt that its batch's history shows in another way.
+# Columns of an attempt that the history of its batch shows elsewhere, in another form, or not at all.
 NOT_SHOWN = ("pipeline", "txid", "source_metadata", "source_digest", "previous_digest")
 ACTIONS_SHOWN = 100
-# A pipeline's speed is that of its newest commits: at most so many, of the hour before the last one.
+# A pipeline's speed is that of its newest commits: at most MOST_COMMITS, all within SPEED_HOURS before the last one.
 MOST_COMMITS, SPEED_HOURS = 50, 1
 
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """One txid in the ledger; `phase` is derived: planned, processing, failed, halted, processed, committed or skipped.
+    """A batch in the ledger, by its txid; `phase` is planned, processing, failed, halted, processed, committed or skipped.
 
     `error` is why the newest attempt failed or the batch is halted: a code such as SOURCE_CHANGED, or the name of an exception.
     """
@@ -55,10 +55,10 @@ class BatchStatus:
 
 @dataclass(frozen=True)
 class Lag:
-    """A pipeline's progress: last committed and opened txid, what it waits for, what waits for people.
+    """A pipeline's progress: last committed and opened txid, what it waits for, what a person may have to see to.
 
-    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` counts
-    source rows from the start of the oldest of its newest commits to the end of the last one; None before the first commit.
+    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
+    source rows of its newest commits, divided by the time that these took together; None before the first commit.
     """
 
     pipeline: str
@@ -114,9 +114,9 @@ def age_of_oldest() -> sa.ScalarSelect[Any]:
 
 
 def speed() -> sa.ScalarSelect[Any]:
-    """Return source rows per second of a pipeline's newest commits; those that were skipped have none.
+    """Return source rows per second of a pipeline's newest commits, within a query of `tables.pipeline` and `lag_view`.
 
-    It is part of a query of `tables.pipeline` and `lag_view`.
+    Skipped batches have no rows, but take time.
     """
     k, a = tables.commit.c, tables.attempt.c
     newest = (
@@ -164,7 +164,7 @@ def statuses(pipeline: str) -> sa.Select[Any]:
 
 
 def batch_error() -> sa.ColumnElement[str | None]:
-    """Return the first word of a batch's error, within `statuses`; a committed batch has none."""
+    """Return the error's code or exception name of a batch, within `statuses`; a committed batch has none."""
     halted = sa.case((batches_view.c.phase == "halted", tables.batch.c.halted_reason))
     return sa.func.split_part(sa.func.coalesce(halted, tables.attempt.c.error), ":", 1)
 
@@ -208,7 +208,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
 
 
 def newest_actions(connection: Connection, pipeline: str, txid: int | None = None) -> list[dict[str, Any]]:
-    """Return the newest operator actions, newest first: on a pipeline and all its batches, or on this batch and the whole."""
+    """Return the last operator actions, newest first: on a pipeline and all its batches; with a txid, not on other batches."""
     o = tables.operator_action.c
     concerned = [] if txid is None else [sa.or_(o.txid == txid, o.txid.is_(None))]
     statement = (
@@ -223,7 +223,7 @@ def newest_actions(connection: Connection, pipeline: str, txid: int | None = Non
 def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield the records that are in quarantine, in the order of their batches, without holding them all.
 
-    Those with a `state` are partials that a commit has set aside (`state_store.set_aside`); they are not replayed.
+    Those with a `state` are partials, results for one key, that a commit has set aside; they are not replayed.
     """
     q = tables.quarantine.c
     of_batch = [] if txid is None else [q.txid == txid]
@@ -261,7 +261,7 @@ def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> I
 
 
 def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield what txids after one changed in a state, by txid and key, without holding it all.
+    """Yield what the txids after the given one changed in a state, by txid and key, without holding it all.
 
     Raises: ValueError for a state that does not record changes.
     """

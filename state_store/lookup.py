@@ -21,8 +21,8 @@ KEYS_PER_STATEMENT = 1000
 def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
     """Return the rows of these keys from one snapshot, None where there is none.
 
-    A key is given as its values in text, in the order of the key's columns; Postgres converts them. A global state has the
-    empty key.
+    A key is given as its values in text, in the order of the key's columns; Postgres converts them. A state without key columns
+    has the empty key.
 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
     SchemaOutOfDate.

@@ -1,7 +1,7 @@
-"""What is measured of every pipeline, of one moment, by a few statements whose work is bounded.
+"""What metrics show of every pipeline, at one moment, by a few statements whose work is bounded.
 
-Nothing here takes longer the more batches have committed: present facts are read from the rows that are open or kept, up to a
-limit, and the sums over the past come from `state_store.totals`.
+Nothing here takes longer the more batches have committed: the present is read from the rows of uncommitted batches, of kept
+staging and of the quarantine, up to a limit; `state_store.totals` remembers sums over the past.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ from state_store.totals import Position, Settled, Totals
 from state_store.witness import Witness
 
 WITH_ERROR = ("failed", "halted")
-# A statement here reads few rows of large tables by their keys. Where Postgres expects more of them, it would read the tables.
+# The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-# Beyond these, a number is no longer exact: it has long been too large.
+# Larger numbers are not counted exactly: they are too large in any case.
 MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
 class PipelineMeasures:
-    """One pipeline: positions as txids, times as moments by the database's clock or in seconds.
+    """One pipeline: positions as txids (numbers of batches), times as moments by the database's clock or in seconds.
 
     `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; those beyond are taken for planned.
     `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code.
-    `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches whose source has not been told.
-    `is_whole` is whether the database contains all commits that are known. `totals` is None while the process still sums up.
+    `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.
+    `is_whole` is whether the database contains all known commits. `totals` is None until this process has read all batches.
     """
 
     pipeline: str
@@ -63,7 +63,7 @@ class Measures:
 
 
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
-    """Return the measures of a snapshot, in which nothing else is read afterwards; `settled` is kept between calls."""
+    """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
     connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in BY_KEYS.items())))
     cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
     totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in cursors])
@@ -99,7 +99,7 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
-    """Return whether the database has the last commit that its witness knows of; a damaged witness cannot say so."""
+    """Return whether the database has the last commit that the witness marked outside it; not if the mark is damaged."""
     try:
         return commits.what_is_lost(connection, cursor, witness) is None
     except HoleDetected:
@@ -107,7 +107,7 @@ def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
 
 
 def _present() -> sa.Select[Any]:
-    """Return a query with one row per pipeline: what is read from its newest, its open and its kept rows."""
+    """Return a query with one row per pipeline, from its newest batch and commit, its open batches and its kept staging."""
     p, k, b, c, a, q = (
         table.c for table in (tables.pipeline, tables.cursor, tables.batch, tables.commit, tables.attempt, tables.quarantine)
     )

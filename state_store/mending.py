@@ -1,4 +1,4 @@
-"""Mending: an operator's correction of a quarantined record, kept beside the original for the replay that takes it up."""
+"""Operators' corrections of quarantined records, each kept beside the original for the replay that takes it up."""
 
 import json
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from state_store.batches import existing_input
 from state_store.errors import RangeRefused, UnknownBatch, UsageError, storable
 from state_store.operations import write_action
 
-# As long as a bad record that is kept whole (`jobs.sources.files.formats.text_tasks`).
+# As long as the longest bad record that the quarantine keeps whole.
 MAX_BYTES = 8 * 1024 * 1024
 SHOWN_NAMES = 10
-# What JSON writes for numbers that it lacks.
+# Texts that stand in JSON for numbers that it lacks.
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", float: "a number"}
 
 
 @dataclass(frozen=True)
 class Mend:
-    """What to read in a record's place, who says so, and why; `again` replaces an earlier mend."""
+    """What to read in a record's place, which operator says so, and why; `again` replaces an earlier correction."""
 
     payload: str
     owner: str
@@ -32,14 +32,14 @@ class Mend:
 
 
 def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: Mend) -> None:
-    """Store the mended payload beside the original, and record the action.
+    """Store the corrected payload beside the original, and record the action.
 
-    The record is locked, so of two operators at once the second one sees the first one's mend, and a replay has taken the
-    record up or reads the mend.
+    The record is locked, so of two operators at once the second one finds the first one's correction, and a replay that takes
+    the record up later reads it.
 
     Raises: UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a replay has taken it
-    up, or it is mended and not `again`; UsageError if the payload cannot be stored, or is not JSON of the record's columns
-    where the original is.
+    up, or it has a correction and `again` is not set; UsageError if the payload cannot be stored, or is not JSON of the
+    record's columns where the original is.
     """
     check_storable(mended.payload)
     q = tables.quarantine.c
@@ -80,7 +80,7 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
 
 
 def check_storable(payload: str) -> None:
-    """Refuse what Postgres cannot keep as text, or no longer as one value of reasonable size.
+    """Refuse a payload that is empty, longer than MAX_BYTES, or that Postgres cannot keep as text.
 
     Raises: UsageError.
     """
@@ -97,7 +97,7 @@ def check_storable(payload: str) -> None:
 def check_columns(original: str, payload: str) -> None:
     """Refuse a payload that is not a JSON object of the original's columns, each of the original's JSON type or null.
 
-    The declared types, which are narrower, are checked in the replay.
+    Whether values fit the declared types, which are narrower, is checked by the replay.
 
     Raises: UsageError.
     """

@@ -1,14 +1,16 @@
-"""Merge the sealed rows of attempts into the state tables, by each state's kind. Called under the cursor's lock.
+"""Merge partials, the sealed rows of an attempt, into the state tables, by each state's kind. Called under the cursor's lock.
+
+A txid is a batch's number; the cursor is the row with the pipeline's last one. I13 and I14 are rules of docs/protocol.md.
 
     transactional      (value, txid)                       the value is merged in; the row's txid must be older (I14)
     opaque             (value, previous value, txid)       the same, and the previous value is kept, so that the last txid can
                                                            be undone for every key it touched (I13)
-    non-transactional  (value)                             the value is merged in; nothing shows whether it was before
+    non-transactional  (value)                             the value is merged in; nothing shows whether it was merged before
 
-Appended rows carry their txid, so that it can be undone; no row may be there already.
+Appended rows carry their txid, so that it can be undone; no row of the txid may be there already.
 
-In theory, states recognise a replay by the txids in their rows (docs/semantics.md). Here the cursor does, so an equal or newer
-txid in a row is never a replay: another writer put it there, and the commit stops.
+In theory, states recognise a repeated batch by the txids in their rows. Here the cursor does, so an equal or newer txid in a
+row is never that of a repeated batch: another writer put it there, and the commit stops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +42,7 @@ TextRow = Mapping[str, str | None]
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
-    """Name the writer for the rest of the transaction: the state tables refuse all others."""
+    """Name the pipeline as the writer until the transaction ends: triggers of the state tables refuse all others."""
     connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))
 
 
@@ -50,13 +52,14 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     A key that several batches touch is written once, which makes merging them together quicker than one by one. The states
     come out the same, row by row, unless they are opaque: those would need the values between the batches.
 
-    Every sealed row must land (I14). The txid guard is an alarm, not a filter: the cursor says that the txids are
-    new, so a row that the guard rejects has another writer, and dropping it silently would lose an update.
+    Every sealed row that is not set aside must be written (I14). The condition on the txid is an alarm, not a filter: the
+    cursor says that the txids are new, so a row that it rejects has another writer.
 
-    Several batches are merged together only if none of them could fail by itself. Where that is in doubt, because a sum comes
-    near the limit of its type, they are left to be merged one by one.
+    Several batches are merged together only if none could fail by itself. Where that is in doubt, because a sum comes near the
+    limit of its type, this fails, and the caller merges them one by one.
 
-    Raises: GuardMismatch; for several batches also IntegrityError, if a row's batch is unknown or a sum is in doubt.
+    Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError, if a row has
+    another writer, or a sum is in doubt.
     """
     open_tables(connection, spec)
     bad_records = [_set_aside(connection, spec, *batch) if spec.quarantines else 0 for batch in batches]
@@ -82,7 +85,7 @@ def _bring(
     batches: Sequence[tuple[int, int]],
     checked: Mapping[int, checks.CheckedBatch],
 ) -> tuple[dict[tuple[int, int], StagedBatch], dict[tuple[int, int], int]]:
-    """Merge batches into one state; return what each brings to it, without what is set aside, and the rows that it writes."""
+    """Merge batches into one state; return of each the partials, without those set aside, and the number of rows written."""
     event_time = EventTime(connection, spec, state) if state.window else None
     brought: dict[tuple[int, int], StagedBatch] = {}
     for txid, attempt in batches:
@@ -138,7 +141,7 @@ def _merge(
 
 
 def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]], *, before: bool) -> None:
-    """Run the author's updates: those before the states are merged, or those that see what the batch has made of these."""
+    """Run the author's updates: their code for before the merge of the states, or that for after it."""
     own = [state for state in spec.states if state.updates and (state.before or not before)]
     if not own:
         return
@@ -151,16 +154,16 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[
 
 
 def _checked(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> checks.CheckedBatch:
-    """Return a batch for its checks, without what it brings to states."""
+    """Return a batch for its checks, still without its partials."""
     a = tables.attempt.c
     rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
     return checks.CheckedBatch(spec, txid, connection.scalar(rows) or 0, {})
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
-    """Add the rows of batches, each with its txid and position, in the order of these, which fills the index from one end.
+    """Add the rows of batches, in the order of txid and position, which fills the index from one end.
 
-    Raises: GuardMismatch if one is there already.
+    Raises: GuardMismatch if a row is there already, or is kept out by a trigger or a rule.
     """
     for batch in staged:
         rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
@@ -193,7 +196,7 @@ def _recorded(state: StateSpec, upsert: Insert) -> Insert:
 
 
 def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
-    """Move the attempt's bad records into quarantine, all or none."""
+    """Move the attempt's bad records into quarantine, all or none; return their number."""
     staged = QuarantineSpec(spec.name)
     sealed = staging.recount(connection, spec.name, staged, txid, attempt)
     stage = tables.staging_table_of(staged, txid, attempt)
@@ -213,9 +216,9 @@ def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: i
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
-    """Undo what a txid did to an opaque state: its rows get their previous values, new and appended rows go.
+    """Undo what a txid did to an opaque state: rows get their previous values; new and appended rows are deleted.
 
-    The whole table is read: an index on txid would end HOT updates for the sake of a rare operation.
+    The whole table is read: an index on txid would make every update slower (not HOT) for the sake of a rare operation.
     """
     table = tables.state_table_of(state)
     if state.appends:
@@ -228,12 +231,12 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
         windows.take_back(connection, state, txid)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
     before: dict[str, Any] = {value.name: table.c[previous_name(value.name)] for value in state.values}
-    unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # older values are not kept
+    unknown = dict.fromkeys([*map(previous_name, before), PREVIOUS_TXID])  # values from before these are not kept
     connection.execute(sa.update(table).where(table.c.txid == txid).values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown))
 
 
 def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, partial: TextRow) -> TextRow:
-    """Return what the merge of a partial into a row, or into no row, would keep. Rows have the values as Postgres' text."""
+    """Return the values that the merge of a partial into a row, or into no row, would keep; all are Postgres' text."""
     columns = tables.state_table_of(state).c
 
     def row(values: TextRow, name: str) -> sa.Subquery:
@@ -248,7 +251,7 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
 
 
 def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, attempt: int) -> StagedBatch:
-    """Return the sealed rows of one attempt, recounted: the state's columns and, if its rows carry it, the txid."""
+    """Return the sealed rows of one attempt, after their recount: the state's columns and, if its rows carry it, the txid."""
     sealed = staging.recount(connection, spec.name, state, txid, attempt)
     stage = tables.staging_table_of(state, txid, attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
@@ -261,8 +264,8 @@ def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: 
 def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:
     """Return the upsert of one batch's partials, or of several from `first_txid` on, in key order.
 
-    For one batch, a row that carries a txid that has not committed is left out, so that the row count shows it; for several
-    batches such a row is an error of the statement, and so is a sum beyond half of the limit of its type.
+    For one batch, a kept row with a txid that has not committed is left as it is, which the row count shows; for several, it is
+    an error of the statement, and so is a sum beyond half of the limit of its type.
     """
     target = tables.state_table_of(state)
     keys = [key.name for key in state.keys]

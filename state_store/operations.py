@@ -1,6 +1,6 @@
 """Operators' actions: pause, resume, retry, skip, redo, replay quarantined records.
 
-Each is recorded in ``operator_action``, with owner and reason, in the same transaction.
+Each is recorded in ``operator_action``, with owner and reason, in the same transaction. A txid is a batch's number.
 """
 
 from dataclasses import replace
@@ -19,12 +19,12 @@ from state_store.witness import Witness
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
-    """Stop new runs of the pipeline; False if it was paused already."""
+    """Stop new runs of the pipeline; return False if it was paused already."""
     return _set_paused(connection, pipeline, "pause", owner, reason)
 
 
 def resume(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
-    """Let runs of the pipeline start again; False if it was not paused."""
+    """Let runs of the pipeline start again; return False if it was not paused."""
     return _set_paused(connection, pipeline, "resume", owner, reason)
 
 
@@ -63,7 +63,7 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 
 
 def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-    """Let halted or given-up batches be tried again, this one or all; return their txids."""
+    """Let halted or given-up batches, or the given one, be tried again; return their txids."""
     forgiven = batches.forgive(connection, pipeline, txid)
     for each in forgiven:
         write_action(connection, pipeline, each, "retry", owner, reason)
@@ -76,8 +76,8 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Keys that the new attempt lacks go back to their previous values, and disappear if the txid had created them. For opaque
     states only, and only as the owner of the tables: no other role may delete.
 
-    Raises: RangeRefused if txid is not the last committed txid, a state cannot go back, or a later batch has taken up records
-    that it set aside; what `merge_and_advance` raises.
+    Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
+    has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
     cursor = commits.lock_cursor(connection, spec.name, witness)
     commits.check_no_hole(connection, spec.name, cursor.txid)
@@ -117,7 +117,10 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 
 
 def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
-    """Remove the bad records that a txid has set aside: its new attempt has its own."""
+    """Remove the bad records that a txid has set aside: its new attempt has its own.
+
+    Raises: RangeRefused if a later batch has taken one up.
+    """
     q = tables.quarantine.c
     removed = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
     if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:
@@ -149,7 +152,7 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
 
 
 def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Refuse to redo what a registered pipeline follows: it may have counted it.
+    """Refuse to redo a txid whose changes another registered pipeline may have counted, as it follows a state.
 
     Raises: RangeRefused.
     """
@@ -168,10 +171,9 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int) ->
 
 
 def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Refuse to redo a locked batch if the next one has read, or may be reading, what it left.
+    """Refuse to redo a locked batch if the next one has read, or may be reading, the states as it left them.
 
-    A batch of such a pipeline locks the one before it when it begins, so none begins during a redo, and a later one reads what
-    the redo has made. An attempt that has failed never counts.
+    In pipelines whose transforms do that, a batch locks the one before it when it begins, so none begins during a redo.
 
     Raises: RangeRefused.
     """
@@ -200,7 +202,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Returns that commit, or None if the batch is skipped later, when its turn comes.
 
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
-    yet what would be skipped; HoleDetected, MetadataCorrupt, UnknownBatch.
+    yet what would be skipped; SourceChanged, HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
     """
     cursor = commits.lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
@@ -216,7 +218,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         )
     is_new = batches.give_up(connection, spec.name, txid, owner, reason)
     is_its_turn = txid == cursor.txid + 1
-    if is_new or is_its_turn:  # a second click changes nothing
+    if is_new or is_its_turn:  # a repeated action changes nothing
         write_action(connection, spec.name, txid, "skip", owner, reason)
     if not is_its_turn:
         return None
@@ -229,9 +231,11 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 def replay_quarantined(
     connection: Connection, pipeline: str, owner: str, reason: str, txid: int | None
 ) -> tuple[int, int] | Literal[False] | None:
-    """Open a batch that takes up waiting records; return its txid and their number.
+    """Open a batch of the records that wait in quarantine; return its txid and their number; None if no record waits.
 
-    None if no record waits, False if another planner took the txid first; then the caller rolls back.
+    Returns False if another planner took the txid first; then the caller rolls back.
+
+    Raises: MetadataCorrupt.
     """
     after = batches.last_opened(connection, pipeline)
     if after is None:

@@ -1,4 +1,4 @@
-"""One row per pipeline for people who look: progress, lag, speed, pause, quarantine, phases of what is on its way.
+"""One row per pipeline for people: progress, lag, speed, pause, quarantine, phases of the uncommitted batches.
 
 Every query is bounded, however many batches the ledger has: it looks up the cursor, the newest batch and the next one, and
 reads a limited number of rows around the cursor.
@@ -28,7 +28,8 @@ from state_store.history import age_of_oldest, batches_view, lag_view, speed
 from state_store.search import UNCOMMITTED
 from state_store.window_spec import WindowSpec
 
-# Batches after the cursor whose phase is looked up, or a larger window of them: those beyond the window have not begun.
+# How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
+# that is larger, up to the second number.
 MOST_PHASES, MOST_LOOKED_AT = 200, 1000
 
 
@@ -36,9 +37,9 @@ MOST_PHASES, MOST_LOOKED_AT = 200, 1000
 class Progress:
     """How far a pipeline is.
 
-    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` counts
-    source rows from the start of the oldest of its newest commits to the end of the last one; None before the first commit.
-    `phases` counts its uncommitted batches; those beyond the window count as planned.
+    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
+    source rows of its newest commits, divided by the time that these took together; None before the first commit. `phases`
+    counts its uncommitted batches; those whose phase is not looked up are counted as planned.
     """
 
     pipeline: str
@@ -65,7 +66,7 @@ class Progress:
 
     @property
     def spec(self) -> PipelineSpec:
-        """Return the registered declaration, which does not depend on whether the code can be imported."""
+        """Return the pipeline as registered, for which its code need not be importable."""
         return spec_of(self.declaration)
 
 
@@ -80,7 +81,7 @@ def pipeline_names(connection: Connection) -> list[str]:
 
 
 def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
-    """Return how far these pipelines are, in the order of their names."""
+    """Return how far the registered ones of these pipelines are, in the order of their names."""
     found = connection.execute(_progress(), {"pipelines": list(pipelines)}).mappings().all()
     phases = _phases(connection, pipelines)
     return [
@@ -131,7 +132,7 @@ def _unknown(pipeline: str) -> UnknownPipeline:
 
 
 def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
-    """Return a pipeline as it was registered."""
+    """Return a pipeline from its registered declaration."""
     states = tuple(
         StateSpec(
             state["name"],
@@ -206,10 +207,10 @@ def _progress() -> sa.Select[Any]:
 
 
 def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the number of batches by pipeline and phase, of those after the cursor that may have begun."""
+    """Return the number of uncommitted batches by pipeline and phase, as far as their phase is looked up."""
     c, p, v = tables.cursor.c, tables.pipeline.c, batches_view.c
     last = c.txid + sa.func.greatest(p.in_flight, MOST_PHASES)
-    # The order and the limit lead Postgres to the index, whatever it guesses of the range.
+    # By the order and the limit, Postgres uses the index, however large it estimates the range.
     near = (
         sa.select(v.phase)
         .where(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= last)

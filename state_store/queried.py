@@ -1,11 +1,11 @@
 """States that a transform reads: which they are, whether Spark's tasks may read them, and as of when.
 
-    previous txid   rows are read as the batch before has left them (I21). A row that this txid wrote has kept its previous
-                    values, if the state is opaque: a redo of the txid reads those, and so does an attempt that has been
-                    overtaken. Other states refuse such a row
+    previous txid   rows are read as the batch before has left them (I21 in docs/protocol.md). A row that the batch itself has
+                    already written, in an earlier or newer attempt, is read with its previous values if the state is opaque;
+                    in other states, it is refused
     latest          rows are read from one snapshot, which the attempt's process keeps for as long as the attempt lasts
 
-So each Spark task, and each pass over the batch, reads the same.
+So each Spark task, each time that Spark computes the batch, reads the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from state_store.state_reads import ALIAS, Reading
 
 @dataclass(frozen=True)
 class QueriedState:
-    """A state that a transform reads; with the snapshot and the last txid in it, if it is read as of the latest."""
+    """A state that a transform reads; if it is read as of "latest", with the snapshot and the last txid in it."""
 
     read: StateRead
     spec: StateSpec
@@ -46,7 +46,7 @@ class QueriedState:
             of=f"state {self.read.of}",
             table=self.spec.name,
             key=tuple((key.name, _sent_as(key.type)) for key in self.spec.keys),
-            # Without a column, a row still has to be found.
+            # A row is looked up even if none of its columns is read.
             selected=tuple(_text(_printed(own[name], self.column(name))) for name in columns) or ("true",),
             condition=_text(condition),
             newest_txid=newest,
@@ -61,7 +61,7 @@ class QueriedState:
 def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, QueriedState]:
     """Return the states that a pipeline's transform reads, by ``pipeline.state``; `stager` is the role of Spark's tasks.
 
-    If one is read as of the latest, the connection's transaction shows one snapshot, and has to last as long as the attempt.
+    If one is read as of "latest", the connection's transaction shows one snapshot, and has to last as long as the attempt.
 
     Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it.
     """
@@ -112,7 +112,7 @@ def _before(state: StateSpec, row: sa.FromClause, txid: int) -> Mapping[str, sa.
 
 
 def _sent_as(kind: ColumnType) -> str:
-    """Return the type in which a key's values are sent, which holds every value of the rows' own: nothing is rounded."""
+    """Return the type in which a key's values are sent: wide enough that Postgres never rounds or refuses one."""
     return {"integer": "bigint"}.get(kind.name, kind.name.partition("(")[0])
 
 

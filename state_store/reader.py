@@ -1,7 +1,7 @@
-"""LedgerReader: read-only snapshots of ledger and states, for people who look and programs that poll.
+"""LedgerReader: read-only snapshots of ledger and states, for people and for programs that read them often.
 
 It logs in as a role that can change nothing, bounds every statement, and opens few connections, so that readers do not slow
-down the commits that they look at.
+down commits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot, in which it can be found out what pipelines wait for."""
+    """A snapshot that also shows what pipelines wait for."""
 
     connection: Connection
     settings: Settings
@@ -38,7 +38,7 @@ class Moment:
     _witness: Witness
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
-        """Return what each of these pipelines waits for, and the requested txid of each, if there is one."""
+        """Return what each of these pipelines, and its requested txid (a batch's number) if there is one, waits for."""
         return waits.read(self.connection, requested, self._marks, self._witness)
 
 
@@ -67,7 +67,7 @@ class LedgerReader:
     def moment(self, doing: str, pipelines: Sequence[str]) -> Iterator[Moment]:
         """Yield a snapshot that also shows what these pipelines wait for.
 
-        Raises: what `snapshot` raises.
+        Raises: the errors of `snapshot`.
         """
         with self.snapshot(doing) as connection:
             marks = waits.marks(connection, pipelines, self._witness)  # before the snapshot that is compared with them
@@ -76,7 +76,7 @@ class LedgerReader:
 
     @contextmanager
     def snapshot(self, doing: str, *, timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS) -> Iterator[Connection]:
-        """Yield a connection whose statements all see one moment, each for so long at most.
+        """Yield a connection whose statements all see one moment; each takes at most `timeout_seconds`.
 
         Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
         """

@@ -1,4 +1,4 @@
-"""Reads for programs: rows of a state from one snapshot, together with the txid that they belong to.
+"""Reads for programs: rows of a state from one snapshot, with its txid, the number of the last committed batch.
 
     with StateReader.open(settings, "flights", "daily") as daily:
         found = daily.get_many([("UA", "2013-01-01"), ("AA", "2013-01-01")])
@@ -23,7 +23,7 @@ from state_store.errors import UsageError
 from state_store.reader import LedgerReader
 from state_store.settings import Settings
 
-MOST_KEYS = 100_000  # of one read, which are all held in memory
+MOST_KEYS = 100_000  # in one read, which holds all of them in memory
 SCAN_SECONDS = 3600
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ class AsOf:
 
 @dataclass(frozen=True)
 class Version:
-    """What the rows of a pipeline's states depend on: they are the same while this is the same."""
+    """A pipeline's last commit: while it is the same, all rows of its states are."""
 
     txid: int
     attempt: int | None
@@ -54,7 +54,7 @@ class StateReader:
     """Reads one state as the role `pg_reader`, which can change nothing. Thread-safe."""
 
     def __init__(self, reader: LedgerReader, pipeline: str, state: str) -> None:
-        """Read a state through a ledger reader, which stays the caller's; see `open`."""
+        """Read a state through a ledger reader that the caller has opened."""
         self._reader = reader
         self._pipeline = pipeline
         self._state = state
@@ -77,7 +77,7 @@ class StateReader:
     def get_many(self, keys: Sequence[Key]) -> AsOf:
         """Return the rows of keys, None for each that has none, in the order of the keys.
 
-        A key has a value for each key column, as Python's value or as text; a state without a key has the empty one.
+        A key has a value for each key column, in Python's type or as text; a state without key columns has the empty key.
 
         Raises: UsageError for a key of another length, a value that its column cannot hold, or more than MOST_KEYS;
         UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
@@ -88,8 +88,8 @@ class StateReader:
     def range(self, first: Key = (), last: Key = (), *, limit: int) -> AsOf:
         """Return the rows from a key up to and including another one, in the order of the keys, at most `limit`.
 
-        Either may have the leading columns only, and then stands for all keys that begin like this. Keys with NULL in such a
-        column are left out.
+        Either may have the leading columns only, and then stands for all keys that begin with these. Keys with NULL there are
+        left out.
 
         Raises: as `get_many`.
         """

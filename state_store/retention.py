@@ -13,14 +13,14 @@ from state_store.witness import Witness
 
 
 class Pruned(NamedTuple):
-    """What was removed: the changes of txids up to this one, and their number."""
+    """What was removed: the changes of txids (numbers of batches) up to this one, and how many rows."""
 
     up_to_txid: int
     changes: int
 
 
 class Follower(NamedTuple):
-    """A pipeline that follows a state by one of its inputs, "" if it is the only one, and its last committed txid."""
+    """A pipeline that reads a state's changes by one of its inputs ("" if it has one source), and its last committed txid."""
 
     pipeline: str
     input: str
@@ -51,8 +51,8 @@ def prune(
 ) -> Pruned:
     """Remove the recorded changes of txids up to this one; `action` is the operator and the reason.
 
-    The caller has made sure that no follower needs them. That stays true, as followers only move forward; a pipeline that
-    begins to follow later is refused by its source.
+    The caller has made sure that no follower needs them. That stays true, as followers only move forward; the source of a
+    pipeline that begins to follow later refuses to start.
 
     Raises: RangeRefused if the txid has not committed; what `commits.lock_cursor` raises.
     """

@@ -1,4 +1,7 @@
-"""The schema revisions of code and database, and the registration of pipelines."""
+"""The schema revisions of code and database, and the registration of pipelines.
+
+A revision is the number of a migration. The ledger is schema ``tidegate``; states have tables of their own.
+"""
 
 import json
 from pathlib import Path
@@ -31,8 +34,8 @@ def ledger_revision() -> str:
     return next(file.name[:4] for file in numbered if OF_STATES_ONLY not in file.read_text())
 
 
-# The ledger revision that this code needs, read when the module is imported. A process may run for weeks, and fork others,
-# while a newer version is installed in the same place: its files say nothing about the running code.
+# The ledger revision that this code needs, read when the module is imported. While a process runs, a newer version may be
+# installed in the same place: its files say nothing about the running code.
 KNOWN_LEDGER = ledger_revision()
 
 
@@ -70,7 +73,7 @@ def check_revision(connection: Connection) -> None:
 
 
 def check_ledger(connection: Connection) -> None:
-    """Refuse a database whose ledger is older or newer than this process; tables of states may be missing or new.
+    """Refuse a database whose ledger is older or newer than this process needs; its tables of states are not compared.
 
     Raises: SchemaOutOfDate with the command to type.
     """
@@ -83,13 +86,16 @@ def check_ledger(connection: Connection) -> None:
 
 
 def note_ledger(connection: Connection, revision: str) -> None:
-    """Record the ledger revision that code needs for this database; part of a migration."""
+    """Record the newest revision that has changed the ledger, as a comment on a table; part of a migration."""
     table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
     connection.execute(SetTableComment(table))
 
 
 def _check_known(connection: Connection, found: str | None) -> None:
-    """Refuse a ledger that was migrated after the code of this process was imported."""
+    """Refuse a ledger that was migrated to a newer revision than the code of this process knows.
+
+    Raises: SchemaOutOfDate.
+    """
     if found is None or found <= KNOWN_LEDGER:
         return
     version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
@@ -103,13 +109,13 @@ def _check_known(connection: Connection, found: str | None) -> None:
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
-    """Register a pipeline, its states and its cursor; return whether anything is new.
+    """Register a pipeline, its states and its cursor; return whether the declaration is new.
 
     Part of `tidegate migrate`. Once a batch has committed, states may not change: an added state would miss the earlier
-    batches, and a changed aggregate would change the meaning of existing values (I1, I16). The source may change, such as when
-    its files get a new column, if `version` is raised to confirm it: what has committed stays as it was read.
+    batches, and a changed aggregate would change the meaning of existing values. The source may change if `version` is raised
+    to confirm it: committed batches are not read again.
 
-    Raises: DeclarationChanged.
+    Raises: DeclarationChanged, also if another pipeline owns a state.
     """
     p, c, s = tables.pipeline.c, tables.cursor.c, tables.state_table.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
@@ -150,7 +156,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
         "source_kind": spec.source_kind,
         "fingerprint": spec.fingerprint,
         "declaration": spec.declaration,
-        # Not left to the next plan: tasks of an earlier one ask for it.
+        # Each plan records these, too, but tasks of an earlier plan read them before.
         "in_flight": spec.window,
         "commits_alone": spec.commits_alone,
     }
@@ -166,7 +172,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:
-    """Refuse a change of inputs after which the position of one would be lost, so that it would be read from its beginning.
+    """Refuse a change of inputs by which the ledger loses the position of one, so that it would be read from its beginning.
 
     Raises: DeclarationChanged.
     """
@@ -212,8 +218,8 @@ def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
     """Let pipelines that are halted in a restored, promoted, copied or older database go on.
 
-    Returns what each pipeline gives up, which the ledger records too. Each begins a new history: no witness of the old history
-    applies to it.
+    Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
+    shows lost commits by files outside Postgres, has no mark of that yet.
     """
     epoch = commits.current_epoch(connection)
     c = tables.cursor.c

@@ -1,5 +1,5 @@
 -- The ledger's views, functions, aggregates and grants, besides the tables of tables.py. This is the current schema, for people
--- to read; the migrations lead to it, and a test proves that they do (tests/integration/test_schema.py).
+-- to read; all migrations together create it, as a test proves (tests/integration/test_schema.py).
 
 -- Phase of a batch. It is derived from the batch's rows, in order of precedence, and never stored.
 
@@ -42,8 +42,8 @@ FROM tidegate.cursor k
 LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
 LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
 
--- A state table has one writer (I15). A commit names its pipeline for the length of its transaction; all others are refused,
--- and the grants are the first line of defence. Each state table has the trigger `single_writer` that calls this (tables.SINGLE_WRITER).
+-- A state table has one writer (I15 in docs/protocol.md): a trigger of each, `single_writer`, calls this. A commit names its
+-- pipeline for the length of its transaction; writers that do not are refused. The grants are the first line of defence.
 
 CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
@@ -62,7 +62,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A commit that runs an author's update has a row in open_commit until its end, so that the update cannot end it.
+-- A commit that runs an author's update has a row in open_commit until its end, so that Postgres refuses a COMMIT by the
+-- update.
 
 CREATE FUNCTION tidegate.unfinished() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
@@ -88,8 +89,9 @@ CREATE AGGREGATE tidegate.latest(bigint) (SFUNC = pg_catalog.int8larger, STYPE =
 
 REVOKE EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) FROM PUBLIC;
 
--- One array of two, and of all of a key's: of different values, of all values, of some of them, and of counts that are added up.
--- More values than a key keeps are out of range. A histogram's bounds are declared, so all its arrays have the same length.
+-- Functions that make one array of two, and aggregates that make one of all of a key's: of different values (union), of all
+-- values (list), of the smallest, of the largest, and of counts that are added up. More values than a key may keep are an
+-- out-of-range error. The bounds of a histogram are declared, so all its arrays of counts have the same length.
 
 CREATE FUNCTION tidegate.checked(anyarray, most integer) RETURNS anyarray
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
@@ -164,8 +166,9 @@ CREATE AGGREGATE tidegate.bits_of_all(bigint[]) (
     SFUNC = tidegate.bits_of_two, STYPE = bigint[], INITCOND = '{}', PARALLEL = SAFE
 );
 
--- What sketches estimate (jobs/sketches.py). The bits have 32 rows: a value sets one, in row n with a probability of 2^-n, in the last
--- two rows with the same. So many values are likely that so many different bits are set by them: the root, by Newton's method.
+-- The number of different values that is estimated from a sketch (jobs/sketches.py), an array of bits in 32 rows. A value sets
+-- one bit, in row n with a probability of 2^-n, in the last two rows with the same. The estimate is the number of values of
+-- which so many bits are expected to be set as are set, found by Newton's method.
 
 CREATE FUNCTION tidegate.distinct_of(bits bigint[]) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
@@ -193,8 +196,9 @@ BEGIN
     RETURN round(estimate);
 END $$;
 
--- The counts are those of values below the range, of negative sizes from the largest on, of zero, of sizes, and of values above the
--- range. From each power of two to the next are `per_octave` sizes. The estimate has the same relative distance to both ends of one.
+-- A quantile that is estimated from a sketch: counts of the values below the range, of negative sizes from the largest on, of
+-- zero, of sizes, and of the values above the range. The numbers from each power of two to the next are divided into
+-- `per_octave` sizes. The estimate has the same relative distance to both ends of its size.
 
 CREATE FUNCTION tidegate.quantile_of(counts bigint[], probability numeric, per_octave integer, negatives integer, scale integer)
 RETURNS numeric
@@ -227,10 +231,10 @@ END $$;
 REVOKE EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
     tidegate.quantile_of(bigint[], numeric, integer, integer, integer) FROM PUBLIC;
 
--- Which incarnation of the database answers: system identifier and timeline of the server, number of the database. A restore or a
--- promotion changes the timeline, a copy within the server the number. A server that is not ours may hide the first two; then the
--- number of a table stands for the server, which is another one after a dump was restored. With the owner's privileges, so that all
--- roles see the same.
+-- Which incarnation of the database answers: system identifier and timeline of the server, number of the database. A restore or
+-- a promotion changes the timeline, a copy within the server the number. A hosted server may hide the first two; then the
+-- number of the table tidegate.cursor stands for the server, and is another one after a dump was restored. It runs with the
+-- owner's privileges, so that all roles get the same answer.
 
 CREATE FUNCTION tidegate.epoch() RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
@@ -252,8 +256,8 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
 
--- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for sessions that become one
--- (tables.JOINED).
+-- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for rows of open_commit and
+-- for sessions that become one (tables.JOINED).
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
@@ -283,13 +287,14 @@ GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bit
 GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
--- tidegate_stager: Spark's tasks. It reaches the staging tables that it is given, quarantine, for replays, those tables of states
--- that other pipelines follow (tables.FOLLOWED), appended rows and changes, and the states that transforms read (schema.grant_queried).
+-- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the
+-- tables by which other pipelines follow states (tables.FOLLOWED): appended rows, changes, final windows; and the states that
+-- transforms read (schema.grant_queried).
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;
 GRANT SELECT ON tidegate.quarantine TO tidegate_stager;
 
--- tidegate_reader: people. It reads ledger and states.
+-- tidegate_reader: people, and the page in Airflow. It reads ledger and states.
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate_reader;

@@ -1,4 +1,4 @@
-"""Finding batches by phase, time and error: the newest first, a bounded number of txids looked at by each statement."""
+"""Search for batches by phase, time and error: the newest first; each statement reads a bounded number of them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,15 +15,15 @@ Phase = Literal["planned", "processing", "failed", "halted", "processed", "commi
 PHASES: tuple[str, ...] = get_args(Phase)
 ENDED = ("committed", "skipped")
 UNCOMMITTED = tuple(phase for phase in PHASES if phase not in ENDED)
-LOOKED_AT = 10_000  # txids in one statement
+LOOKED_AT = 10_000  # batches that one statement reads
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Conditions on batches, all of which have to hold; None is any.
 
-    `since` and `until` are about the last event of a batch: opened, begun, sealed, failed, halted or committed. `error` is
-    `BatchStatus.error`. The txids are inclusive.
+    `since` and `until` are about the last event of a batch: opened, begun, sealed, failed, halted or committed. `error` is a
+    code, such as SOURCE_CHANGED, or the name of an exception. The txids, the batches' numbers, are inclusive.
     """
 
     phase: str | None = None
@@ -36,16 +36,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Found:
-    """Some matching batches, newest first; `before` continues the search below a txid, None: there are no others."""
+    """Some matching batches, newest first. The search continues below the txid `before`; None: there are no others."""
 
     batches: list[BatchStatus]
     before: int | None
 
 
 def search(connection: Connection, pipeline: str, wanted: Wanted, before: int | None, limit: int) -> Found:
-    """Look at the LOOKED_AT newest txids below `before` (None: at the newest), for at most `limit` matching batches.
+    """Search the LOOKED_AT newest txids below `before` (None: of all) for at most `limit` matching batches.
 
-    With rare matches a search may find nothing and yet have to go on. All its statements should see one snapshot.
+    If matches are rare, a call may find none although there are some below. All statements should see one snapshot.
     """
     b, v, k = tables.batch.c, batches_view.c, tables.cursor.c
     cursor = connection.scalar(sa.select(k.txid).where(k.pipeline == pipeline)) or 0
@@ -73,7 +73,7 @@ def search(connection: Connection, pipeline: str, wanted: Wanted, before: int | 
 
 
 def _is_later(connection: Connection, batches: sa.Select[Any], since: datetime) -> bool:
-    """Return whether a batch has had an event since then. If of many committed ones none has, earlier ones have not either."""
+    """Return whether one of these batches has had an event since; if not, no earlier committed batch has."""
     return connection.execute(batches.where(_last_event() >= since).limit(1)).first() is not None
 
 

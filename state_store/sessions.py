@@ -1,8 +1,9 @@
-"""Sessions in a commit: the pieces of a batch, and the kept sessions that they touch, become the sessions that they make up.
+"""Sessions in a commit: the pieces of a batch, and the kept sessions that they overlap, become the sessions that they make up.
 
-A session covers the time from its first event to a gap after its last one, and never overlaps another of its key. What overlaps
-belongs together: two events are then less than a gap apart. So a piece joins the kept sessions that it overlaps, and may make
-one of two. These are taken out, united with the pieces by the merges of the state's values, and written back.
+A piece is what a batch has for a key in a time without a gap. A session covers the time from its first event to a gap after its
+last one, and never overlaps another of its key. What overlaps belongs together: two events are then less than a gap apart. So a
+piece joins the kept sessions that it overlaps, and may make one of two. Those are deleted, united with the pieces by the merges
+of the state's values, and written back.
 
 The result is the same in any order and split of the rows, because it only depends on which events there are.
 """
@@ -27,7 +28,7 @@ _IS_KEPT, _NUMBER = "is_kept", "number"
 def divide(state: StateSpec, pieces: sa.Select[Any], final_until: Column) -> tuple[sa.Select[Any], sa.Select[Any]]:
     """Return the pieces that come too late, and the others.
 
-    Too late is a piece that touches a final session, which would change, and one whose own session would be final at once.
+    Too late is a piece that overlaps a final session, which would change, and one whose session would be final at once.
     """
     judged = pieces.cte("judged")
     touched = _touched(state, judged, "judged_touched")
@@ -55,7 +56,7 @@ def join(
 ) -> int:
     """Merge a batch's pieces into the state's sessions; return how many sessions were written.
 
-    One of them counts as corrected if it had ended before `passed`, the watermark before the batch, or is new and had.
+    A session is corrected if it, or a kept one that it contains, ended by `passed`, the watermark before the batch.
 
     Raises: GuardMismatch.
     """
@@ -109,8 +110,8 @@ def join(
 def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
     """Return each pair of a piece and a kept session that overlap: the key, both starts, and the session's end.
 
-    Sessions of a key do not overlap, so at most one that begins before a piece reaches into it: the last. Both halves are found
-    by the key's index.
+    Sessions of a key do not overlap, so of those that begin before a piece only the last can reach into it. The key's index is
+    used for that one, and for those that begin within.
     """
     kept, earlier = tables.state_table_of(state).alias("kept"), tables.state_table_of(state).alias("earlier")
     start, end = pieces.c[WINDOW_START], pieces.c[WINDOW_END]
@@ -138,8 +139,8 @@ def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
 
 
 def _numbered(state: StateSpec, members: sa.CTE) -> sa.Subquery:
-    """Return pieces and sessions with the number of the session that they make up: where nothing reaches into, one begins."""
-    # Of two with the same start, one has to be first, and the same one in both passes.
+    """Return pieces and sessions, numbered by the session that they make up; one begins where no earlier one reaches."""
+    # Of two with the same start, the same one has to be first in both sorts.
     order = (members.c[WINDOW_START], members.c[_IS_KEPT])
     until = sa.func.max(members.c[WINDOW_END]).over(partition_by=_of_key(state, members), order_by=order, rows=(None, -1))
     begins = sa.case((members.c[WINDOW_START] < until, 0), else_=1)

@@ -1,6 +1,6 @@
-"""Partials that are set aside: kept in quarantine as JSON with the reason, in the commit of their batch, and not merged.
+"""Partials (a batch's results per key) that are set aside: kept in quarantine as JSON with the reason, and not merged.
 
-They are no bad records of the source: they wait for no one, and are neither mended nor replayed.
+Unlike bad records of the source, they are never replayed. It happens in the commit of their batch.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Reason = Callable[[sa.ColumnCollection[str, Any]], sa.ColumnElement[str]]
 def set_aside(
     connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[Any], reason: Reason
 ) -> int:
-    """Put partials into quarantine, after what is there of the batch already; return their number.
+    """Put partials into quarantine, numbered after the batch's records there; return their number.
 
-    `reason` gets the columns of a partial as they are kept.
+    `reason` makes the text of the reason from a partial's columns in the JSON.
     """
     q, found = tables.quarantine.c, partials.subquery("found").c
     names = [column.name for column in state.columns if column.name != CORRECTIONS]
@@ -45,7 +45,7 @@ def set_aside(
 
 
 def in_json(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return a column as it stands in JSON, a time in UTC whatever the time zone of the database."""
+    """Return a column in the form for JSON: a time as text, in UTC whatever the time zone of the database."""
     if not isinstance(column.type, sa.TIMESTAMP):
         return column
     form = 'YYYY-MM-DD"T"HH24:MI:SS.US'

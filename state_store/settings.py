@@ -1,4 +1,4 @@
-"""Settings: read once at the edge (the command line, a task's body) and passed down.
+"""Settings: read once by the command line or a task, and passed to what they call.
 
 Each setting has one name and is looked up in this order; the first place that has it wins:
 
@@ -8,8 +8,8 @@ Each setting has one name and is looked up in this order; the first place that h
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
 
-Unless ``TIDEGATE_HOME`` names it, the project folder is found: the nearest one upwards that has one of these files. Files and
-folders that another account could have put there are passed over, with a warning.
+Unless ``TIDEGATE_HOME`` names it, the project folder is found: the nearest one upwards that has ``tidegate.toml`` or
+``.tidegate``. Files and folders that another account could have put there are ignored, with a warning.
 
 Passwords are not settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
 are given as the name of the file that holds them. So a table of settings contains no secrets.
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 STACK_FOLDER = ".tidegate"
 CONNECT_TIMEOUT_SECONDS = 10
-# A server that has vanished, as in a failover, sends nothing: its connections are given up after about a minute.
+# A server that has vanished, as in a failover, sends nothing: by these, its connections are given up after about a minute.
 KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 SYSTEM = "system"  # of pg_sslrootcert: the certificates that the operating system trusts
 
@@ -108,9 +108,9 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False) -> "Settings":
-        """Read the settings; see `sources` for where each came from.
+        """Read the settings; `without_stack` leaves out those that `tidegate up` wrote.
 
-        Raises: SettingsInvalid names the setting, the place and the value.
+        Raises: SettingsInvalid, which names the setting, the place and the value.
         """
         return cls.sources(environ, without_stack=without_stack)[0]
 
@@ -120,7 +120,9 @@ class Settings:
     ) -> tuple["Settings", dict[str, str]]:
         """Read the settings, and return also the place that each came from.
 
-        `without_stack` leaves out what `tidegate up` wrote, for verbs that must work though it is damaged.
+        `without_stack` leaves out the file that `tidegate up` wrote, for verbs that must work even if it is damaged.
+
+        Raises: SettingsInvalid.
         """
         named = environ.get("TIDEGATE_HOME")
         home = Path(named or _project_folder()).resolve()

@@ -1,10 +1,10 @@
-"""The files that have counted: one row per file of a committed batch, so that a file's content counts once (I12).
+"""The files of committed batches, one row each, so that a file's content counts once (I12 in docs/protocol.md).
 
-A file is identified by name and content: it stays the same file when it is moved away and back, restored or touched. Rows are
-written in the commit's own transaction, under the cursor's lock; the primary key refuses files that have counted before. This
-is the one table that grows with the input: a file that comes back after years is still known. So a row holds what
-distinguishes a file from others, and nothing else. The files of a planned batch are only in its metadata until it commits,
-because an opaque source may still plan it differently.
+A file is identified by name and content: it stays the same file when it is moved away and back, restored, or gets a new time.
+Rows are written in the commit's own transaction, under the cursor's lock; the primary key refuses files that have counted. The
+table grows with the input, as a file that comes back after years is still known, so a row holds little more than what
+identifies the file. Until a planned batch commits, its files are only in its metadata, because its source may still plan it
+differently. A txid is a batch's number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import SourceChanged, StagingLost
 
 FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
-AFTER = "after"  # where metadata has the last name taken, of a source whose names only grow
-INPUTS = "inputs"  # where the metadata of several inputs has a slice of each, by the input's name
+AFTER = "after"  # where metadata has the last name so far, of a source whose files come in the order of their names
+INPUTS = "inputs"  # where the metadata of several inputs has that of each, by the input's name
 LARGEST = 2**63 - 1
 _GIVEN: dict[str, sa.types.TypeEngine[Any]] = {
     "name": sa.Text(),
@@ -43,16 +43,16 @@ class TakenFile:
     mtime_ns: int
     txid: int
     is_committed: bool
-    is_done: bool  # its source has had its ack, and has moved the file away if it does so
+    is_done: bool  # its source has learned of the commit, and moved the file away if it does that
 
 
 def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:
-    """Return the files that a batch reads: none if it takes up quarantined records, or has another source."""
+    """Return the files that a batch reads: none if it takes up quarantined records, or its source has no files."""
     return () if QUARANTINED in batch_input.metadata else files_in(batch_input.metadata)
 
 
 def files_in(metadata: SourceMetadata) -> Sequence[Mapping[str, Any]]:
-    """Return the files that a source's metadata lists; of several inputs, under names that begin with the input's."""
+    """Return the files that a source's metadata lists; with several inputs, names begin with the input's name."""
     files: Sequence[Mapping[str, Any]] = metadata.get(FILES, ())
     if not isinstance(metadata.get(INPUTS), dict):
         return files
@@ -137,7 +137,7 @@ def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
 
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
-    """Record the new times of touched files with unchanged content, so that they need not be read again."""
+    """Record new modification times of files with unchanged content, so that these need not be read again."""
     given = _table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
     if given is None:
         return

@@ -1,7 +1,8 @@
-"""The life of staging tables: created with an attempt, filled by COPY, verified by the commit (I7), dropped when old.
+"""The life of staging tables: created with an attempt, filled by COPY, verified by the commit, dropped when old.
 
-An attempt has one table per state, and one for bad records. Each row carries the Spark task attempt that wrote it, so a task
-that ran twice leaves rows that no seal names. `state_store.copy_in` is the part that runs on executors.
+An attempt, a try at a batch, has one table per state, and one for bad records if they are set aside. Each row carries the Spark
+task attempt that wrote it, so a task that ran twice leaves rows that the attempt's seal, its list of complete partitions, does
+not name.
 """
 
 import logging
@@ -39,7 +40,7 @@ _HASHES: list[tuple[type[Any], str]] = [
 
 @dataclass(frozen=True)
 class StagedPartition:
-    """The rows that one Spark task, or NO_TASK, staged for a state: number and digest of those that count."""
+    """The rows that one Spark task, or NO_TASK, staged for a state: their number and digest."""
 
     state: str
     partition: int
@@ -49,7 +50,7 @@ class StagedPartition:
 
 
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
-    """Create an attempt's staging tables, and let executors fill them."""
+    """Create an attempt's staging tables, which Spark's executors may fill."""
     for staged in spec.staged:
         table = tables.staging_table_of(staged, txid, attempt)
         connection.execute(CreateTable(table))
@@ -74,7 +75,7 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
 
 
 def _hash(before: sa.ColumnElement[int], column: sa.Column[Any]) -> sa.ColumnElement[int]:
-    """Return the hash of a row up to this column, seeded with the hash before it: values cannot swap places."""
+    """Return the hash of a row up to this column, seeded with the hash before it, so the order of values matters."""
     if not column.nullable:
         return _hash_of_value(column, before)
     own = sa.func.coalesce(_hash_of_value(column, _constant(0)), _constant(-1))  # Postgres has no hash of NULL
@@ -93,7 +94,7 @@ def _constant(value: int) -> sa.ColumnElement[int]:
 
 
 def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
-    """Return the sealed partitions of a state, after checking that staging holds exactly their rows.
+    """Return the sealed partitions of a state, after checking that staging holds exactly their rows (I7 in docs/protocol.md).
 
     Task attempts that no seal names are left out, and named in the log: Spark had repeated their tasks.
 
@@ -140,9 +141,9 @@ def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
 
 
 def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
-    """Drop the staging of attempts whose batch committed before the retention (I18); return their number.
+    """Drop the staging of attempts if they started, and their batch committed, before the retention; return their number.
 
-    It drops at most `limit` attempts and passes over locked ones, so that every plan can call it.
+    It takes at most `limit` attempts and leaves out locked ones, so that every plan can call it (I18).
     """
     a, c = tables.attempt.c, tables.commit.c
     oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
@@ -153,7 +154,7 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
             a.pipeline == spec.name,
             a.dropped_at.is_(None),
             c.committed_at < oldest,
-            a.started_at < oldest,  # a redo of the batch is younger than its commit
+            a.started_at < oldest,  # the attempt of a redo starts after the batch has committed
         )
         .order_by(a.txid, a.attempt)
         .limit(limit)

@@ -15,7 +15,7 @@ from state_store.errors import GuardMismatch, StoreUnavailable
 
 STATE, ALIAS = "state", "s"
 KEYS_PER_STATEMENT = 5000
-# Pinned, as texts of arrays depend on them. LOCAL, so that a pooler's session is unchanged for its other users.
+# Set, as texts of arrays depend on them. LOCAL, so that a pooler's session is unchanged for its other users.
 _PINNED = (
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL bytea_output = 'hex'; "
     "SET LOCAL lock_timeout = '10s'; SELECT pg_is_in_recovery()"
@@ -27,8 +27,8 @@ class Reading:
     """How a state is read.
 
     `key` has the key's columns, each with the Postgres type in which its values are sent. `selected` and `condition` are SQL
-    over the state's row, which is called ALIAS. No row may have a txid above `newest_txid`, if that is given. `snapshot` is the
-    one to read from; None reads what has committed.
+    over the state's row, which is called ALIAS. No row may have a txid (the number of the batch that wrote it) above
+    `newest_txid`, if that is given. `snapshot` is the one to read from; None reads what has committed.
     """
 
     of: str
@@ -42,7 +42,7 @@ class Reading:
     def rows(self, connection: Any, keys: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the rows of keys that exist, each with the key's position among those given.
 
-        NULL in a key finds the group of NULLs. The keys are different, and their values are some that the columns can hold.
+        NULL in a key finds the row with NULL there. The keys must be different, with values that the columns can hold.
 
         Raises: GuardMismatch if a row is newer than it may be; StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
@@ -58,7 +58,7 @@ class Reading:
                     yield chunk[number], tuple(row)
 
     def _fetch(self, connection: Any, statement: sql.Composable, arrays: list[list[Any]]) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement, in a transaction of its own: a task may take long over what it gets."""
+        """Return the rows of a statement, in a transaction of its own, because a task may take long to use them."""
         try:
             with connection, connection.cursor() as cursor:
                 if self.snapshot is not None:
@@ -115,7 +115,7 @@ class Reading:
 
 @contextmanager
 def connected(conninfo: dict[str, Any], of: str) -> Iterator[Any]:
-    """Connect for reading a state, and translate the driver's errors."""
+    """Connect for reading a state, and translate the driver's errors into Tidegate's."""
     connection = None
     try:
         connection = connect(conninfo)

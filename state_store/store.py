@@ -1,6 +1,7 @@
 """StateStore: one public method per step of a batch's life, each exactly one transaction.
 
-Only this module opens and ends transactions, and only it translates driver errors into Tidegate's.
+Only this module opens and ends transactions, and `state_store.reader` for its snapshots. A txid is a batch's number; an attempt
+is fenced once a newer one exists; what has committed counts. Numbers such as I6 are rules of docs/protocol.md.
 """
 
 import logging
@@ -63,12 +64,12 @@ STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
-# The most batches that one transaction merges: enough for most of the gain, little enough to lose.
+# The most batches that one transaction merges: enough for most of the gain in speed, few enough to merge again if it fails.
 MAX_BATCHES_TOGETHER = 100
 
 
 class StateStore:
-    """The ledger and the state of all pipelines in one Postgres database. Thread-safe; nothing is shared between calls.
+    """The ledger and the states of all pipelines in one Postgres database. Thread-safe; calls share nothing.
 
     Every method that changes something is safe to call again after a crash at any point: it finds its work done, or does it
     once.
@@ -107,7 +108,7 @@ class StateStore:
     # plan
 
     def last_opened(self, pipeline: str) -> BatchInput | None:
-        """Return the input of the newest opened batch; None before the first.
+        """Return the newest opened batch with its current metadata; None before the first.
 
         Raises: MetadataCorrupt.
         """
@@ -128,10 +129,10 @@ class StateStore:
             return batches.uncommitted(connection, pipeline, limit)
 
     def taken_files(self, pipeline: str, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
-        """Yield each name with its files that batches before a txid read or have read, one per content.
+        """Yield each name with its files, one per content, that batches before a txid have read or will read.
 
         Uncommitted batches are queried first: a batch that commits meanwhile is seen twice rather than not at all. In memory
-        are the files of uncommitted batches, and FILES_AT_ONCE others.
+        are the files of uncommitted batches, and those of FILES_AT_ONCE names.
 
         Raises: MetadataCorrupt.
         """
@@ -145,7 +146,7 @@ class StateStore:
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
     def note_times(self, pipeline: str, files: Sequence[TakenFile]) -> None:
-        """Record the new times, in `mtime_ns`, of counted files that were touched since."""
+        """Record the new modification times (`mtime_ns`) of counted files with unchanged content."""
         with self._transaction("noting when files were touched") as connection:
             source_files.note_times(connection, pipeline, files)
 
@@ -166,12 +167,13 @@ class StateStore:
     ) -> list[int] | None:
         """Freeze the metadata of the batches after `after`, and assign them and the `pending` batches to the run.
 
-        `awaits_ack` is whether their source needs an ack for each commit (`note_ack`).
+        `awaits_ack` is whether the source has to learn of each commit (`note_ack`).
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first: then
         nothing is written, and the caller plans again. All or nothing (I6).
 
-        Raises: PipelinePaused; RangeRefused near the last possible txid.
+        Raises: PipelinePaused; RangeRefused without a batch `after`, near the last possible txid, or for too large metadata;
+        HoleDetected; SchemaOutOfDate.
         """
         last = after.txid if after else 0
         if last + len(metadata) > batches.MAX_TXID:
@@ -202,7 +204,7 @@ class StateStore:
             return txids
 
     def drop_old_staging(self, spec: PipelineSpec) -> int:
-        """Drop some of the staging that is past the retention; return the number of attempts."""
+        """Drop some staging of attempts whose batches committed before the retention; return their number."""
         with self._transaction("dropping old staging") as connection:
             self._set_limits(connection, lock_timeout_seconds=1)
             return staging.drop_old(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
@@ -221,10 +223,10 @@ class StateStore:
     ) -> Attempt | Commit | ReplanNeeded | NotStarted:
         """Start an attempt with new staging tables; every older attempt of the batch is fenced from now on.
 
-        Returns the commit if the batch has committed, unless the mode is "redo"; `NotStarted` if its newest attempt is sealed
-        (unless "restage"), if it was given up, if it has an attempt (in mode "first"), or if the window is full, which bounds
-        the staging after a batch that is stuck; `ReplanNeeded` if the source has to plan the batch again: call again with its
-        plan as `new_input`. If the process dies afterwards, the next attempt fences this one.
+        Returns the commit if the batch has committed; `NotStarted` if its newest attempt is sealed (unless the mode is
+        "restage", for lost staging), if it was given up, if it has an attempt (in mode "first"), or if too many batches are in
+        flight; `ReplanNeeded` if the source has to plan the batch again: call again with its plan as `new_input`. Mode "redo"
+        starts an attempt at the last committed batch. If the process dies afterwards, the next attempt fences this one.
 
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
@@ -237,7 +239,7 @@ class StateStore:
     def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
         """Yield the states that a pipeline's transform reads, for as long as an attempt at one of its batches lasts.
 
-        Those as of the latest are read from one snapshot, which a connection keeps meanwhile.
+        States that are read as of "latest" come from one snapshot, which a connection keeps meanwhile.
 
         Raises: DeclarationInvalid, SchemaOutOfDate, StoreUnavailable.
         """
@@ -259,7 +261,7 @@ class StateStore:
             try:
                 yield found
             finally:
-                unprepared.invalidate()  # it may be lost, which tasks have noticed that needed it
+                unprepared.invalidate()  # it may be lost: then tasks that needed its snapshot have failed
 
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
@@ -292,9 +294,9 @@ class StateStore:
             return turns.is_claimed(connection, pipeline, txid, only_begun=only_begun)
 
     def keep_alive(self, attempt: Attempt) -> bool:
-        """Send an attempt's heartbeat, so that others wait for it; False if the attempt has ended or is fenced.
+        """Send an attempt's heartbeat, so that other tasks wait for it; False if the attempt has ended or is fenced.
 
-        Both are hints that save work: the seal checks the fence under the lock.
+        Heartbeat and answer are hints that save work: the seal checks the fence under the batch's lock.
         """
         with self._transaction(f"looking after {attempt}") as connection:
             return attempts.keep_alive(connection, attempt)
@@ -335,9 +337,7 @@ class StateStore:
                 attempts.write_seal(connection, attempt, partitions, tracked)
 
     def fail_attempt(self, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
-        """Record why an attempt failed; return how many tries have failed by the batch's content.
-
-        Its staging will never count.
+        """Record why an attempt failed, so that its staging never counts; return `poison_tries`.
 
         Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
@@ -347,7 +347,7 @@ class StateStore:
             return tries
 
     def poison_tries(self, pipeline: str, txid: int) -> int:
-        """Return how many tries have failed by the batch's content since it was last forgiven."""
+        """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
         with self._transaction("counting tries") as connection:
             return attempts.poison_tries(connection, pipeline, txid)
 
@@ -362,9 +362,8 @@ class StateStore:
     def give_up(self, pipeline: str, txid: int, owner: str, reason: str, *, tries: int = 1) -> bool:
         """Give up a batch after `tries` failures by its content: it is skipped when its turn comes.
 
-        Returns False, having changed nothing, if the batch has committed, has failed less often, or if its newest attempt has
-        not failed by its content: it may be running, sealed, or have failed because a server was away (decided under the
-        batch's lock).
+        Returns False, having changed nothing, if the batch has committed or is given up already, has failed less often, or if
+        its newest attempt has not failed by the content. This is decided under the batch's lock.
         """
         with self._transaction("giving up a batch") as connection:
             self._set_limits(connection)
@@ -374,7 +373,7 @@ class StateStore:
             return batches.give_up(connection, pipeline, txid, owner, storable(reason))
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
-        """Exclude the batch from automatic retries, so that later batches stop waiting for it in their run."""
+        """Exclude the batch from automatic retries, so that later batches of the run end instead of waiting for it."""
         with self._transaction("halting a batch") as connection:
             self._set_limits(connection)
             batches.halt(connection, pipeline, txid, storable(reason))
@@ -382,25 +381,25 @@ class StateStore:
     # commit
 
     def note_ack(self, pipeline: str, txid: int) -> None:
-        """Record that the source has had its ack for the batch, so that no task is needed for it any more."""
+        """Record that the source has learned of the batch's commit, so that no task is needed for it any more."""
         with self._transaction("noting an ack") as connection:
             batches.note_ack(connection, pipeline, txid)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
-        """Return the commits whose source awaits its ack, in order, at most `limit`."""
+        """Return the commits of which the source has yet to learn, in order, at most `limit`."""
         with self._transaction("looking for acks that are due") as connection:
             txids = batches.awaiting_acks(connection, pipeline, limit)
             return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
-        """Commit the batch, or report that it already counts: in txid order, each exactly once (I1-I4, I8).
+        """Commit the batch, or report that it has committed already: in txid order, each exactly once (I1-I4, I8).
 
         If the connection breaks, the outcome is unknown. It is never guessed, but determined by locking the cursor on a new
         connection, which waits for the old transaction to end (I10). An attempt that has not ended within the timeout (None:
-        the settings') is taken for dead.
+        that of the settings) is taken for dead.
 
-        Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable, and the permanent
-        errors of `commits.merge_and_advance`.
+        Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable; permanent errors, such as
+        HoleDetected.
         """
         try:
             with self._commit_transaction(spec.name, f"committing {spec.name} {txid}") as connection:
@@ -418,7 +417,7 @@ class StateStore:
     def commit_ready(
         self, spec: PipelineSpec, owner: str, *, max_batches: int = MAX_BATCHES_TOGETHER, wait: bool = True
     ) -> list[Commit]:
-        """Commit all batches that directly follow and are ready, in order, in one transaction; return them.
+        """Commit all sealed batches that directly follow the last commit, in order, in one transaction; return them.
 
         The states, the cursor and every commit's row are as if each had committed alone, but the states between them are never
         visible. If the connection breaks, the next commit finds out the outcome. Without `wait`, it is an error if another
@@ -430,9 +429,9 @@ class StateStore:
             return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
     def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
-        """Replace the effect of the last committed txid by its newest attempt. As the owner of the tables only.
+        """Replace the effect of the last committed txid by that of its newest attempt. As the owner of the tables only.
 
-        Raises: RangeRefused, StagingLost, and what `commit_batch` raises.
+        Raises: RangeRefused if it cannot be redone; what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
             return operations.redo(connection, spec, txid, owner, storable(reason), self.witness)
@@ -463,9 +462,10 @@ class StateStore:
         """Skip a failed batch: a commit without rows takes its place and records the owner and the reason.
 
         Returns the commit, also if the txid has committed or was skipped before; None if earlier txids have to commit first:
-        it is skipped when its turn comes. Its staging never counts.
+        it is skipped when its turn comes.
 
-        Raises: RangeRefused if this batch has not failed; UnknownBatch.
+        Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again first; SourceChanged,
+        HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
         """
         with self._commit_transaction(spec.name, f"skipping {spec.name} {txid}") as connection:
             return operations.skip(connection, spec, txid, owner, storable(reason), self.witness)
@@ -497,9 +497,11 @@ class StateStore:
     def replay_quarantined(
         self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None
     ) -> tuple[int, int] | None:
-        """Open a batch of the quarantined records of one txid or all; return its txid and their number.
+        """Open a batch of the quarantined records of one txid or all; return its txid and their number; None without records.
 
-        None if there are none. The next run processes it. All or nothing.
+        The next run processes the batch. All or nothing.
+
+        Raises: HoleDetected, MetadataCorrupt, SchemaOutOfDate.
         """
         while True:
             with self._transaction("replaying quarantined records") as connection:
@@ -511,20 +513,17 @@ class StateStore:
                 connection.rollback()  # another planner was faster: its batch has the txid
 
     def mend_quarantined(self, pipeline: str, txid: int, number: int, mend: Mend) -> None:
-        """Keep a mended payload beside a record that waits in quarantine; the replay that takes it up reads that instead.
+        """Keep a corrected payload beside a record that waits in quarantine; the replay that takes it up reads that instead.
 
-        The original stays, and so do its origin and the reason for which it was set aside.
-
-        Raises: UnknownBatch if there is no such record; RangeRefused if a replay has taken it up, or it was mended before and
-        not `again`; UsageError for a payload that cannot be stored, or is not JSON of the record's columns where the original
-        is.
+        Raises: UnknownBatch if there is no such record; RangeRefused if it may not be corrected, or not `again`; UsageError
+        for a payload that cannot be stored, or is not JSON of the record's columns where the original is.
         """
         with self._transaction("mending a quarantined record") as connection:
             self._set_limits(connection)
             mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
-        """Find out under the cursor's lock whether txid committed; None if it did not."""
+        """Return the commit of a txid, looked up under the cursor's lock; None if it did not commit."""
         for tries_left in reversed(range(RESOLVE_TRIES)):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
@@ -533,7 +532,7 @@ class StateStore:
             except StoreUnavailable:
                 if not tries_left:
                     raise
-                time.sleep(1)  # the server may be restarting; the caller could only try again later
+                time.sleep(1)  # the server may be restarting; the caller could do nothing but try again
         return None
 
     @contextmanager
@@ -573,7 +572,7 @@ class StateStore:
             return history.lag(connection, pipelines)
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
-        """Return what each of these pipelines waits for, as of one moment, and the requested txid of each, if there is one.
+        """Return what each of these pipelines, and its requested txid, waits for, as of one moment.
 
         Pipelines that are not registered are left out.
         """
@@ -613,9 +612,9 @@ class StateStore:
             return history.quarantine_counts(connection, pipeline, txid)
 
     def try_merge(self, state: StateSpec, kept: merges.TextRow | None, partial: merges.TextRow) -> merges.TextRow:
-        """Return what a state would keep of a row, or none, and a partial, as Postgres' text: for tests of aggregates.
+        """Return what a state keeps of a row, or none, and a partial, as Postgres' text: for tests of aggregates.
 
-        Raises: as a commit would, such as Overflow.
+        Raises: the errors of a merge, such as Overflow.
         """
         with self._transaction("trying a merge") as connection:
             return merges.try_merge(connection, state, kept, partial)
@@ -633,8 +632,8 @@ class StateStore:
     def changes(self, state: StateSpec, after_txid: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield what each txid after one changed in a state, by txid and key, from one snapshot, without holding it all.
 
-        A change has the key, the values after the txid, and those before it as ``previous_<value>``: NULL for a new key. The
-        changes of a state of appended rows are its rows.
+        A change has the key, the values after the txid, and those before it as ``previous_<value>``: NULL for a new key. For
+        appended rows and recorded final windows, it is the row or window itself.
 
         Raises: ValueError for a state that does not record changes.
         """

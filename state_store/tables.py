@@ -1,10 +1,10 @@
-"""All tables as SQLAlchemy Core metadata; migrations lead to these and to ``schema.sql`` beside it.
+"""All tables as SQLAlchemy Core metadata: the schema that all migrations together create.
 
 Schema ``tidegate`` holds the ledger, ``state`` one typed table per declared state, ``staging`` one table per state and
-attempt that lives until its batch has committed and the retention is over.
+attempt (a try at a batch), which is dropped some time after its batch has committed.
 
-Views, functions and grants are in ``schema.sql``. Facts are rows with timestamps; a batch's phase is derived from them
-(view ``tidegate.batches``), never stored.
+Views, functions and grants are in ``schema.sql``. What has happened to a batch is recorded in rows and times; its phase, such
+as processed, is derived from them (view ``tidegate.batches``), never stored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,20 +50,21 @@ NAMING = {
     "ck": "ck_%(table_name)s_%(constraint_name)s",
 }
 LEDGER, STATE = "tidegate", "state"  # the schema of staging: `state_store.copy_in`, which executors import
-# Room for new row versions on the page keeps updates HOT (all of them, at 70); frequently updated
-# rows need vacuum long before the default fifth of the table is dead.
+# Free space on each page lets Postgres keep a new row version beside the old one, without new index entries (a HOT update).
+# Frequently updated rows need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
 
-# The database itself refuses a second writer of a state table (I15); see tidegate.single_writer in migration 0001.
+# The database itself refuses a second writer of a state table (I15 in docs/protocol.md): the trigger's function compares the
+# transaction's setting tidegate.writer with the pipeline that owns the table.
 SINGLE_WRITER = (
     "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
 )
-# Spark's tasks read what other pipelines follow, appended rows and changes; and the states that transforms read
-# (`schema.grant_queried`).
+# The role of Spark's tasks. It reads the tables by which other pipelines follow a state: appended rows, changes, final windows.
+# `schema.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
 FOLLOWED = f"GRANT SELECT ON {{table}} TO {STAGER}"
-# Sessions that become one are written as one row.
+# To make one of several sessions, a commit deletes their rows and writes one.
 JOINED = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
@@ -78,7 +79,7 @@ _TYPES: dict[str, Any] = {
 }
 DERIVED_PRECISION = 76
 HASH_SUM = "sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked"
-# No longer written; a later version drops the column, so that older code can still run.
+# No longer written. Only a later version drops the column, so that older code can still run.
 OLD_HASH = "XOR of their 64-bit hashes, of attempts by code from before revision 0014"
 
 ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
@@ -166,7 +167,7 @@ batch = Table(
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
     CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),
-    # Every plan looks for acks that are due (`batches.awaiting_acks`), however many batches there ever were.
+    # Every plan looks for commits of which the source has yet to learn, however many batches there are.
     Index(None, "pipeline", "txid", postgresql_where=sa.text("awaits_ack")),
     comment="One row per txid with its frozen source metadata.",
 )
@@ -207,7 +208,7 @@ attempt = Table(
     CheckConstraint("sealed_at IS NULL OR failed_at IS NULL", name="one_end"),
     CheckConstraint("(failed_at IS NULL) = (error IS NULL)", name="error"),
     CheckConstraint("(failed_at IS NULL) = (is_poison IS NULL)", name="is_poison"),
-    # Every plan looks for staging to drop (`staging.drop_old`), however many attempts there ever were.
+    # Every plan looks for staging to drop, however many attempts there are.
     Index(None, "pipeline", "txid", "attempt", postgresql_where=sa.text("dropped_at IS NULL")),
     comment="One row per try at a batch.",
 )
@@ -261,7 +262,7 @@ source_file = Table(
     Column("mtime_ns", BigInteger, nullable=False, comment="when it was last seen to be modified"),
     Column("txid", BigInteger, nullable=False, comment="the batch in which it counts, or was skipped"),
     ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
-    # A redo takes back the files of its batch.
+    # A redo deletes the files of its batch.
     Index(None, "pipeline", "txid"),
     comment="One row per file that has counted, written in the commit of its batch.",
 )
@@ -296,7 +297,7 @@ quarantine = Table(
     Column("mended_reason", Text, comment="why it was mended so"),
     ForeignKeyConstraint(["pipeline", "txid"], [batch.c.pipeline, batch.c.txid]),
     CheckConstraint("num_nulls(mended_payload, mended_at, mended_by, mended_reason) IN (0, 4)", name="mended"),
-    # `replay` reads the records of its txid, `quarantine list` those that wait.
+    # A replay reads the records that have its txid, `tidegate quarantine list` those that wait.
     Index(None, "pipeline", "replayed_txid", "txid", "number"),
     comment="Bad records: set aside in the commit of their batch, so that none is lost.",
 )
@@ -325,7 +326,7 @@ watermark = Table(
 
 
 def waits_in_quarantine() -> sa.ColumnElement[bool]:
-    """Return whether a record waits to be taken up again. A partial that a commit has set aside never does."""
+    """Return whether a record in quarantine waits for a replay. A partial that a commit has set aside never does."""
     return sa.and_(quarantine.c.replayed_txid.is_(None), quarantine.c.state.is_(None))
 
 
@@ -369,13 +370,13 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 
     Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
     NULLs too; a global state has one row, which the column `snapshot` ensures. An opaque state keeps each value from before the
-    row's txid; `previous_txid` is NULL where there was no row. No other index: an index on a value or on txid would end HOT
-    updates. No CHECK on columns that the commit alone writes: each is evaluated twice per row of a merge.
+    row's txid; `previous_txid` is NULL where there was no row. No index on a value or on txid: no update could be HOT. No CHECK
+    on columns that only commits write: each is evaluated twice per row of a merge.
 
-    Appended rows are keyed by txid and position. Windows that are recorded when they are final are found by their end, which
-    no update changes.
+    Appended rows are keyed by txid and position. Windows that are recorded when they are final have an index on their end,
+    which no update changes.
 
-    The table of a history has its versions; `readable_of` is its view.
+    The table of a history has its versions; readers use its view (`readable_of`).
     """
     keys = [Column(k.name, sql_type(k.type), nullable=k.nullable) for k in state.row_key]
     constraints: list[sa.Constraint] = []
@@ -416,8 +417,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     """Return the table of what a state records: its changes, or its final windows.
 
     A change has txid and key, the values after the txid, and those before it; `previous_txid` is NULL for a new key. A final
-    window has the txid that made it final, key and values. Like the state's rows, those values that are derived are derived
-    here, too.
+    window has the txid that made it final, key and values. Derived values are derived here, too.
     """
     assert state.stream is not None, "only a state that records something has this table"
     name, kept = state.stream
@@ -431,7 +431,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:
-    """Return what follows the making of one of a state's tables: its trigger, further grants than all have, its partitions."""
+    """Return the statements that follow the creation of one of a state's tables: trigger, additional grants, partitions."""
     name = f"{STATE}.{table}"
     is_followed = state.stream is not None and state.stream[0] == table
     joins = state.window is not None and state.window.is_session and table == state.name
@@ -451,8 +451,8 @@ def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: d
 def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
     """Return the staging table of one attempt: the staged columns and the row's Spark task attempt.
 
-    A separate table per attempt fences the data plane: a late writer of an older attempt cannot reach it (I5).
-    Logged, because a crash of any backend empties UNLOGGED tables without an error.
+    Each attempt has a table of its own, so that a late writer of an older attempt cannot reach it (I5). It is logged, because
+    a crash of any backend empties UNLOGGED tables without an error.
     """
     return Table(
         f"{staged.name}_{txid}_{attempt_number}",
@@ -470,7 +470,7 @@ def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
 
 
 def derived_from(derived: DerivedColumn, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
-    """Return a derived value of these kept ones, exactly; a cast to its type rounds it to the scale of that."""
+    """Return the exact expression of a derived value; a cast to its type rounds it to that type's scale."""
     made_of = [values[name] for name in derived.made_of]
     if derived.formula in ("distinct", "quantile"):
         given: Any = (sa.literal_column(f"{Decimal(number):f}") for number in derived.given)

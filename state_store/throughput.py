@@ -1,7 +1,7 @@
 """Throughput and latency of a pipeline's commits, by buckets of time.
 
-Commits have no index by time; but txids commit in order, so the first one of a period is found by halving the range of txids.
-Only the last bucket still changes: a caller that keeps what it was told has the others added up once.
+Commits have no index by time; but txids (numbers of batches) commit in order, so the first one of a period is found by halving
+the range of txids. Only the last bucket still changes: for a caller that keeps the result, the others are added up once.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from state_store import tables
 
-MOST_COMMITS = 50_000  # the newest ones of the period: what a statement can add up while a person waits
+MOST_COMMITS = 50_000  # only the newest of the period: as many as a statement can add up while a person waits
 MOST_BUCKETS = 200
 _BUCKETS = (60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400)
 _ORIGIN = datetime(2001, 1, 1, tzinfo=UTC)  # a Monday
@@ -26,7 +26,7 @@ class Bucket:
     """The commits of one bucket, from `at` on.
 
     Durations are medians and 95th percentiles in seconds: of processing up to the seal, and from there to the end of the merge.
-    Skipped batches count in `skipped` alone.
+    Skipped batches are in `skipped` alone.
     """
 
     at: datetime
@@ -41,13 +41,13 @@ class Bucket:
 
 
 def bucket_seconds(days: int) -> int:
-    """Return a round length of buckets by which so many days have at most MOST_BUCKETS."""
+    """Return the shortest of some round lengths of buckets by which these days have at most MOST_BUCKETS."""
     return next((length for length in _BUCKETS if days * 86400 / length <= MOST_BUCKETS), _BUCKETS[-1])
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Buckets in order, and what they hold for: a history of commits up to a txid. The last bucket begins with `last_first`."""
+    """Buckets in order, for a history of commits up to the txid `committed`; `last_first` is the first txid of the last one."""
 
     history: UUID | None
     committed: int
@@ -56,7 +56,7 @@ class Throughput:
 
 
 def throughput(connection: Connection, pipeline: str, days: int, known: Throughput | None = None) -> Throughput:
-    """Return the buckets of the last days; empty ones are left out, and those before the newest MOST_COMMITS.
+    """Return the buckets of the last days, without empty ones and commits before the newest MOST_COMMITS.
 
     `known` is what an earlier call returned for the same days: then only commits since its last bucket are read.
     """

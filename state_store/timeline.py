@@ -1,4 +1,4 @@
-"""A range of batches with the times of their attempts and commits: what a picture of both phases needs."""
+"""A range of batches with the times of their attempts and commits, for a picture of processing and committing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def timeline(connection: Connection, pipeline: str, first: int | None, last: int
     """Return the batches from `first` to `first + last - 1`, or the newest `last`; at most MOST_BATCHES.
 
     Each batch has txid, phase and opened_at; attempts with attempt, started_at, staged_at, sealed_at, failed_at, seen_at, error
-    and owner; and commit with attempt, committed_at, merged_at and skipped, which is None before it.
+    and owner; and commit, None if there is none, with attempt, committed_at, merged_at and skipped.
     """
     b, v, c = tables.batch.c, batches_view.c, tables.cursor.c
     count = min(last, MOST_BATCHES)

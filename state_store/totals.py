@@ -1,12 +1,13 @@
 """Sums over everything that a pipeline has committed, kept up to date by reading only what is new.
 
-Counting all batches at each question would take longer the longer a pipeline has run. Everything before the last committed
-batch never changes again, so a process adds it up once and remembers the sum (`Settled`); each question then reads the batches
-that have committed since, the last one, which a redo may still change, and those that are open.
+Reading all batches for each request would take longer the longer a pipeline has run. Batches before the last committed one are
+settled: they never change again, so a process adds them up once and remembers the sum (`Settled`). Each request then reads the
+batches committed since, the last one, which a redo may replace by a new attempt, and those that have not committed. A txid is a
+batch's number.
 
 The sums follow from the ledger alone, in whole numbers, so that all processes that read the same ledger return the same. They
-never fall, as counters must not: a batch counts by the attempt that was committed first, also after a redo. Two events do lower
-them: the redo of a skipped batch, and a ledger that was put back to an older state, which begins its sums anew.
+never fall, as counters must not: also after a redo, the sums are those of the attempt that was committed first. Two events do
+lower them: the redo of a skipped batch, and a ledger that was put back to an older state, whose sums start from zero.
 """
 
 import time
@@ -23,11 +24,11 @@ from sqlalchemy.dialects import postgresql
 
 from state_store import tables
 
-# From the source to the state: read, computed and staged; sealed; waiting for its turn; merged. `latency` is sealed to merged.
+# A batch's way into the states: read, computed and staged; sealed; waiting to commit; merged. `latency` is from seal to merge.
 PHASES = ("process", "seal", "wait", "commit", "latency")
 BOUNDS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 MICROSECONDS = 1_000_000
-# The first question of a process may find any number of batches. It reads some, and the next question goes on.
+# The first request in a process may find any number of batches. It reads some, and the next request goes on from there.
 TXIDS_AT_ONCE, SETTLING_SECONDS = 20_000, 2.0
 OPEN, SEALED = "open", "sealed"
 LAST_TXID = 2**63 - 1
@@ -50,7 +51,7 @@ class Histogram:
 class Totals:
     """A pipeline's sums: rows of committed batches, skipped batches, attempts by outcome, phases by duration.
 
-    An attempt's outcome is `sealed`, or the first word of its error, which is a code of ours or the name of another exception.
+    An attempt's outcome is `sealed`, or the first word of its error: a code of Tidegate, or the name of another exception.
     """
 
     source_rows: int = 0
@@ -60,7 +61,7 @@ class Totals:
     seconds: dict[str, Histogram] = field(default_factory=lambda: {phase: Histogram() for phase in PHASES})
 
     def add(self, other: "Totals") -> None:
-        """Add another part of the same pipeline."""
+        """Add the sums over other batches of the same pipeline."""
         self.source_rows += other.source_rows
         self.quarantined_rows += other.quarantined_rows
         self.skipped += other.skipped
@@ -70,7 +71,7 @@ class Totals:
 
 
 class Position(NamedTuple):
-    """A pipeline's last committed txid, and the history of commits that it belongs to."""
+    """A pipeline's last committed txid, and its history of commits; a new one begins when lost commits are accepted."""
 
     pipeline: str
     history: UUID
@@ -87,18 +88,18 @@ class _Range(NamedTuple):
 
 @dataclass
 class _Sum:
-    """What is settled of one pipeline: all txids up to `through`, which committed at that moment in that history."""
+    """What is settled of one pipeline: all txids up to `through`, which committed at `committed_at` in this history."""
 
     history: UUID
     through: int = 0
     committed_at: datetime | None = None
     totals: Totals = field(default_factory=Totals)
-    # Attempts of settled batches that have not ended: a killed one whose batch was skipped, or of a redo that was abandoned.
+    # Attempts at settled batches that have not ended: a killed one whose batch was skipped, or that of an abandoned redo.
     open_attempts: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 class Settled:
-    """The sums that a process remembers. One thread at a time uses it."""
+    """The sums that a process remembers; for one thread at a time."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sum] = {}
@@ -106,7 +107,7 @@ class Settled:
     def read(self, connection: Connection, positions: Sequence[Position]) -> dict[str, Totals]:
         """Return the sums of each pipeline at these positions, which are those of the connection's snapshot.
 
-        A pipeline is left out while this process has not yet read all of its batches; that is so for its first questions only.
+        A pipeline is left out until this process has read all of its batches, which may take it several requests.
         """
         self._forget_others(connection, positions)
         for position in positions:
@@ -124,7 +125,7 @@ class Settled:
         return found
 
     def _forget_others(self, connection: Connection, positions: Sequence[Position]) -> None:
-        """Forget the sums of pipelines that are gone, and of a ledger that has another history, or is older, than it was."""
+        """Forget the sums of pipelines that are gone, have begun another history, or whose ledger is older than before."""
         c = tables.commit.c
         known = [_Range(name, s.through - 1, s.through) for name, s in self._sums.items() if s.through]
         moments = {row[0]: row[1] for row in connection.execute(_of(known, c.pipeline, c.txid, c.pipeline, c.committed_at))}
@@ -142,7 +143,7 @@ class Settled:
         self._sums = {name: settled for name, settled in self._sums.items() if settled.through and is_the_same(name, settled)}
 
     def _unsettled(self, positions: Iterable[Position]) -> list[_Range]:
-        """Return what is to be settled next; the last committed batch never is, because a redo may change it."""
+        """Return which txids are to be settled next; the last committed one is not, because a redo may change it."""
         ranges = []
         for pipeline, _, txid in positions:
             through = self._sums[pipeline].through
@@ -152,7 +153,7 @@ class Settled:
 
     def _settle(self, connection: Connection, ranges: Sequence[_Range]) -> None:
         taken: list[_Range] = []
-        for each in ranges:  # some, so that many pipelines together stay within one statement's share
+        for each in ranges:  # only some, so that many pipelines together do not make one statement too large
             taken.append(each)
             if sum(r.upto - r.after for r in taken) >= TXIDS_AT_ONCE:
                 break
@@ -194,7 +195,7 @@ def _totals(connection: Connection, ranges: Sequence[_Range]) -> dict[str, Total
 
 
 def _committed(ranges: Sequence[_Range]) -> sa.CTE:
-    """Return the commits of these ranges, each with the attempt that was committed first: sealed last before the merge."""
+    """Return the commits of these ranges, each with the attempt committed first: the newest one sealed before the merge."""
     a, c = tables.attempt.c, tables.commit.c
     first = (
         sa.select(a.started_at, a.staged_at, a.sealed_at, a.source_rows, a.quarantined_rows)
@@ -225,7 +226,7 @@ def _durations(committed: sa.CTE) -> sa.Select[Any]:
     ]
     rows = sa.union_all(*(statement.where(c.sealed_at.is_not(None)) for statement in each)).subquery()
     pipeline, phase, span = rows.c
-    # Two machines' clocks, or a merge that had begun before the seal, may give less than nothing.
+    # A span is negative if two machines' clocks differ, or if the merge had begun before the seal.
     microseconds = sa.func.greatest(span, 0)
     bounds = [round(bound * MICROSECONDS) for bound in BOUNDS_SECONDS]
     # Prometheus' buckets include their upper bound, width_bucket's do not.
@@ -265,7 +266,7 @@ def _outcomes_of(connection: Connection, attempts: Sequence[tuple[str, int, int]
 
 
 def _of(ranges: Sequence[_Range], pipeline: sa.Column[Any], txid: sa.Column[Any], *columns: Any) -> sa.Select[Any]:
-    """Return a query of these columns for all ranges at once, whose table has a pipeline and a txid."""
+    """Return a query of a table's columns for all ranges at once, by its columns of pipeline and txid."""
     names, afters, uptos = zip(*ranges, strict=True) if ranges else ((), (), ())
     requested = (
         sa.func.unnest(

@@ -1,14 +1,14 @@
 """Turns and claims: which batches may begin or commit, wait to be merged together, or are processed.
 
-Everything here is a hint, read without a lock, that saves work or waiting. The fence and the commit check again under their
-locks (I3, I4).
+Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
+attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.
 
-    turn     a batch may begin while it is in the pipeline's window; it may commit when every earlier txid has committed
-    waiting  a sealed batch waits a little for others that are on their way: merged together, they take less time
+    turn     a batch may begin if it is in the window, the most batches in flight; it may commit after every earlier txid
+    waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
     claim    a task that has finished its own batch claims a batch of its run that no task has begun. The claim is the name of
-             the task's own database connection, so it ends with the task. The batch's own task sees it, and waits instead of
-             taking the batch over. Without a claim, both tasks process the batch, and the fence decides which of them counts.
-             An advisory lock would do the same, but a connection pooler would keep it for its next client
+             a database connection of its own, so it ends with the task. The batch's own task sees it, and waits instead of
+             taking the batch over. Without a claim, both tasks process the batch, and the newer attempt commits. An advisory
+             lock would do the same, but a connection pooler would keep it for its next client
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from state_store import attempts, tables
 from state_store.batches import in_window
 
 # A ready batch waits for this multiple of the last merge's duration, so long after a large merge and hardly after a small one.
-# It never waits longer than the limit, whatever the machine's clock has done since the last merge or the seal.
+# It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
 MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
-NAME_BYTES = 63  # Postgres truncates longer names; two batches with the same name would only wait for each other's claimant
+NAME_BYTES = 63  # Postgres truncates longer names; of two batches with the same name, each waits for the other's claimant, too
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
@@ -33,8 +33,8 @@ _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("applic
 class Turn:
     """Whether a txid may commit now (`opens`), and whether it is in the window, so may be processed (`begins`).
 
-    `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. A batch is done once it
-    has committed, and its source has had its ack or needs none.
+    `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. It is `done`
+    once it has committed and its source has learned of that, or need not.
     """
 
     opens: bool
@@ -59,8 +59,8 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     """Return for each (pipeline, txid) whether it may commit now, by a single statement.
 
     A turn opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later
-    if more batches are on their way that could be merged with it (`MERGE_PATIENCE_FACTOR`). It is halted while the batch
-    itself, or an earlier batch, waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
+    if more batches are being processed that could be merged with it. It is halted while the batch itself, or an earlier one,
+    waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
     """
     if not waiting:
         return {}
@@ -103,9 +103,9 @@ def _turns() -> sa.Select[Any]:
 
 
 def _waits_to_merge_together() -> sa.ColumnElement[bool]:
-    """Return whether the sealed attempt after the cursor should wait for others to merge with.
+    """Return whether the sealed batch after the cursor should wait for others to be merged with it.
 
-    A pipeline that commits one batch at a time never waits for others.
+    In a pipeline that commits one batch at a time, it never waits.
     """
     c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
     later = tables.batch.alias("later")
@@ -136,8 +136,8 @@ _TURNS = _turns()
 def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
     """Return for each (pipeline, txid) whether it is still to be processed, by a single statement.
 
-    A sealed attempt counts as `start_attempt` counts it: under today's declaration, and after the input that the previous batch
-    has now.
+    A sealed batch is to be processed again if its attempt has another declaration than the registered one, or continues other
+    metadata than the previous batch has now.
     """
     b, p, c, a = tables.batch.c, tables.pipeline.c, tables.cursor.c, tables.attempt.c
     newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
@@ -158,7 +158,7 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
 
 
 def _previous_input() -> sa.ScalarSelect[bytes]:
-    """Return the digest of the input that the previous batch has now; NULL if there is none."""
+    """Return the digest of the metadata that the previous batch has now; NULL if there is none."""
     before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
     of_commit = sa.and_(done.c.pipeline == before.c.pipeline, done.c.txid == before.c.txid)
     counts = sa.func.coalesce(done.c.attempt, before.c.attempt)

@@ -1,7 +1,7 @@
 """An author's own update: statements that run in the commit of a batch, under the cursor's lock, over the batch's rows.
 
-They count if the batch counts, once, in txid order. So an update must neither end the transaction nor reach anything outside of
-it, which a crash would not take back. Both are prevented:
+They take effect with the batch, once, in txid order. So an update must neither end the transaction nor change anything outside
+of it, which a crash would not take back. Both are prevented:
 
 - Postgres refuses a COMMIT in the middle: the table ``open_commit`` has a row until the end, and a deferred trigger refuses a
   transaction that leaves it there.
@@ -29,7 +29,7 @@ from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
 from state_store.errors import DeclarationInvalid, TidegateError
 
-# Statements that are not part of one transaction, and those that change as whom, or with which limits, it runs.
+# Statements that begin, end or divide a transaction, and those that change its role, its settings or its session.
 _FORBIDDEN = {
     *("ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START"),
     *("DISCARD", "LISTEN", "LOAD", "RESET", "SET"),
@@ -53,7 +53,7 @@ class UpdateBatch:
     def execute(self, statement: sa.Executable, parameters: Any = None) -> sa.CursorResult[Any]:
         """Execute a statement of SQLAlchemy in the batch's transaction, as the role that commits (setting `pg_user`).
 
-        Raises: DeclarationInvalid for a statement that is not part of one transaction; the errors of SQLAlchemy.
+        Raises: DeclarationInvalid for a forbidden statement, or if the transaction has ended; the errors of SQLAlchemy.
         """
         found: Any = self._connection.execute(statement, parameters)
         driver: Any = self._connection.connection.driver_connection
@@ -63,7 +63,7 @@ class UpdateBatch:
 
 
 def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows: sa.Select[Any], *, before: bool) -> None:
-    """Run a state's update for a batch, or what comes `before` the other states. Nothing of it is visible before the commit.
+    """Run a state's update for a batch, or its code for `before` the other states are merged.
 
     Raises: DeclarationInvalid if the update fails by itself, or does what it must not do; the driver's errors, translated.
     """
@@ -90,7 +90,10 @@ def begin(connection: Connection, pipeline: str) -> None:
 
 
 def end(connection: Connection, pipeline: str) -> None:
-    """Allow the COMMIT again. There is a row to delete, unless an update has ended the transaction."""
+    """Allow the COMMIT again.
+
+    Raises: DeclarationInvalid if the row of `begin` is gone, because an update has ended the transaction.
+    """
     deleted = connection.execute(sa.delete(tables.open_commit).where(tables.open_commit.c.pipeline == pipeline)).rowcount
     if deleted != 1:
         raise DeclarationInvalid(f"An update of pipeline {pipeline} has ended the transaction of its batch.", pipeline=pipeline)
@@ -127,7 +130,7 @@ def _check_single(name: str, statement: str) -> None:
 
 @cache
 def _guard_connections() -> None:
-    """Let connections be refused while an update runs. This cannot be undone, and costs next to nothing otherwise."""
+    """Install the hooks that refuse connections while an update runs; they cannot be removed, and cost next to nothing."""
     connect = psycopg2.connect
 
     def checked(*arguments: Any, **named: Any) -> Any:

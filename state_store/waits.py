@@ -1,7 +1,8 @@
-"""The facts that explain what pipelines wait for, read in one snapshot by a constant number of bounded statements.
+"""What the ledger and the witness say about why pipelines wait, read in one snapshot by a constant number of statements.
 
-`tidegate.why` makes sentences of them. Every statement serves any number of pipelines, and looks at no more than their first
-uncommitted batch, one requested batch, and the newest attempts at both; counts stop at a limit.
+The witness is a file outside Postgres that marks each pipeline's last commit; a txid is a batch's number. Every statement
+serves any number of pipelines, and looks at no more than their first uncommitted batch, one requested batch, and the newest
+attempts at both; counts stop at a limit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from state_store.errors import HoleDetected
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
 
-MOST_COUNTED = 1000  # records in quarantine, acks that are due: beyond this, the number no longer matters
+MOST_COUNTED = 1000  # records in quarantine, commits that the source has yet to learn of: more of them need no exact number
 ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
 ERROR_CHARACTERS = 2000
 
@@ -41,7 +42,7 @@ class Try(NamedTuple):
 
 
 class WaitingBatch(NamedTuple):
-    """A batch, its commit if there is one, and how often its content has failed since it was last forgiven."""
+    """A batch, its commit if there is one, and how often its content made it fail since an operator last chose to retry it."""
 
     pipeline: str
     txid: int
@@ -60,11 +61,11 @@ class WaitingBatch(NamedTuple):
 
 
 class RegisteredPipeline(NamedTuple):
-    """A pipeline's row, its place in the ledger, and what else may need attention.
+    """A pipeline's row, its last commit and opened txid, and what else may need attention.
 
-    `queries` are those of the registered declaration, if its transform reads states (`declaration.StateRead`).
-    `quarantined` and `acks_due` are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid whose newest attempt is
-    alive.
+    `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
+    source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
+    still sends heartbeats.
     """
 
     pipeline: str
@@ -87,8 +88,8 @@ class RegisteredPipeline(NamedTuple):
 class Wait:
     """Everything that the ledger and the witness say about what one pipeline waits for.
 
-    `first` is the first uncommitted batch, `requested` the batch asked about; None if there is none. `may_commit` is whether
-    the first batch's turn has come, which waits a little for others to be merged with it. `lost` says which commits this
+    `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
+    first batch may commit now: a sealed one waits a little for others to be merged with it. `lost` says which commits this
     database lacks; `is_restored` whether it is another incarnation than the one that the cursor was made in.
     """
 
@@ -103,7 +104,7 @@ class Wait:
 
 
 def histories(connection: Connection, pipelines: Sequence[str]) -> dict[str, str]:
-    """Return the registered ones among these pipelines, each with its history of commits."""
+    """Return the registered ones among these pipelines, each with the identifier of its history of commits."""
     c = tables.cursor.c
     statement = sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))
     return {name: str(history) for name, history in connection.execute(statement)}
@@ -111,14 +112,14 @@ def histories(connection: Connection, pipelines: Sequence[str]) -> dict[str, str
 
 @dataclass(frozen=True)
 class Marks:
-    """The witness's marks of some pipelines, and why others have a damaged one."""
+    """The witness's marks of some pipelines, and for others what is wrong with their marks."""
 
     known: Mapping[str, Mark]
     damaged: Mapping[str, str]
 
 
 def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
-    """Return the witness's marks of the registered ones among these pipelines."""
+    """Return the witness's marks of those among these pipelines that are registered."""
     known: dict[str, Mark] = {}
     damaged: dict[str, str] = {}
     for pipeline, of_cursor in histories(connection, pipelines).items():
@@ -131,7 +132,7 @@ def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) ->
 
 
 def read(connection: Connection, requested: Mapping[str, int | None], marked: Marks, witness: Witness) -> dict[str, Wait]:
-    """Return what each registered pipeline waits for, and the requested txid's part of it.
+    """Return what each registered pipeline, and its requested txid, waits for.
 
     The connection's transaction has to show one snapshot. The marks must have been read before it began, or they could name a
     commit that it does not show.

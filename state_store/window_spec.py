@@ -1,12 +1,12 @@
 """Windows over a time column, as the store sees them. All lengths are in microseconds.
 
-An attempt stages pieces: one row per key and stretch of time that belongs to the same windows.
+An attempt at a batch stages pieces: one row per key and stretch of time that belongs to the same windows.
 
     tumbling   a piece is a window
-    sliding    a piece is `every` long, and counts in each of the windows that cover it
-    session    a piece holds rows that are less than the gap apart, and joins the session that it touches
+    sliding    a piece is `every` long, and belongs to each of the windows that cover it
+    session    a piece holds rows that are less than the gap apart, and joins the session that it overlaps
 
-So every row is in exactly one partial, whatever the window, and the acker follows it like any other.
+So every row of the batch is in exactly one piece, whatever the windows, and is counted once.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class WindowSpec:
     """How a state divides time.
 
     Windows are `size` long and begin every `every` from `offset` after 1970 on; for a session both are the gap. A window is
-    final once its end is `final_after` before the watermark; None: never. With `emits`, each is then recorded once.
+    final, and never changes again, once its end is `final_after` before the watermark, the greatest time that has counted;
+    None: never. With `emits`, each final window is recorded once.
     """
 
     kind: WindowKind
@@ -43,10 +44,10 @@ class WindowSpec:
 
     @property
     def per_piece(self) -> int:
-        """Return in how many windows a staged piece counts."""
+        """Return to how many windows a staged piece belongs."""
         return self.size // self.every
 
     @property
     def commits_alone(self) -> bool:
-        """Return whether each batch is merged by itself: what is final, and how sessions join, depends on the one before."""
+        """Return whether each batch is merged by itself, as final windows and sessions depend on the batch before."""
         return self.is_session or self.final_after is not None

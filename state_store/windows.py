@@ -1,12 +1,13 @@
-"""Windows of event time in a commit: what a batch's pieces bring to them, which are final, and how far the watermark is.
+"""Windows of event time in a commit: which pieces are merged into them, which windows are final, how far the watermark is.
 
-The watermark of a state is the greatest event time that has counted. It is read and moved under the cursor's lock, in txid
-order, and comes from committed rows alone: no clock decides what is late, so a replay decides the same. A batch is judged by
-the watermark of the batches before it; within a batch, nothing is late.
+A piece is what a batch has for a key in a stretch of time that belongs to the same windows. The watermark of a state is the
+greatest event time in its committed batches. It is read and moved under the cursor's lock, in txid order: no clock decides
+what is late, so a replay decides the same. A batch is judged by the watermark of the batches before it; within a batch, nothing
+is late.
 
     a window that ends after the watermark        is open
-    at or before it                               was corrected, if a batch changes it all the same: `corrections` counts that
-    `final_after` or more before it               is final: what comes for it is set aside in quarantine, and counts nowhere
+    at or before it                               has passed: `corrections` counts the batches that change it all the same
+    `final_after` or more before it               is final: what comes for it is set aside in quarantine, and is not merged
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _MICROSECONDS = 1_000_000  # in a second
 
 @dataclass(frozen=True)
 class Progress:
-    """How far event time has come in a state: after which txid, up to which end windows are final, what came too late.
+    """How far event time has come in a state after a txid: the watermark, and up to which end windows are final.
 
     Times are texts in UTC, or as they stand where they have no zone. `late` counts the partials that were set aside.
     """
@@ -50,7 +51,7 @@ class EventTime:
     """The event time of a state with windows during one commit."""
 
     def __init__(self, connection: Connection, spec: PipelineSpec, state: StateSpec) -> None:
-        """Read how far it has come.
+        """Read the state's watermark.
 
         Raises: GuardMismatch if the state has rows, but the ledger has lost its watermark: final windows would change again.
         """
@@ -66,7 +67,7 @@ class EventTime:
                 pipeline=spec.name,
             )
         self._txid: int = row[0] if row else 0
-        # In microseconds since 1970, None before the first event; and the same before the batch that was taken last.
+        # The watermark in microseconds since 1970, None before the first event; and the one before the batch taken last.
         self._watermark: int | None = row[1] if row else None
         self._before = self._watermark
 
@@ -76,9 +77,9 @@ class EventTime:
         return self._window.is_session
 
     def take(self, txid: int, pieces: StagedBatch) -> StagedBatch:
-        """Return what a batch brings to windows that are not final, set aside the rest, and move the watermark.
+        """Return a batch's partials for windows that are not final, set aside the rest, and move the watermark.
 
-        Of a session's batch, that is its pieces: which sessions they join is found when they are merged.
+        For sessions, the partials are the pieces: which sessions they join is found by `join`.
 
         Raises: GuardMismatch if the watermark is that of a later batch.
         """
@@ -102,11 +103,14 @@ class EventTime:
         return pieces._replace(rows=rows, partials=partials)
 
     def join(self, pieces: StagedBatch) -> int:
-        """Merge the pieces of the batch that was taken last into sessions; return how many of these were written."""
+        """Merge the pieces of the batch taken last into sessions; return how many sessions were written.
+
+        Raises: GuardMismatch.
+        """
         return sessions.join(self._connection, self._spec, self._state, self._txid, pieces, self._passed)
 
     def finish(self) -> None:
-        """Record the watermark, and the windows that the batch that was taken last has made final."""
+        """Record the watermark, and the windows that the batch taken last has made final."""
         values = {
             "txid": self._txid,
             "watermark": _as_moment(self._watermark),
@@ -120,7 +124,7 @@ class EventTime:
 
     @property
     def _passed(self) -> sa.ColumnElement[Any] | None:
-        """Return the watermark before the batch that was taken last, as SQL."""
+        """Return the watermark before the batch taken last, as SQL."""
         return None if self._before is None else _at(self._before, self._window)
 
     def _final_until(self, watermark: int | None) -> int | None:
@@ -130,7 +134,7 @@ class EventTime:
         return watermark - self._window.final_after
 
     def _brought(self, pieces: StagedBatch) -> sa.Select[Any]:
-        """Return what pieces bring to each window; those of a session as they are."""
+        """Return the partials of each window that the pieces belong to; the pieces of sessions as they are."""
         if self._window.is_session:
             return pieces.partials
         partials = pieces.partials if self._window.per_piece == 1 else _in_each_window(self._state, pieces)
@@ -140,7 +144,7 @@ class EventTime:
         return sa.select(*(corrections if column.name == CORRECTIONS else column for column in w))
 
     def _set_aside(self, partials: sa.Select[Any], final_until: sa.ColumnElement[Any]) -> sa.Select[Any]:
-        """Move what comes too late into quarantine; return the rest."""
+        """Move the partials of final windows into quarantine; return the rest."""
         if self._window.is_session:
             late, on_time = sessions.divide(self._state, partials, final_until)
         else:
@@ -158,7 +162,7 @@ class EventTime:
         return on_time if rows else partials
 
     def _emit(self, after: int | None, until: int) -> None:
-        """Record the windows that were not final before and are now, as they are from now on."""
+        """Record the windows that become final by this commit, with their last values."""
         target, final = tables.state_table_of(self._state), tables.changes_table_of(self._state)
         names = [column.name for column in self._state.columns]
         ended = target.c[WINDOW_END]
@@ -194,7 +198,7 @@ def take_back(connection: Connection, state: StateSpec, txid: int) -> None:
 
 
 def _in_each_window(state: StateSpec, pieces: StagedBatch) -> sa.Select[Any]:
-    """Return the partials of the windows that pieces count in: each piece in several."""
+    """Return the partials of sliding windows: each piece belongs to several."""
     window = state.window
     assert window is not None, "only windows have pieces"
     p = pieces.partials.subquery("pieces")

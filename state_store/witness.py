@@ -1,13 +1,13 @@
 """A witness outside the database: the last commit of each pipeline, to detect an older copy in its place.
 
-A database that was restored from an archive, promoted or copied elsewhere has other identifiers than before, which
-`commits.current_epoch` compares. A copy of the data folder, or a base backup, that is put back in its own place has the same.
-So after each commit its mark is written to a file outside Postgres, and compared before anything is planned, processed or
-committed: the database has to contain that very commit.
+A database that was restored from an archive, promoted or copied elsewhere has other identifiers than before, by which it is
+noticed (`commits.current_epoch`). A copy of the data folder, or a base backup, that is put back in its own place has the same
+ones. So after each commit a mark of it is written to a file outside Postgres. Before anything is planned, processed or
+committed, the database has to contain the marked commit.
 
-The file may be out of date, because a process may die between COMMIT and the file: that is harmless. It never goes back. There
-is a file for each pipeline and history; a history begins when a pipeline is registered, and when a person accepts a loss. So a
-new database, or another project's, does not meet the marks of an old one.
+A mark may be older than the last commit, because a process may die between COMMIT and writing it: that is harmless. There is a
+file for each pipeline and history of commits; a history begins when a pipeline is registered, and when a person accepts a loss.
+So a new database, or another project's, is not compared with the marks of an old one.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 MAX_BYTES = 10_000
 LOCK_PATIENCE_SECONDS = 2.0
-# Of one pipeline: each database that is created and dropped, as by tests, leaves one.
+# Of one pipeline. Each database that is created and dropped, as by tests, leaves a history.
 HISTORIES_KEPT = 20
 
 
@@ -46,12 +46,12 @@ class Mark:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in its history: a redo is another attempt at the same txid."""
+        """Its place in its history: txid (the batch's number) and attempt; a redo is a later attempt at the same txid."""
         return self.txid, self.attempt
 
 
 class Witness:
-    """The marks in one folder. An unusable folder is logged once; nothing else fails because of it."""
+    """The marks in one folder. If the folder cannot be used, that is logged once, and everything else goes on."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.witness_folder or settings.stack_folder / "witness"
@@ -64,7 +64,7 @@ class Witness:
     def mark_of(self, pipeline: str, history: str) -> Mark | None:
         """Return the mark of a history; None if it is missing, or unreadable, which is logged.
 
-        Raises: HoleDetected if the file is damaged: no default is right then.
+        Raises: HoleDetected if the file is damaged.
         """
         try:
             return _read(self.file_of(pipeline, history))
@@ -164,7 +164,7 @@ def _write(file: Path, mark: Mark) -> None:
 
 def _make_private(folder: Path) -> None:
     if not folder.is_dir():
-        # Root's Postgres, below the stack's folder, runs as another account, which must be able to enter.
+        # The stack of root has a Postgres below this folder that runs as another account, which must be able to enter.
         for missing in reversed([place for place in folder.parents if not place.exists()]):
             missing.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
