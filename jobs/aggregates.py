@@ -3,8 +3,8 @@
 Each is associative and commutative and has an identity, bit by bit, so that batches and replays always give the same value
 (I16). Sums over floating point are not, because they depend on the order of the rows: doubles are added up as decimals.
 
-An aggregate is made of parts, each a column of the state's table with a merge of its own. Most have one, named like the
-aggregate. Those of several keep them beside a value that Postgres derives from them, as a mean from a sum and a count.
+An aggregate is made of parts, each a column of the state's table with a merge of its own. Most aggregates have one part, named
+like the aggregate. Others keep several, beside a value that Postgres derives from them, as a mean from a sum and a count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from state_store.declaration import ColumnType, DerivedColumn, Formula, Merge, V
 if TYPE_CHECKING:
     from jobs.combiners import Combiner
 
-# Of a decimal whose square has to fit into Spark's 38 digits.
+# The most digits of a decimal whose square has to fit into Spark's 38 digits.
 SQUARED_DIGITS = 18
 MOST_ELEMENTS = 10_000  # of an array: each merge of a key reads and writes all of them
 Function = Literal[
@@ -35,8 +35,9 @@ Kept = tuple[str, str]
 class Part:
     """A column that a state keeps: `function` computes its partial from the input column, `merge` joins partials.
 
-    `read_as` is the type that the input is converted to, without loss, if it is not the type of the column. `order` and `most`
-    are those of `ValueColumn`; `bounds` are those of a histogram, `given` the sizes of a sketch, `own` is an author's code.
+    `read_as` is the type that the input is converted to, without loss, if it is not the type of the column. `order` names the
+    parts that decide which row is first or last, `most` is an array's largest length, `bounds` are a histogram's, `given` a
+    sketch's sizes, `own` is an author's code.
     """
 
     name: str

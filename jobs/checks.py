@@ -1,7 +1,7 @@
 """Checks of whole batches, and of what they would make of the states: evaluated in the commit, before a batch counts.
 
-A check is a query for what is wrong: no row means that all is well. Those below are usual ones; any SELECT of SQLAlchemy will
-do. Declaring a pipeline must not load SQLAlchemy, so it is imported where a query is made.
+A check is a query for what is wrong: no row means that all is well. The functions below make usual queries; any SELECT of
+SQLAlchemy will do. Declaring a pipeline must not load SQLAlchemy, so it is imported where a query is made.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Check:
 
 
 def check_declared(pipeline: str, checks: Mapping[str, Check], spec: "PipelineSpec") -> None:
-    """Refuse checks that set partials of a state aside that is not there, or has no partials of its own to spare.
+    """Refuse a check that sets aside partials of an unknown state, of an update, or of a state with windows.
 
     Raises: ValueError.
     """
@@ -88,7 +88,7 @@ def between(state: str, column: str, least: Any = None, most: Any = None) -> Fin
 
 
 def unique(state: str, *columns: str) -> Finds:
-    """Find values of these columns that more than one row of the state has, and the batch has brought one of them."""
+    """Find values of these columns that several rows of the state have, one of them from the batch."""
 
     def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
         import sqlalchemy as sa  # noqa: PLC0415
@@ -104,7 +104,7 @@ def unique(state: str, *columns: str) -> Finds:
 def like_before(least: float, most: float, *, batches: int = 10) -> Finds:
     """Find out whether the batch has fewer or more source rows than these shares of the mean of the newest commits.
 
-    Skipped batches do not count, and the first batch is like any other.
+    Skipped batches are left out of the mean; the first batch always passes.
     """
 
     def finds(batch: "CheckedBatch") -> "sa.Select[Any]":

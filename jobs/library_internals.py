@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T  # noqa: N812
     from pyspark.sql.connect.client.core import RpcDeadlines
 
-# Airflow's is the name of a task instance, which `tidegate.airflow_policy` sets; that module imports nothing of ours.
+# Of Airflow, only the name of a task instance is used: `tidegate.airflow_policy`, which imports nothing of ours, sets it.
 CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1", "apache-airflow": "3.3.2"}
 
 
@@ -44,7 +44,7 @@ def leave_on_server(session: "SparkSession") -> None:
 
 
 def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files: "Mapping[str, bytes]") -> None:
-    """Send archives of modules, and files, to a Connect session: Spark's own method also puts them on this process' path."""
+    """Send archives of modules, and files, to a Connect session; Spark's method would put them on this process' path, too."""
     from pyspark.sql.connect.client.artifact import InMemory, new_file_artifact, new_pyfile_artifact  # noqa: PLC0415
 
     artifacts = [new_pyfile_artifact(name, InMemory(content)) for name, content in modules.items()]
@@ -54,7 +54,7 @@ def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files
 
 
 def plan_of(returned: "DataFrame", rows: "Sequence[DataFrame]") -> tuple[Any, list[int]] | str:
-    """Return a DataFrame's plan as sent to the server, and the ids of the rows' plans in it; as text without a server."""
+    """Return a DataFrame's plan as sent to the server, and the ids in it of the plans of `rows`; without a server, its text."""
     plan = getattr(returned, "_plan", None)
     if plan is None:
         return str(returned._jdf.queryExecution().logical())

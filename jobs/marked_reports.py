@@ -1,4 +1,4 @@
-"""Reports in the text of an error: Spark passes on nothing but text, so a task's report is JSON behind a mark."""
+"""Reports in the text of an error: Spark passes on only that text, so a task puts a report into it, as JSON after a mark."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ def marked(mark: str, report: dict[str, Any]) -> str:
 
 
 def report_behind(mark: str, error: object) -> dict[str, Any] | None:
-    """Return the report behind a mark in the text of an error; None if there is none."""
+    """Return the report after a mark in the text of an error; None if there is none."""
     text = str(error)
     start = text.find(f"{mark} {{")  # the mark alone stands in the plan of any other error
     if start < 0:

@@ -31,15 +31,15 @@ class Pipeline:
     `join`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
     `concurrency` is how many batches are processed at once, `window` how many may be in flight: begun, and not committed. So
-    the staging after a batch that is stuck has a bound. The three designs of transactional topologies are batches of one record
-    and a window of 1, larger batches and a window of 1, larger batches and a larger window.
+    the staging of batches that wait for one that is stuck has a bound. The three designs of transactional topologies are
+    batches of one record and a window of 1, larger batches and a window of 1, larger batches and a larger window.
 
     Raise `version` when the transform's meaning or the source changes: attempts that an older version computed then never
     count, and batches that have committed stay as they are.
 
     `guarantee`: source and states must be of kinds that give exactly-once, unless this says "at_least_once".
 
-    `check` names conditions, in Spark SQL over the source's columns, that every record must fulfil; NULL does not.
+    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
     warns, or sets rows aside (`jobs.checks.Check`).
@@ -58,8 +58,8 @@ class Pipeline:
     times in a run, with growing pauses from `retry_delay_seconds` on, and leaves a source that changed to a person.
 
     `message_timeout_seconds` ends an attempt that takes longer, and it is tried again; by default, the setting
-    `attempt_timeout_seconds` does. `tracking="off"` turns off the acker's sums: a replay is then not compared with the first
-    attempt, and lost rows go unnoticed.
+    `attempt_timeout_seconds` does. `tracking="off"` turns off the sums of row hashes: a replay is then not compared with the
+    first attempt, and lost rows go unnoticed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Query: a question to committed states, with a name, typed arguments and an answer. Trident's distributed RPC.
+"""Query: a question to committed states, with a name, typed arguments and an answer, as Trident's distributed RPC.
 
     QUERIES = [Query("words_total", words_total, reads=["word_count.word_count"], arguments={"words": "text[]"})]
 
@@ -83,7 +83,7 @@ class Query:
         return " ".join((self.name, *shown))
 
     def in_order(self, values: Sequence[str]) -> dict[str, Any]:
-        """Return values that were given one after another, by argument; those of an array are what is left.
+        """Return values, given in the arguments' order, by argument; an array takes all values that are left.
 
         Raises: ValueError if there are too few or too many.
         """

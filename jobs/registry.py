@@ -1,6 +1,6 @@
 """Find pipelines by name: modules of `jobs.pipelines`, then entry points of the group ``tidegate.pipelines``.
 
-The queries are in the same modules, in a list `QUERIES`.
+A pipeline's module may also have queries, in a list `QUERIES`.
 """
 
 import difflib
@@ -20,7 +20,7 @@ ENTRY_POINTS = "tidegate.pipelines"
 
 
 def pipeline_names() -> list[str]:
-    """Return the current names in alphabetical order; import no pipeline."""
+    """Return the names of all pipelines in alphabetical order; import no pipeline."""
     _entry_points.cache_clear()
     return sorted({*_own_names(), *_entry_points().names})
 
@@ -62,7 +62,7 @@ def all_pipelines() -> list[Pipeline]:
 
 
 class Queries(NamedTuple):
-    """All queries by name, and why some pipelines' modules cannot be loaded, so that theirs are not known."""
+    """All queries by name, and, by pipeline, why its module, and so its queries, cannot be loaded."""
 
     known: dict[str, Query]
     broken: dict[str, str]
@@ -103,7 +103,7 @@ def all_queries() -> Queries:
 def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
     """Return the place of a pipeline's module, and its queries.
 
-    Raises: SettingsInvalid if it has something else in their place; whatever the module raises.
+    Raises: SettingsInvalid if QUERIES is no list of queries; whatever the module raises.
     """
     point = None if pipeline in _own_names() else _entry_point(pipeline)
     place = f"jobs.pipelines.{pipeline}" if point is None else point.module
@@ -126,5 +126,5 @@ def _entry_point(name: str) -> EntryPoint | None:
 
 @cache
 def _entry_points() -> EntryPoints:
-    """Return the packages' entry points. The search is slow, so Airflow's tasks inherit it (`airflow_local_settings`)."""
+    """Return the packages' entry points. The search is slow: Airflow's tasks inherit its result."""
     return entry_points(group=ENTRY_POINTS)

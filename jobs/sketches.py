@@ -109,7 +109,7 @@ class ApproxQuantiles:
 
     @property
     def _per_octave(self) -> int:
-        """The number of ranges from a power of two to the next: the middle of each is as close as `error` to all of it."""
+        """The number of ranges from a power of two to the next; a range's middle differs from its values by at most `error`."""
         return ceil(Decimal("0.505") / Decimal(str(self.error)))
 
     @property
@@ -136,13 +136,13 @@ class ApproxQuantiles:
 
 
 def size_of(units: int, per_octave: int) -> int:
-    """Return the range that a positive number of units is in, counted from 0."""
+    """Return the range, counted from 0, of a positive number, given in units of its last digit."""
     octave = units.bit_length() - 1
     return octave * per_octave + ((units - (1 << octave)) * per_octave >> octave)
 
 
 def length_of(sizes: int, negatives: int) -> int:
-    """Return the number of counts: what is below, negative sizes from the largest on, zero, sizes, and what is above."""
+    """Return the number of counts: one below the range, negative sizes from the largest on, zero, sizes, one above."""
     return negatives + sizes + 3
 
 

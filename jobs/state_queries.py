@@ -5,7 +5,8 @@
     def compare(rows):
         return state_query(rows, "planes.by_tail", on=["tail"], columns={"seats": "seats_before"})
 
-The declaration says as of when, so that it is known before anything runs which batches wait, and what a replay repeats.
+The declaration says as of when a state is read. So it is known, before anything runs, whether a batch waits for the one before
+it, and whether a replay reads the same values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 How = Literal["left", "inner", "anti"]
-# Of rows and states: the same name on both sides, or a name of the one for a name of the other.
+# Columns: names that rows and state share, or a mapping of the state's names to those of the rows.
 Names = Sequence[str] | Mapping[str, str]
 
 
@@ -76,7 +77,7 @@ def check(spec: PipelineSpec, queries: Sequence[StateQuery], *, is_exactly_once:
 
 
 def _why_unanswerable(spec: PipelineSpec, query: StateQuery) -> str | None:
-    """Return why a query cannot be answered, as the end of a sentence; of other pipelines, nothing is known yet."""
+    """Return why a query cannot be answered, as a sentence's end; other pipelines' states are not checked yet."""
     if query.read.pipeline != spec.name:
         return ': the txids of another pipeline are others. Say as_of="latest".' if query.is_repeatable else None
     state = spec.state(query.read.state)
@@ -90,7 +91,7 @@ def _why_unanswerable(spec: PipelineSpec, query: StateQuery) -> str | None:
 
 
 class Answers(Protocol):
-    """What answers a transform's queries while it runs."""
+    """The interface by which a running transform's state queries are answered."""
 
     def look_up(
         self, rows: "DataFrame", of: str, on: Mapping[str, str], columns: Mapping[str, str] | None, how: How
@@ -103,7 +104,7 @@ _answers: ContextVar[Answers | None] = ContextVar("answers to state queries", de
 
 @contextmanager
 def answered_by(answers: Answers) -> Iterator[None]:
-    """Let state queries be answered in this context, such as while a transform runs."""
+    """Answer state queries within the block, such as while a transform runs."""
     token = _answers.set(answers)
     try:
         yield

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Keyed(ABC):
-    """What states have in common that keep one row per key."""
+    """The common part of states that keep one row per key."""
 
     key: Mapping[str, str]
     null_keys: bool
@@ -79,7 +79,7 @@ class State(_Keyed):
     `kind` decides what a row keeps besides its values. An opaque state also keeps the values before the last txid, so that
     this txid can be redone; opaque sources need one.
 
-    An `unanchored` state is left out of the acker's sums: rows that get lost on the way into it go unnoticed.
+    An `unanchored` state is left out of the sums of row hashes: rows that get lost on the way into it go unnoticed.
 
     With `changes`, an opaque state records what each txid changed, by key, in the table ``<state>_changes``: the values after
     it, and those before it as ``previous_<value>``. Another pipeline can follow them: `jobs.sources.changes.Changes`.
@@ -201,7 +201,7 @@ class History(_Keyed):
 
     @cached_property
     def parts(self) -> Sequence[Part]:
-        """Return the kept columns; a deletion is greater than what it deletes."""
+        """Return the kept columns; of two rows of one version, a deletion wins."""
         deleted = {} if self.deleted is None else {self.deleted: "boolean"}
         return tuple(in_order({}, {column: (column, kind) for column, kind in {**deleted, **self.columns}.items()}, "last"))
 
@@ -213,7 +213,7 @@ class History(_Keyed):
 
 
 class _PerRow:
-    """What states have in common that get each row of a batch by itself, with its position."""
+    """The common part of states that get each row of a batch by itself, with its position."""
 
     columns: Mapping[str, str]
     kind: StateKind

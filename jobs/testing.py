@@ -1,11 +1,11 @@
-"""Tests for authors: whether a source keeps the promises of its kind, and an aggregate its; and a pipeline's partials.
+"""Tests for authors: whether a source and an aggregate keep their promises, and which partials a pipeline makes of rows.
 
     check_source(lambda: MyFeed(...), spark, settings)      raises BrokenPromise, naming the promise and how it was broken
     check_aggregate(MyCombiner("a"), rows, settings)        raises BrokenPromise, if the order or split of rows matters
     partials(PIPELINE, rows)                                the partials of a batch of these rows, per state
 
-The suite drives a source as the engine would, from its metadata alone, without ledger and Airflow. The author gives it a
-`Feed`: the source, and a way to put rows where the source reads. Everything is checked by the rows that come out.
+`check_source` drives a source as the engine would, from its metadata alone, without ledger and Airflow. The author gives it a
+`Feed`: the source, and a way to put rows where the source reads. All promises are checked by the rows that the source emits.
 """
 
 import json
@@ -38,7 +38,7 @@ Rows = Counter[tuple[Any, ...]]
 
 
 class NotPossible(Exception):
-    """A feed cannot do this to its source; promises that need it are left out."""
+    """A feed cannot change or hide rows of its source; promises that need it are left out."""
 
 
 class Feed(Protocol):
@@ -93,7 +93,7 @@ class Bench:
         return self._inputs[txid]
 
     def ack(self, txid: int, metadata: SourceMetadata) -> None:
-        """Tell the source that a batch has committed."""
+        """Give the source the ack of a batch."""
         self._acked = max(self._acked, txid)
         self.feed.source.ack(Attempt("conformance", txid, 1, metadata), self.settings)
 
@@ -114,7 +114,7 @@ class Bench:
             yield name, [file for file in taken if file.name == name]
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
-        """Forget when files were touched: they are read again."""
+        """Ignore new modification times: the next plan reads such a file again."""
 
     def _coordinator(self) -> Coordinator:
         coordinator = self.feed.source.coordinator(self.settings)
@@ -210,7 +210,7 @@ a_batch_that_is_cut_again_leaves_no_gap = a_batch_that_is_planned_again_leaves_n
 
 
 def a_changed_row_is_noticed(bench: Bench) -> None:
-    """A replay that would have other rows is refused, or has other rows, which the acker's sums reveal (I11)."""
+    """A replay that would have other rows is refused, or has other rows, which the sums of row hashes reveal (I11)."""
     bench.feed.put(4)
     planned = bench.plan()
     before = bench.emit_all(planned)
@@ -255,7 +255,7 @@ def what_is_hidden_comes_in_a_later_batch(bench: Bench) -> None:
 
 
 def callbacks_may_come_again(bench: Bench) -> None:
-    """Ack and fail are called at least once, and late: the source goes on as if nothing had happened."""
+    """Ack and fail may be called repeatedly, and late: the source emits the same rows as without these calls."""
     bench.feed.put(4)
     planned = bench.plan()
     source = bench.feed.source

@@ -19,9 +19,9 @@ from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeTyp
 
 _DURATION = re.compile(r"(\d+) (microsecond|millisecond|second|minute|hour|day|week)s?")
 _MICROSECOND = timedelta(microseconds=1)
-# More are refused: with each of them, every row is merged once more.
+# The most windows that a row may be in: it is merged once for each of them.
 MOST_PER_ROW = 1000
-# Longer is refused, so that no end of a window is beyond what Postgres can represent.
+# The longest duration: with a longer one, a window's end might be beyond what Postgres can represent.
 LONGEST = timedelta(days=366_000)
 
 

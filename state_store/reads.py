@@ -151,9 +151,12 @@ def _within(state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
     for bound, is_first in ((first, True), (last, False)):
         if len(bound) > len(key):
             raise UsageError(f"State {state.name} is keyed by {len(key)} columns, and {len(bound)} values are given.")
+        if any(value is None for value in bound):
+            raise UsageError(f"State {state.name} has no range from or to NULL: give the leading columns only, or no bound.")
         if bound:
             columns = key[: len(bound)]
             here = sa.tuple_(*columns)
-            there = sa.tuple_(*(sa.cast(sa.literal(str(v)), c.type) for v, c in zip(bound, columns, strict=True)))
+            texts = [f"\\x{v.hex()}" if isinstance(v, bytes) else str(v) for v in bound]
+            there = sa.tuple_(*(sa.cast(sa.literal(text), c.type) for text, c in zip(texts, columns, strict=True)))
             statement = statement.where(here >= there if is_first else here <= there)
     return statement

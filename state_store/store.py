@@ -45,7 +45,7 @@ from state_store.copy_in import CsvReader, copy_rows
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
-from state_store.errors import RangeRefused, StoreUnavailable, storable
+from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, storable
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
 from state_store.queried import QueriedState
@@ -324,14 +324,18 @@ class StateStore:
     def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
 
-        Raises: AttemptFenced if a newer attempt owns the batch; SourceChanged if a transactional source has emitted different
-        rows from those of an earlier attempt.
+        Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
+        has emitted different rows from those of an earlier attempt.
         """
         with self._transaction(f"sealing {attempt}") as connection:
             self._set_limits(connection, lock_timeout_seconds=SEAL_PATIENCE_SECONDS)
             batch = attempts.lock_batch(connection, attempt.pipeline, attempt.txid)
             attempts.check_fence(batch, attempt)
             newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
+            if newest is not None and newest.failed_at is not None:
+                raise AttemptFenced(
+                    f"{attempt} was recorded as failed: {newest.error} Nothing of it counts.", **attempt.identity
+                )
             if newest is not None and newest.sealed_at is None:
                 attempts.check_replay(connection, attempt, tracked)
                 attempts.write_seal(connection, attempt, partitions, tracked)
@@ -342,9 +346,8 @@ class StateStore:
         Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
         with self._transaction(f"failing {attempt}") as connection:
-            tries = attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
             attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
-            return tries
+            return attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
 
     def poison_tries(self, pipeline: str, txid: int) -> int:
         """Return how many tries have failed by the batch's content since an operator last chose to retry it."""

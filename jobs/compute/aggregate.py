@@ -25,12 +25,12 @@ def aggregate(
 ) -> DataFrame:
     """Return the partials of one state: a row per key, or per row, with the state's columns, in their declared types.
 
-    With windows, a row per key and piece of time.
+    With windows, a row per key and stretch of time that belongs to the same windows.
 
     `schema` is the rows' own: asking the DataFrame for it costs a round trip each time. With `follow`, each partial also has
     the number of rows that it was made of, and the sum of their hashes ("rows") or a hash of its own ("partials").
 
-    Raises: DeclarationInvalid if a column is missing or has a type that would lose something.
+    Raises: DeclarationInvalid if a column is missing, or its type does not fit the declared one without loss.
     """
     counted = bool(follow) and counter_of(state) == ROWS
     anchors = {ROWS: F.count(F.lit(1)), HASH: hash_sum(ID)}
@@ -49,7 +49,7 @@ def aggregate(
         partials = partials.withColumn(HASH, F.xxhash64(*types))
     if follow:
         types[HASH] = T.LongType()
-    # Nothing is converted; but without this, mapInArrow would ask the server for the columns: one more analysis of the query.
+    # The types stay the same; but without a given schema, mapInArrow would ask the server for it: one more analysis.
     return partials.to(T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 
@@ -80,12 +80,12 @@ def _values(schema: T.StructType, state: AnyState, spec: StateSpec) -> list[Colu
 
 
 def counter_of(state: AnyState) -> str:
-    """Return the column that counts a partial's rows: one of the state's own, if it counts them."""
+    """Return the column that counts a partial's rows: the state's own Count(), or ROWS."""
     return next((part.name for part in state.parts if part.function == "count" and part.column is None), ROWS)
 
 
 def _input(schema: T.StructType, spec: StateSpec, part: Part) -> Column:
-    """Return what a part is computed from, in the type that it is read as."""
+    """Return the input column of a part, in the type that the part reads."""
     if part.column is None:
         return F.lit(1)
     read_as = None if part.function == "count" else ColumnType(part.read_as or part.type)
@@ -115,7 +115,7 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
 def _of_row_in_order(part: Part, inputs: Mapping[str, Column]) -> Column:
     """Return a column of the first or last row. Spark computes that row once for all columns that are ordered alike."""
     is_first = part.function == "first"
-    # Spark takes NULL for the smallest value: a boolean before each decides, as in `state_store.combiners`.
+    # Spark takes NULL for the smallest value: a boolean before each column puts rows with a value first, or last.
     parts = [
         field
         for number, column in enumerate(inputs[name] for name in part.order)

@@ -1,4 +1,4 @@
-"""Tries whether an aggregate is the same for any split and order of the rows, with Spark and Postgres and without tables."""
+"""Tests whether an aggregate has the same value for any split and order of the rows, by Spark and Postgres, without tables."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class AggregateBench:
         self._rng = rng
 
     def check(self, splits: int) -> None:
-        """Compare every split with one pass, and try the laws on the partials.
+        """Compare every split with one pass over all rows; check that merges commute and associate.
 
         Raises: BrokenPromise; the errors of a batch and of its commit.
         """

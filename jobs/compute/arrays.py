@@ -20,9 +20,9 @@ _TIMES = {
 
 
 def partial(part: Part, column: Column, place: str) -> Column:
-    """Return the array of a part over the rows of a key, in its order. Memory: all values of a key, before any is left out.
+    """Return the array of a part over the rows of a key, in its order. Spark holds all values of a key in memory first.
 
-    More values than the part keeps fail the query, with a message for `explain`; the smallest and largest are a choice.
+    More values than the part keeps fail the query, with a message for `explain`; Smallest and Largest keep the first ones.
     """
     if part.given:
         return sketches.partial(part, column)
@@ -39,7 +39,7 @@ def partial(part: Part, column: Column, place: str) -> Column:
 
 
 def explain(error: Exception) -> Overflow | None:
-    """Return an error that names the state and what does not fit; None if the error is about something else."""
+    """Return an error that names the state and what does not fit; None if Spark's error has another cause."""
     if (found := report_behind(MARK, error)) is None:
         return None
     return Overflow(

@@ -1,6 +1,8 @@
 """One attempt, step by step: read the frozen input, transform, aggregate per key, stage, reconcile, seal.
 
-`jobs.compute.route` decides which shortcuts it takes. Any number of attempts may run at once.
+To reconcile is to compare counts and hash sums of rows between two places, such as the source and staging; a difference fails
+the attempt. A flagged row has the reason why it is bad in column REFUSAL. A pass is one computation of the whole batch. The
+route (`jobs.compute.route`) says which shortcuts a pass takes. Any number of attempts may run at once.
 """
 
 import logging
@@ -38,8 +40,8 @@ from state_store.queried import QueriedState
 
 logger = logging.getLogger(__name__)
 
-# More tasks than any frame has, so none are merged, but Spark no longer knows that there may be just one. Two sides of one task
-# each would be joined without a shuffle, and Spark stops reading one of them when the other one is exhausted.
+# More tasks than any DataFrame has: coalesce() then merges none, but Spark no longer knows that there may be just one. It would
+# join two sides of one task each without a shuffle, and stop reading one side when the other is exhausted: rows would be lost.
 UNKNOWN_TASKS = 100_000
 
 
@@ -48,11 +50,11 @@ def stage_batch(
 ) -> None:
     """Compute the attempt's partials, stage and seal them.
 
-    If the process dies before the end, nothing was sealed and nothing counts. Rows are checked against the frozen metadata
-    before they are read and again before the seal, and the sums of their hashes have to agree (`jobs.compute.tracking`).
+    If the process dies before the end, nothing is sealed, so no staged row reaches a state. The source checks its data against
+    the frozen metadata before the read and before the seal.
 
-    Raises: the source's errors, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey, Overflow (all permanent);
-    RowsLost, AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
+    Raises: the source's errors; SettingsInvalid, SchemaOutOfDate, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey,
+    Overflow (permanent); RowsLost, AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
     """
     emitter = pipeline.source.emitter(spark, store.settings)
     timeout = pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds
@@ -91,7 +93,7 @@ class _Computed:
 
 
 class _Computation:
-    """One attempt's passes over its batch."""
+    """Computes and stages one attempt's batch, in one pass or, if that has to leave its route, in two."""
 
     def __init__(
         self,
@@ -112,12 +114,12 @@ class _Computation:
         self._is_replay = QUARANTINED in attempt.source_metadata
 
     def run(self, routing: Routing) -> _Computed:
-        """Compute and stage by the chosen route; on executors if staging in process turns out to be impossible.
+        """Compute and stage by the chosen route; if this process cannot stage the partials, repeat all on Spark's executors.
 
         Raises: the errors of `stage_batch`.
         """
         attempt, parts = self._attempt, self._read()
-        # Of records from quarantine, the source knows nothing in advance.
+        # Of records from quarantine, which a replay reads, the source knows nothing in advance.
         facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
         route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
@@ -131,7 +133,7 @@ class _Computation:
             return self._pass(parts, replace(route, in_process=frozenset()))
 
     def _read(self) -> Mapping[str, Part]:
-        """Return the batch's rows by input; with the columns of `Emitter.emit_records` if some of them may be bad."""
+        """Return the batch's rows by input; if some may be bad, with columns for origin, refusal and payload."""
         pipeline, attempt, emitter = self._pipeline, self._attempt, self._emitter
         flagged = is_flagged(pipeline, attempt)
         if self._is_replay:
@@ -144,7 +146,7 @@ class _Computation:
             parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=flagged, with_idle=with_idle)
         if not flagged:
             return parts
-        # Keys and texts are checked where it is known which record they come from.
+        # Without a transform, keys and texts that Postgres refuses are flagged here, where each row is still one source record.
         storable = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
         checked = {
             name: replace(part, rows=quarantine.with_checks(part.rows, pipeline.check, storable))
@@ -154,16 +156,16 @@ class _Computation:
         return {**parts, **checked}
 
     def _pass(self, parts: Mapping[str, Part], route: Route) -> _Computed:
-        # A second pass needs trackers of its own: the sums of the first may cover only the rows that it read before it stopped.
+        # A second pass needs trackers of its own: the first may have summed up only the rows that it read before it stopped.
         place = f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
         if route.follows_partials is not None:
             return self._follow_partials(parts, route, route.follows_partials, place)
         return self._follow_rows(parts, route, place)
 
     def _follow_rows(self, parts: Mapping[str, Part], route: Route, place: str) -> _Computed:
-        """Reconcile row by row: the source's rows are counted and hashed, the transform's are followed into staging.
+        """Reconcile row by row: compare the sums of the transformed rows with those in the staged partials.
 
-        Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
+        Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
         pipeline, attempt = self._pipeline, self._attempt
         used, untouched = used_columns(pipeline), is_untouched(pipeline, attempt)
@@ -178,14 +180,14 @@ class _Computation:
         states = list(pipeline.states.items())
         staged = self._stage_states(states[:1], rows, schema, route)
         if states[1:] and not untouched:
-            # The other states read the rows again. Their sums have to be those that were followed for the first one.
+            # The other states read the rows again. Their sums have to equal those of the rows that went into the first state.
             rows = self._transformed(
                 {name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()}
             )
             rows = rows if used is None else with_id(rows, schema, used)
         staged += self._stage_states(states[1:], rows, schema, route)
         emitted = self._emitted(tracked)
-        # Rows that nothing has touched since the source are the transformed rows: they are counted once.
+        # Without a transform and flags, the source's rows are the transformed rows: they are counted once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
         if pipeline.transform is None:
             good = emitted.rows - emitted.flagged
@@ -209,9 +211,9 @@ class _Computation:
         return staged
 
     def _follow_partials(self, parts: Mapping[str, Part], route: Route, expected_rows: int, place: str) -> _Computed:
-        """Reconcile partial by partial, where the source vouches for the rows and for their number.
+        """Reconcile partial by partial, where the source vouches for the rows by digests, and for their number.
 
-        Raises: NeedsExecutors, and then none of the staged rows count; RowsLost.
+        Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
         """
         records, schema = _merged({name: _Tracked(part, part.rows, part.rows.schema) for name, part in parts.items()}, route)
         staged: list[StagedRows] = []
@@ -221,14 +223,14 @@ class _Computation:
             partials = followed.attach_partials(partials, counter_of(state))
             staged.append(self._stage(state, spec, partials, route))
             found = followed.sums()
-            if found.rows != expected_rows:  # a source that has changed says so first
+            if found.rows != expected_rows:  # if the source has changed, its error is raised rather than RowsLost
                 self._emitter.verify_batch(self._attempt, self._attempt.source_metadata)
             check_complete(self._attempt, f"the partials of state {name}", RowSums(expected_rows), RowSums(found.rows))
             check_complete(self._attempt, f"state {name}", found, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
     def _track(self, name: str, part: Part, route: Route, place: str) -> "_Tracked":
-        """Return a part's rows, counted and, if they are the batch's own and tracking is not off, hashed."""
+        """Return a part's rows, counted unless it is idle; an input's rows are also hashed, as the route says."""
         schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
         if part.role == "idle":
             return _Tracked(part, part.rows, schema)
@@ -242,9 +244,9 @@ class _Computation:
         return _Tracked(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 
     def _emitted(self, tracked: "Mapping[str, _Tracked]") -> RowSums:
-        """Return the sums of the batch's own rows, after checking that all of each input, and of each reference, were read.
+        """Return the sums over the rows of all inputs, after checking that each input and reference was read completely.
 
-        Raises: RowsLost, DeclarationInvalid.
+        Raises: RowsLost, DeclarationInvalid; errors of `Emitter.verify_batch`.
         """
         sums: list[RowSums] = []
         for name, each in tracked.items():
@@ -256,7 +258,7 @@ class _Computation:
         return total(sums)
 
     def _transformed(self, tracked: "Mapping[str, _Tracked]") -> DataFrame:
-        """Return the rows that reach the states: without the bad ones, and transformed."""
+        """Return the transformed rows; flagged rows are left out, or fail the query."""
         inputs: dict[str, _Tracked] = {}
         for name, each in tracked.items():
             rows = each.rows.drop(ID) if each.part.role == "input" else each.rows
@@ -306,7 +308,7 @@ class _Computation:
 
 @dataclass(frozen=True)
 class _Tracked:
-    """A part of a batch with its rows as they are tracked, if they are, and the columns that it had before."""
+    """A part of a batch: `rows` as observed by `tracker`, if it has one, and `schema`, the columns without the added hash."""
 
     part: Part
     rows: DataFrame
@@ -329,7 +331,7 @@ def _merged(tracked: Mapping[str, _Tracked], route: Route) -> tuple[DataFrame, T
 
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
-    """Turn Spark's errors into ours: the source's explanation if it has one, else that of `meaning_of`."""
+    """Turn Spark's errors into ours: one that it reports, else the source's explanation, else that of `meaning_of`."""
     try:
         yield
     except errors.TidegateError as error:
@@ -342,6 +344,6 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
 
 
 def _explain(error: Exception) -> errors.TidegateError | None:
-    """Return what a query of ours has refused; None if the error is about something else."""
+    """Return the error of ours that a Spark error reports in its text."""
     explained = quarantine.explain(error) or state_columns.explain(error) or arrays.explain(error)
     return explained or state_answers.explain(error)

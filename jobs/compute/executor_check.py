@@ -1,4 +1,4 @@
-"""Whether executors elsewhere have what tasks need: the Python packages that do not travel."""
+"""Checks that executors on other machines have the Python packages that tasks need and that are not sent to them."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -12,19 +12,19 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from jobs.compute.spark_errors import is_away, raised_in_python
 from state_store.errors import ExecutorsUnprepared
 
-# By the names in Python, those of the distributions. Spark itself needs pandas for its Arrow functions.
-NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "pandas": "pandas", "psycopg2": "psycopg2-binary"}  # by all tasks
+# What all tasks need: import names, with the names of the distributions. Spark needs pandas for its Arrow functions.
+NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "pandas": "pandas", "psycopg2": "psycopg2-binary"}
 PYTHON_DIFFERS, NO_PYTHON = "PYTHON_VERSION_MISMATCH", "Cannot run program"
 
 
 def check_executors(session: SparkSession, tasks: int, packages: Collection[str] = ()) -> None:
-    """Look in some tasks for what all need, and these packages; each executor that has one of these tasks is checked.
+    """Import the packages NEEDED and these in some tasks; this checks each executor that runs one of them.
 
     Raises: ExecutorsUnprepared, which names machine and packages; Spark's errors.
     """
     names = sorted({*NEEDED, *packages})
 
-    def look(_: int) -> str:  # a function within a function travels as code: there, importing it would import the packages
+    def look(_: int) -> str:  # an inner function is sent as code: one of a module would first import packages of that module
         import importlib  # noqa: PLC0415
         import json  # noqa: PLC0415
         import platform  # noqa: PLC0415
@@ -38,7 +38,7 @@ def check_executors(session: SparkSession, tasks: int, packages: Collection[str]
         return json.dumps([platform.node(), absent])
 
     try:
-        # Not as Arrow: that needs some of the packages itself.
+        # Without Arrow, which needs some of the packages itself.
         looks = session.range(0, tasks, 1, tasks).select(F.udf(look, "string", useArrow=False)("id").alias("found")).collect()
     except (PySparkException, grpc.RpcError) as error:
         if is_away(error) or not (reason := _reason(error)):
@@ -61,7 +61,7 @@ def _listed(missing: Iterable[tuple[str, list[str]]]) -> str:
 
 
 def _reason(error: Exception) -> str | None:
-    """Return why no Python could run there, None if that is not what failed."""
+    """Return why executors could not run Python code; None if the error has another cause."""
     text = str(error)
     if PYTHON_DIFFERS in text:
         mismatch = text.partition(PYTHON_DIFFERS)[2].splitlines()[0].lstrip("] ")

@@ -1,8 +1,8 @@
-"""What executors elsewhere get from here: code, a password file, and the address at which they reach Postgres.
+"""What executors on other machines get from this one: code, a password file, and the address at which they reach Postgres.
 
-Executors on this machine find all of it in place. Elsewhere nothing of ours is installed: our packages, the author's, and the
-files of the connection go to a Spark session as its artifacts, once, and Spark fetches them to each executor. Their content
-names the session, so code that has changed gets a session of its own: Python workers belong to a session, and none of them
+Executors on this machine find all of these in place. Elsewhere nothing of ours is installed: our packages, the author's, and
+the files of the connection travel: they go to a Spark session as its artifacts, once, and Spark fetches them to each executor.
+Their content names the session, so changed code gets another session: Python workers belong to a session, and none of them
 ever sees both versions.
 """
 
@@ -43,15 +43,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What goes to a session: modules by their paths in an archive, and other files by their names."""
+    """Artifacts of a session: modules by their paths in an archive, and other files by their names."""
 
     modules: Mapping[str, bytes] = field(repr=False)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    packages: frozenset[str] = frozenset()  # that do not travel, and have to be there
+    packages: frozenset[str] = frozenset()  # they do not travel: executors must have them installed
 
     @cached_property
     def code(self) -> str:
-        """Return the name of the archive, which is another one for every other content."""
+        """Return the name of the archive, which is derived from its content."""
         digest = hashlib.sha256()
         for path, content in sorted(self.modules.items()):
             digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
@@ -59,11 +59,11 @@ class Artifacts:
 
     @property
     def name(self) -> str:
-        """Return the name of the whole, which has nothing secret: the names of the archive, other files and packages."""
+        """Return the name of all artifacts, which has nothing secret: the names of archive, other files and packages."""
         return " ".join([self.code, *sorted(self.files), *sorted(self.packages)])
 
     def archive(self) -> bytes:
-        """Return the modules as a ZIP file: the same bytes for the same content, whichever zlib there is."""
+        """Return the modules as a ZIP file without compression: the same bytes for the same content."""
         archive = io.BytesIO()
         with ZipFile(archive, "w") as entries:
             for path, content in sorted(self.modules.items()):
@@ -83,12 +83,12 @@ def are_elsewhere(settings: Settings) -> bool:
             f"spark_executors must be {HERE}, {ELSEWHERE} or {AUTO}, not {settings.spark_executors!r}. See: tidegate settings"
         )
     if not settings.spark_remote.startswith("sc:"):
-        return False  # Spark in this process
+        return False  # Spark runs in this process
     if settings.spark_executors == AUTO:
         try:
             return loopback_address(urlsplit(settings.spark_remote).hostname) is None
         except ValueError:
-            return False  # no address: `check_reachable` says so
+            return False  # no address: `check_reachable` refuses it
     return settings.spark_executors == ELSEWHERE
 
 
@@ -109,7 +109,7 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
 def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
     """Return the connection parameters of tasks, for `session_files.on_executor`; none of them is a password.
 
-    Unless a password file travels, executors find the password themselves, if they are not this process.
+    An executor in another process finds the password itself, unless a password file travels to it.
 
     Raises: SettingsInvalid.
     """
@@ -125,7 +125,7 @@ def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
 
 
 def modules_of(pipeline: Pipeline) -> set[str]:
-    """Return the modules that an author wrote a pipeline's functions and sources in."""
+    """Return the author's modules that define a pipeline's transform and sources."""
     found = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
     found |= {type(part).__module__ for part in _parts(pipeline.source)}
     return {name for name in found if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
@@ -148,7 +148,7 @@ def _module_of(function: Any) -> str:
 
 @cache
 def _our_modules() -> Mapping[str, bytes]:
-    """Return the files of our packages: read once, as this process goes on with the code that it has imported."""
+    """Return the files of our packages; they are read once, because this process, too, keeps the code that it has imported."""
     files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
     return {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in files}
 
@@ -176,7 +176,7 @@ def _travelling(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def _outermost(module: str) -> tuple[str, ModuleSpec]:
-    """Return the outermost package of a module that is no namespace, which other distributions may share.
+    """Return a module's outermost package that is no namespace package: other distributions may share a namespace.
 
     Raises: SettingsInvalid.
     """
@@ -198,7 +198,7 @@ def _outermost(module: str) -> tuple[str, ModuleSpec]:
 
 
 def _files_of_connection(settings: Settings) -> dict[str, bytes]:
-    """Return the files that travel, by the parameter that names them, except where executors have their own.
+    """Return the connection's files that travel, by parameter; not those for which the setting executor_conninfo names another.
 
     Raises: SettingsInvalid.
     """

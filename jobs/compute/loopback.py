@@ -59,10 +59,10 @@ class Server:
         self._checked: list[Socket] | None = None
 
     def check(self) -> None:
-        """Return if no untrusted account has a socket at the address.
+        """Refuse the address if an untrusted account has a socket there.
 
         Only a process that has listened there can have a connection. So as long as the listener is the one of the last check,
-        the connections need no second look.
+        the connections are not checked again.
 
         Raises: ListenerNotTrusted, which names the account.
         """
@@ -145,7 +145,7 @@ def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socke
 
 
 def _look_up(family: socket.AddressFamily, port: int) -> Iterator[Socket]:
-    """Read the same from the tables in /proc."""
+    """Read these sockets from the tables in /proc."""
     with suppress(FileNotFoundError):  # a machine without IPv6
         for line in TABLES[family].read_text().splitlines()[1:]:
             _, local, _, state, _, _, _, user, _, number, *_ = line.split()
@@ -162,7 +162,7 @@ def _text(packed: bytes) -> str:
 
 
 def _owners_of_ours(address: str, port: int) -> set[int]:
-    """Return the listeners' owners where an account sees only its own sockets: -1 stands for a hidden one."""
+    """Return the listeners' owners, where an account sees only its own sockets; -1 is a hidden owner."""
     import psutil  # noqa: PLC0415 - Linux does without
 
     def listening() -> Iterator[int]:

@@ -1,6 +1,6 @@
-"""Paths: which way batches of a pipeline take through Spark and into Postgres, for authors to see without running one.
+"""Paths: which way batches of a pipeline take through Spark and into Postgres, for authors to see without running a batch.
 
-They are what `jobs.compute.route.choose` decides for batches of typical sizes, when no earlier batch is known.
+A path is what `jobs.compute.route.choose` decides for a batch of a typical size, when no earlier batch is known.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from jobs.sources import InputFacts
 from state_store.attempts import Attempt
 
 MEBIBYTE = 1 << 20
-# Batches of sources that know size and rows of a batch in advance, and whose digests vouch for them.
+# Examples for sources that know size and rows of a batch in advance, and whose digests vouch for the content.
 _FILES = {
     "1 file of 1 MiB, 10,000 rows": InputFacts(1, MEBIBYTE, 10_000, is_verified=True),
     "4 files of 0.5 MiB, 20,000 rows": InputFacts(4, 2 * MEBIBYTE, 20_000, is_verified=True),
@@ -26,9 +26,9 @@ _FILES = {
 class Path:
     """The way of batches of one size.
 
-    `tasks` read and group it. `reads` is how often its rows are read and transformed. `hashed` are the columns of the source's
-    rows that are hashed for comparison with a replay, `follows` what is followed from there into staging, and `in_process` the
-    states that are staged without Spark's tasks.
+    `tasks` read and group the batch. `reads` is how often its rows are read and transformed. `hashed` are the columns of the
+    source's rows that are hashed for comparison with a replay, `follows` is what is counted and compared on the way into
+    staging, and `in_process` names the states that are staged without Spark's tasks.
     """
 
     batch: str
@@ -40,7 +40,7 @@ class Path:
 
 
 def paths(pipeline: Pipeline) -> list[Path]:
-    """Return the ways of a pipeline's batches, by their size where the source knows it."""
+    """Return the paths of a pipeline's batches: one per typical size, if the source knows sizes."""
     attempt = Attempt(pipeline.name, 1, 1, {}, rows_before={})
     return [
         _path(pipeline, attempt, batch, facts)

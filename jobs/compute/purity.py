@@ -53,7 +53,7 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
 
 
 def unread(returned: DataFrame, frames: Mapping[str, DataFrame], observed: Mapping[str, str]) -> list[str]:
-    """Return those of the frames that a transform's plan does not lead to, of the ones that are `observed` under a name."""
+    """Return the observed frames that the transform's plan does not read; `observed` has the name of each one's counter."""
     plan = plan_of(returned, [frames[name] for name in observed])
     if isinstance(plan, str):
         return [name for name, mark in observed.items() if mark not in plan]
@@ -62,7 +62,7 @@ def unread(returned: DataFrame, frames: Mapping[str, DataFrame], observed: Mappi
 
 
 def _reached(message: Any, sources: Collection[int]) -> set[int]:
-    """Return those of the sources that a message leads to."""
+    """Return those of the sources, by their plans' numbers, that a message contains."""
     if message.DESCRIPTOR.name == "Relation" and message.HasField("common") and message.common.plan_id in sources:
         return {message.common.plan_id}
     return {number for part in _parts(message) for number in _reached(part, sources)}
@@ -124,7 +124,7 @@ def _of_sql(text: str, columns: Collection[str]) -> Iterator[str]:
 
 
 def _of_text(plan: str, columns: Collection[str]) -> Iterator[str]:
-    """Yield the same for a plan of a session in this process, as Spark prints it."""
+    """Yield the impure operations of a plan as a session in this process prints it."""
     yield from _of_sql(plan, columns)
     for node in _NODE.findall(plan):
         if node in _NODES:

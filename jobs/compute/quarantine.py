@@ -1,8 +1,8 @@
 """Bad records: found by the source's parser or the author's checks; refused, set aside, or replayed.
 
-A record that is set aside keeps the reason, its origin, and its payload: the raw record if the parser refused it, its columns
-as JSON if a check did. It is staged beside the partials and moves into ``tidegate.quarantine`` in the commit of its batch, so
-that each record of a batch either counts or waits there.
+A bad record is flagged: column REFUSAL has the reason. A record that is set aside keeps the reason, its origin, and its
+payload: the raw record if the parser refused it, its columns as JSON if a check did. It is staged beside the partials and moves
+into ``tidegate.quarantine`` in the commit of its batch, so that each record either reaches the states or waits there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +55,8 @@ ORDER BY txid, number
 def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[AnyState] = ()) -> DataFrame:
     """Flag the records that fail one of the author's checks, with the first such check as the reason.
 
-    Records whose keys or texts one of the `storable` states cannot keep are flagged too: these states are computed from the
-    records' own columns, so that it is known which record is at fault.
+    Records whose keys or texts one of the `storable` states cannot keep are flagged too: these states are computed without a
+    transform, so it is known which record is at fault.
     """
     refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
     for name, condition in checks.items():
@@ -95,7 +95,7 @@ def good_or_refuse(records: DataFrame) -> DataFrame:
 
 
 def explain(error: Exception) -> MalformedRecord | None:
-    """Return an error that names the record and the check; None if the error is about something else."""
+    """Return an error that names the record and the check; None if Spark's error has another cause."""
     if (found := report_behind(MARK, error)) is None:
         return None
     place = f"{found['origin']}: " if found.get("origin") else ""
@@ -118,9 +118,9 @@ def bad(records: DataFrame) -> DataFrame:
 def waiting_records(
     spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
 ) -> DataFrame:
-    """Return the quarantined records that a batch replays, as `Emitter.emit_records` would return them today.
+    """Return the quarantined records that a batch replays, parsed by today's declaration, with the hidden columns.
 
-    Mended records are read as they were mended.
+    A record that a person has corrected is read as corrected.
     """
 
     def waiting(kind: Literal["raw", "mended", "columns"]) -> DataFrame:
@@ -140,9 +140,9 @@ def waiting_records(
 
 
 def _mended_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
-    """Return rows that people have written as JSON; those that do not fit the columns exactly are flagged.
+    """Return the rows of corrected records, written as JSON; those that do not fit the columns exactly are flagged.
 
-    Spark's `from_json` would round decimals, and take what it cannot read for NULL.
+    Spark's `from_json` would round decimals, and turn unreadable values into NULL.
     """
     try:
         parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns})
@@ -179,7 +179,7 @@ def _payload(records: DataFrame) -> Column:
 class _WaitingReader:
     """Reads the share of the records of one kind for one Spark task, in blocks, for `DataFrame.mapInArrow`.
 
-    It is a class for the reason given in `jobs.compute.sink`.
+    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
     """
 
     conninfo: dict[str, Any]

@@ -16,9 +16,9 @@ from state_store.attempts import Attempt
 from state_store.batches import QUARANTINED
 from state_store.declaration import StateSpec
 
-# Up to the first size, one task takes no longer than to start others and shuffle; opening a file costs about as much as reading
-# the third. Up to the second size, sharing a single file among tasks takes more work in all than it saves, as long as other
-# batches keep the other cores busy; not so if a transform may be what takes the time.
+# One task reads a batch of up to UNSPLIT_BYTES in no more time than several tasks and a shuffle take. Without a transform,
+# which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep
+# the other cores busy. Opening a file costs about as much as reading OPENING_BYTES.
 UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024, 64 * 1024
 
 
@@ -39,7 +39,7 @@ Routing = Callable[[Pipeline, Attempt, InputFacts], Route]
 
 
 def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-    """Return the route that should cost least. A function of its arguments alone."""
+    """Return the route that should cost least; it depends on the arguments alone."""
     limit = UNSPLIT_BYTES if pipeline.transform or facts.files != 1 else UNSHARED_BYTES
     one_task = facts.files > 0 and facts.bytes is not None and facts.bytes + (facts.files - 1) * OPENING_BYTES <= limit
     rows = facts.rows if one_task else None
@@ -54,10 +54,10 @@ def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
 
 
 def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Literal["all", "used", "none"]:
-    """Return which columns of the source's rows are hashed. A digest that vouches for the content makes hashes redundant.
+    """Return which columns of the source's rows are hashed: all, unless digests of the source vouch for the content.
 
-    Then Spark need not read columns that nothing uses: without a transform, the states' are known, and hashed all the same,
-    because these hashes are followed into staging; what a transform uses, only Spark finds out.
+    Then Spark need not read columns that nothing uses. Without a transform, the columns of the states are hashed all the same,
+    because staging is compared with these hashes. Which columns a transform uses, only Spark finds out.
     """
     if not facts.is_verified or is_flagged(pipeline, attempt):
         return "all"
@@ -67,26 +67,26 @@ def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> 
 
 
 def is_flagged(pipeline: Pipeline, attempt: Attempt) -> bool:
-    """Return whether the batch's rows say which of them are bad (`Emitter.emit_records`)."""
+    """Return whether the batch's rows have a column that says why a row is bad."""
     return QUARANTINED in attempt.source_metadata or pipeline.spec.quarantines or bool(pipeline.check)
 
 
 def is_untouched(pipeline: Pipeline, attempt: Attempt) -> bool:
-    """Return whether rows reach the states as the source emits them: no transform, and none is set aside."""
+    """Return whether rows reach the states as the source emits them: without transform, and unflagged."""
     return pipeline.transform is None and not is_flagged(pipeline, attempt)
 
 
 def has_short_rows(pipeline: Pipeline) -> bool:
     """Return whether Spark's Python workers get only numbers and times: no text is staged, and no author's code runs there.
 
-    Then only the number of rows in an Arrow batch is limited, for the whole session: Spark would work out the bytes per row.
+    If so, the session limits Arrow batches by rows alone: to limit their bytes, Spark would compute the size for each row.
     """
     columns = (column for staged in pipeline.spec.staged for column in staged.columns)
     return pipeline.transform is None and not any(column.type.has_any_length for column in columns)
 
 
 def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
-    """Return the states that are expected to get few partials of limited size, judging by recent batches and the rows."""
+    """Return the states that should get few partials, without texts, judging by recent batches and the number of rows."""
 
     def has_few(spec: StateSpec) -> bool:
         most = attempt.rows_before.get(spec.name, rows) if spec.keys else 1

@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
-# How soon an attempt notices that it is fenced, and how often it reports that it is alive; one small query each.
+# How soon an attempt notices that a newer one has fenced it, and how often it reports that it is alive; one small query each.
 SECONDS_BETWEEN_LOOKS = 5.0
-# A server that accepts connections counts as away after this time without an answer. Each small question has a much shorter
-# deadline, so that the attempt can go on reporting that it is alive; queries have none.
+# A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
+# deadline, so that the attempt can go on reporting that it is alive; queries have no deadline.
 LONGEST_SILENCE_SECONDS = 60.0
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
-# Long enough for a server that restarts; for longer absences the whole batch is tried again.
+# Spark's client retries a call long enough for a server that restarts; after a longer absence the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
 MAX_CLOSED_SESSIONS = 1000  # the number that a server remembers
 LOCAL = re.compile(r"local\[(\d+|\*)\]")
@@ -52,8 +52,8 @@ PINNED = {
     # otherwise the count of source rows is lost when none of them reaches a state, such as in a join with an empty input
     "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-    # Spark takes what Python reads for a few bytes, and would collect it in its driver for a join, however large it is: sides
-    # of a join are broadcast by their true size, which is known after their shuffle, or if the author says so
+    # Spark assumes that data read by Python has a few bytes, and would broadcast it for a join, however large it is: a side of
+    # a join is broadcast by its true size, which is known after its shuffle, or if the author says so
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": str(10 * 1024**2) + "b",
     # a traceback that also shows the exception that was being handled when a transform raised (`jobs.compute.spark_errors`)
@@ -67,13 +67,13 @@ QUICK = {
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
-# As in tidegate/stack/spark.py: Spark's ports for other machines are on loopback, and ask for a secret that it generates.
+# Spark's ports for other machines listen on loopback only, and ask for a secret that Spark generates.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 # Spark computes the size of an Arrow batch before each row that it adds for Python, unless there is no limit in bytes: then
 # only the number of rows is limited, to 10,000. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
-ARRIVED = "spark.tidegate.arrived"  # of a session: the artifacts that it has got
+ARRIVED = "spark.tidegate.arrived"  # a session's setting with the name of the artifacts that were sent to it
 _applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
@@ -86,16 +86,16 @@ def spark_session(
     modules: Collection[str] = (),
     packages: Collection[str] = (),
 ) -> Iterator[SparkSession]:
-    """Join the pipeline's session, with the pinned settings; leave it on the server for the next batch.
+    """Join the pipeline's session, with the settings PINNED and QUICK; leave it on the server for the next batch.
 
-    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited. `modules` are those of
-    authors that tasks use: they travel if executors are elsewhere (`jobs.compute.executors`). `packages` have to be there then.
+    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited. `modules` of authors
+    are sent to executors on other machines, if there are any; `packages` have to be installed there.
 
     Spark starts Python workers per session: a session per batch would pay for a slow start each time. So all batches of a
     pipeline share one session.
 
-    Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid if it is not an address, ListenerNotTrusted if
-    another account of this machine listens there, ExecutorsUnprepared if executors elsewhere lack a package.
+    Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid for a wrong address, token file or module,
+    ListenerNotTrusted if another account of this machine listens there, ExecutorsUnprepared if executors lack a package.
     """
     if LOCAL.fullmatch(settings.spark_remote):
         yield _configured(_local(settings), settings, rows_are_short)
@@ -118,10 +118,10 @@ def application_of(session: SparkSession) -> str:
 
 
 def expect_brief(session: SparkSession) -> None:
-    """Give up reattaching the session's further queries after a broken connection.
+    """Do without reattaching the session's further queries after a broken connection.
 
-    By default the server keeps each part of an answer until the client confirms, in a separate call, that it has arrived:
-    several calls for a small batch. A short query is cheaper to repeat.
+    Reattaching needs a separate call for each part of an answer, which confirms that it has arrived: several calls for a small
+    batch. A short query is cheaper to repeat.
     """
     if isinstance(session, ConnectSession):
         disable_reattach(session)
@@ -136,9 +136,9 @@ def tag_of(pipeline: str, txid: int, number: int) -> str:
 def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, is_fenced: Callable[[], bool]) -> Iterator[str]:
     """Tag this thread's operations, and interrupt them when the attempt is fenced or overdue. Yields the tag.
 
-    The attempts that this one has fenced are interrupted first: nothing of them counts any more. That can miss one that is
-    about to start an operation, so each attempt also checks its own state at short intervals. It checks the server as well: one
-    that accepts work and no longer answers any question is given up.
+    The attempts that this one has fenced are interrupted first: their work is never committed. That can miss an attempt that is
+    about to start an operation, so each attempt also checks at short intervals whether it is fenced, and whether the server
+    answers: one that accepts work but is silent for LONGEST_SILENCE_SECONDS is given up.
 
     Raises: AttemptTimedOut, SparkUnavailable.
     """
@@ -203,7 +203,7 @@ def _answers(spark: SparkSession) -> bool:
 def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifacts | None) -> SparkSession:
     """Return the shared session of this name, created if necessary; its successor if the server has closed it.
 
-    Code that has changed has a session of its own, because Python workers, which belong to a session, keep what they imported.
+    Changed code gets another session: Python workers belong to a session, and keep what they have imported.
     """
     name = name if artifacts is None else f"{name}/{artifacts.name}"
     for generation in range(MAX_CLOSED_SESSIONS):
@@ -225,9 +225,9 @@ def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifa
 
 
 def _bring(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
-    """Send what tasks need to a session that has not got it, and check its executors.
+    """Send what tasks need to a session to which it was not sent before, and check its executors.
 
-    If several processes do so at once, the server takes the same content from each.
+    If several processes do so at once, the server accepts the same content from each.
 
     Raises: ExecutorsUnprepared.
     """
@@ -306,9 +306,9 @@ class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no type
         self._token = token
 
     def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:  # noqa: ARG002
-        """Pass on the token, or the reason why not; the call then fails, and is retried like any other."""
+        """Pass on the token, or the error about an untrusted listener: the call then fails, and is retried."""
         try:
-            if can_see_all():  # elsewhere the check takes too long for each call
+            if can_see_all():  # on other systems the check takes too long for each call
                 self._server.check()
         except (TidegateError, OSError) as error:
             callback((), error)
@@ -317,7 +317,7 @@ class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no type
 
 
 def check_reachable(settings: Settings) -> None:
-    """Fail at once if the server cannot be reached, instead of retrying like the client; a local session always can.
+    """Fail at once if the server cannot be reached, while Spark's client would retry; local Spark needs no server.
 
     Raises: SparkUnavailable, SettingsInvalid, ListenerNotTrusted.
     """

@@ -1,7 +1,7 @@
 """Files of a Spark session, such as a password file, as parameters of connections that Spark's tasks open.
 
-A parameter names such a file, and the task finds it in the session's folder on its executor. So a plan, and whatever Spark
-writes down of it, has the file's name and never its content.
+A parameter names such a file, and the task finds the file in the session's folder on its executor. So a query's plan, and what
+Spark logs of it, has the file's name and never its content.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""The staging sink: Spark's executors copy a state's partials, unless they are few, or a batch's bad records.
+"""The staging sink: Spark's executors copy a state's partials, or a batch's bad records, into a staging table.
 
 Each task streams its Arrow batches into one COPY and answers with one row: the partition, the task attempt, the number of
-rows, their digest, and the sums of the transformed rows that the partials were made of (`jobs.compute.tracking`). The driver
-sees only these answers, at most one per partition; a task keeps SORTED_BYTES of Arrow batches at a time. Refusals (a NULL key,
-a lost connection) are answers too, so that the driver raises them with their own class.
+rows, their digest, and the count and hash sum of the transformed rows that the partials were made of. The driver sees only
+these answers, at most one per partition; a task keeps SORTED_BYTES of Arrow batches at a time. Refusals (a NULL key, a lost
+connection) are answers too, so that the driver raises them with their own class.
 """
 
 import gc
@@ -101,7 +101,7 @@ class StagingSink:
 
 
 def _keep_imports() -> None:
-    """Keep this worker's imports out of its garbage collections: Spark asks for one after each task."""
+    """Keep this worker's imports out of its garbage collections: Spark starts a collection after each task."""
     if not gc.get_freeze_count():
         gc.freeze()
 
@@ -109,8 +109,8 @@ def _keep_imports() -> None:
 def in_key_order(batches: Iterator[pa.RecordBatch], staged: Staged) -> Iterator[pa.RecordBatch]:
     """Yield the same rows sorted by their first key, within blocks of SORTED_BYTES; a text key is left unsorted.
 
-    The merge, which holds the cursor's lock, then finds neighbouring keys in one place, in memory too. Here the sort runs
-    beside other tasks. Sorting texts takes longer than it saves.
+    The merge into the state, which holds up later commits, then finds neighbouring keys side by side. The sort in a task holds
+    up nothing. Sorting texts takes longer than it saves.
     """
     key = staged_in_order_of(staged)
     if key is None:
@@ -185,7 +185,7 @@ class PartialsReader:
         return block
 
     def _reconcile(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Sum up the rows that these partials were made of, and take the sums off."""
+        """Sum up the columns of row counts and hashes, and drop ROWS and HASH."""
         if self._counter in batch.schema.names:
             self.reconciled_rows += pc.sum(batch.column(self._counter)).as_py()
         if HASH in batch.schema.names:
@@ -254,7 +254,7 @@ class PartialsReader:
         elif pa.types.is_timestamp(values.type):
             ticks, (first, last) = values.view(pa.int64()), TICKS
             window = getattr(self._staged, "window", None)
-            if window and name == WINDOW_START:  # the first of the windows that the piece counts in begins before it
+            if window and name == WINDOW_START:  # of the windows that this stretch of time counts in, the first begins earlier
                 first += window.size - window.every
         else:
             return

@@ -1,4 +1,6 @@
-"""Sketches of a key's values, as arrays in the text that Postgres reads. Spark's memory per key is that of the array.
+"""Sketches of a key's values: arrays of a bounded size from which a number is estimated, as text that Postgres reads.
+
+Spark's memory per key is that of the array.
 
 Spark's own sketches (HyperLogLog, theta, KLL) are bytes that depend on the order of the rows, and that Postgres cannot merge.
 """
@@ -39,7 +41,7 @@ def _bits(column: Column, columns: int) -> Column:
 
 
 def _words(bitmap: Column, count: int) -> Column:
-    """Return the first words of a bitmap as numbers with a sign; bytes are cut, because that is quicker than digits."""
+    """Return the first words of a bitmap as numbers with a sign; cutting bytes is quicker than cutting hex digits."""
 
     def word(number: Column) -> Column:
         return F.conv(F.hex(F.substring(bitmap, number * WORD_BYTES + 1, F.lit(WORD_BYTES))), 16, -10)
@@ -48,7 +50,7 @@ def _words(bitmap: Column, count: int) -> Column:
 
 
 def _counts(column: Column, per_octave: int, most: int, negatives: int, scale: int) -> Column:
-    """Return counts of values by size: of `jobs.sketches.size_of`, of numbers that are scaled to whole ones."""
+    """Return counts of values by their size (`jobs.sketches.size_of`), after numbers are scaled to whole ones."""
     units = (column * F.lit(Decimal(10**scale))).cast("bigint")
     size = F.least(F.abs(F.greatest(F.least(units, F.lit(most)), F.lit(-most))), F.lit(most))
     octave = F.length(F.bin(size)) - 1

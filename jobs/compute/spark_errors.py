@@ -1,7 +1,7 @@
 """The meaning of Spark's errors: where the fault lies, decided by condition and SQLSTATE.
 
-Only an error that Spark itself attributes to a value or to the code counts as such. A worker that crashed, a file that could
-not be read, a session that is gone, an exception whose name says nothing about data: none of these blames the data.
+Only an error that Spark itself attributes to a value or to the code blames data or code. A worker that crashed, a file that
+could not be read, a session that is gone, an exception whose name says nothing about data: none of these does.
 """
 
 import re
@@ -23,7 +23,7 @@ from state_store.errors import (
     TransformFailed,
 )
 
-# The server was restarted, forgot the session, or does not answer. PySpark raises some of them without a gRPC status.
+# Conditions of a server that was restarted, forgot the session, or does not answer; PySpark raises some without a gRPC status.
 _SERVER_GONE = ("INVALID_HANDLE", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED", "SESSION_CLOSED", "SESSION_NOT_SAME")
 _OTHER_SERVER = "server side session identifier"
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -31,7 +31,7 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _OVERFLOWS = ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "CAST_OVERFLOW")
 # Classes of SQLSTATE about values: too many rows where one is due, data exceptions, duplicate keys, raise_error().
 _DATA_CLASSES = ("21", "22", "23", "P0")
-# Some of class 22 are about the configuration (Kryo, settings, options), and Spark's own, with a K, about tables and paths.
+# States of these classes that blame no data: three about configuration (Kryo, settings, options), those with a K about tables.
 _NOT_DATA = re.compile(r"22002|22022|22024|...?K")
 _CODE_CLASSES = ("42", "0A")
 _MISSING_PATHS = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
@@ -120,6 +120,6 @@ def _raised(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error's first line, without plans and traces, and without the advice to let values be lost."""
+    """Return an error's first line, without plans and traces, and without Spark's advice to turn its ANSI mode off."""
     line = " ".join(str(error).strip().splitlines()[:1])
     return _NO_ADVICE.sub("", line)

@@ -1,4 +1,4 @@
-"""Stage partials: on executors, each task its own, or in process if there are few."""
+"""Stage partials: on Spark's executors, where each task copies its partition, or in this process if there are few."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ FEW_ROWS = 10_000
 
 @dataclass(frozen=True)
 class StagedRows:
-    """The rows that were staged for one state, or of a batch's bad records."""
+    """What was staged for one state, or of a batch's bad records; `reconciled` sums up the rows that the partials came from."""
 
     partitions: list[StagedPartition]
     reconciled: RowSums
@@ -34,17 +34,17 @@ class StagedRows:
 
 
 class NeedsExecutors(Exception):
-    """A state has more partials than expected, or some that cannot be staged: executors stage them, or say why not."""
+    """A state has more partials than expected, or some that cannot be staged: executors stage them, or raise the error."""
 
 
 def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows: DataFrame, counter: str = ROWS) -> StagedRows:
-    """Copy rows into the attempt's staging table; the driver gets one answer per partition.
+    """Copy rows into the attempt's staging table by Spark's tasks, which answer once per partition.
 
     Raises: the executors' refusals (BadKey, Overflow, StoreUnavailable, ...).
     """
-    staging = str(staging_table_of(spec, attempt.txid, attempt.number).name)  # a plain text: executors have no SQLAlchemy
+    staging = str(staging_table_of(spec, attempt.txid, attempt.number).name)  # plain text, because executors lack SQLAlchemy
     digest = digest_statement(spec, attempt.txid, attempt.number)
-    # The modules of authors need not be where tasks run.
+    # Executors may lack the author's modules, so the author's code is left out.
     sent = spec.without_code if isinstance(spec, StateSpec) else spec
     task = sink.StagingSink(conninfo_of_tasks(settings), staging, sent, digest, counter)
     # As Arrow, because collect() would ask the server how to return binary columns.
@@ -61,11 +61,11 @@ def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows:
 def stage_in_process(
     store: StateStore, attempt: Attempt, spec: StateSpec, partials: DataFrame, counter: str, *, most: int
 ) -> StagedRows:
-    """Fetch partials and stage them from this process: at most `most`, and no key beyond its limit.
+    """Fetch partials and stage them from this process: at most `most`, and no key longer than its limit.
 
-    A small batch is faster without a Python worker beside Spark's task, and without a connection of its own.
+    A small batch is faster without a Python worker beside Spark's task, and without a further connection to Postgres.
 
-    Raises: NeedsExecutors if there are more, or one of them is refused: the executors say why.
+    Raises: NeedsExecutors if there are more, or one is refused: executors then raise the error; StoreUnavailable.
     """
     texts = [key.name for key in spec.keys if key.type.name in ("text", "bytea")]
     if texts:  # a key that is too long is not fetched whole; the limit is in bytes, and a character has at least one

@@ -2,7 +2,7 @@
 
 A query is a function over the key's columns, which Spark calls with Arrow batches: only these columns go to Python, and no row
 moves. Spark takes the function for one that gives something else each time, so that it neither calls it twice for a row nor
-moves it past a filter; within an attempt it always gives the same (`state_store.queried`).
+moves it past a filter; within an attempt it always gives the same answer, as the state does not change meanwhile.
 """
 
 from collections.abc import Iterator, Mapping
@@ -146,7 +146,7 @@ def _chosen(schema: T.StructType, state: "QueriedState", columns: Mapping[str, s
 class Lookup:
     """Finds the rows of keys in a Spark task, for `pyspark.sql.functions.arrow_udf`.
 
-    It is a class for the reason given in `jobs.compute.sink`.
+    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
     """
 
     conninfo: dict[str, Any]
@@ -157,7 +157,7 @@ class Lookup:
     def answers(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Yield for each batch of keys a struct: whether the state has the key, and the columns of its row.
 
-        Spark reads from the types that it gets all batches of a task; those of a single column come without the tuple.
+        The parameter's type makes Spark pass all batches of a task to one call; a single column comes without the tuple.
         """
         if (first := next(batches, None)) is None:
             return  # a task without rows needs no connection
@@ -170,7 +170,7 @@ class Lookup:
             raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
 
     def _answer(self, connection: Any, columns: list[pa.Array]) -> pa.StructArray:
-        """Return what the state has for each key: each different one is requested once."""
+        """Return what the state has for each key; Postgres is asked for each different key once."""
         size, columns = len(columns[0]), columns[: len(self.kinds)]
         is_possible: Any = pa.repeat(pa.scalar(value=True), size)
         for column, kind in zip(columns, self.kinds, strict=True):
@@ -182,7 +182,7 @@ class Lookup:
         for position, row in self.reading.rows(connection, wanted):
             place[wanted[position]] = len(found)
             found.append(row)
-        # A key that cannot be stored is like NULLs in the list of keys, which may be those of a group.
+        # In the list, a key that cannot be stored consists of NULLs, as a stored key may: only possible keys match.
         places = [place.get(key) if is_it else None for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True)]
         indices = pa.array(places, pa.int64())
         columns_found = [
@@ -197,7 +197,7 @@ def _combined(column: Any) -> pa.Array:
 
 
 def _can_be_stored(column: pa.Array, kind: str) -> Any:
-    """Return for each value whether a column of this type could hold it; NULL could. What could not is in no state."""
+    """Return for each value whether a column of this type could hold it; NULL could. A state cannot have other keys."""
     if kind == "text":
         possible = pc.invert(pc.match_substring(column, "\0"))
     elif kind == "uuid":
@@ -212,7 +212,7 @@ def _can_be_stored(column: pa.Array, kind: str) -> Any:
 
 
 def _values(column: pa.Array, is_possible: Any) -> list[Any]:
-    """Return a key's values as Python's; None for those that are not possible, some of which Python lacks."""
+    """Return a key column's values as Python objects; None for impossible values, because Python lacks some of them."""
     values: list[Any] = pc.if_else(is_possible, column, pa.scalar(None, column.type)).to_pylist()
     return values
 
@@ -222,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def explain(error: Exception) -> TidegateError | None:
-    """Return the error that a task's query raised; None if the error is about something else."""
+    """Return the error that a state query raised in a task; None if Spark's error has another cause."""
     report = report_behind(MARK, error)
     return None if report is None else getattr(errors, report["error"])(report["reason"])
 

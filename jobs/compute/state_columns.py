@@ -1,7 +1,7 @@
 """A state's columns: transformed rows get the declared types exactly, or the batch is refused.
 
-A double becomes the shortest decimal that stands for it, such as 0.1; if that does not fit, nothing is rounded. A uuid is a
-text in Spark, in any case of letters.
+A double becomes the shortest decimal that stands for it, such as 0.1; if that does not fit, the batch is refused. A uuid is a
+text in Spark, in upper or lower case.
 """
 
 from pyspark.sql import Column
@@ -46,7 +46,7 @@ _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 def column_of(schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
     """Return a column of the rows in its declared type; None leaves the type as it is.
 
-    Raises: DeclarationInvalid if it is missing or has a type that would lose something.
+    Raises: DeclarationInvalid if it is missing, or its type does not fit the declared one without loss.
     """
     field = next((field for field in schema if field.name == name), None)
     if field is None:
@@ -80,7 +80,7 @@ def spark_type(declared: ColumnType) -> T.DataType:
 
 
 def explain(error: Exception) -> MalformedRecord | None:
-    """Return an error that names the refused value; None if the error is about something else."""
+    """Return an error that names the refused value; None if Spark's error has another cause."""
     if (found := report_behind(MARK, error)) is None:
         return None
     return MalformedRecord(
@@ -90,7 +90,7 @@ def explain(error: Exception) -> MalformedRecord | None:
 
 
 def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> bool:
-    """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric any decimal, to compare with."""
+    """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric column takes any decimal type."""
     numeric = declared.precision_and_scale
     if numeric is None:
         return isinstance(found, _ACCEPTED[declared.name])
@@ -103,7 +103,7 @@ def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) ->
 
 
 def _or_refuse(state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column) -> Column:
-    """Return the converted value, NULL for NULL; where it is not right, the query fails with a message for `explain`."""
+    """Return the converted value, NULL for NULL; unless `is_right`, the query fails with a message for `explain`."""
     message = F.struct(
         F.lit(f"State {state.name}: column {name}, declared {declared.name},").alias("place"),
         F.substring(value.cast("string"), 1, SHOWN_CHARACTERS).alias("value"),

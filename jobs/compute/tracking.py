@@ -48,7 +48,7 @@ LOW_HALF = 2**HALF_BITS - 1
 
 @dataclass(frozen=True)
 class RowSums:
-    """The number of rows that passed a place, the sum of their hashes (None: untracked), and the number of flagged rows."""
+    """The number of rows that passed a place, the sum of their hashes (None: not hashed), and the number of bad rows."""
 
     rows: int
     hash: int | None = None
@@ -68,7 +68,7 @@ class Tracker:
     def attach(
         self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
     ) -> DataFrame:
-        """Return the rows, observed, with the hash over these columns as column ID; None: untracked, and no such column.
+        """Return the rows, observed, with the hash over these columns as column ID; without hash and column if None.
 
         The hash is a column of its own because Spark compiles columns, but interprets observed expressions, which is slower.
         """
@@ -82,7 +82,7 @@ class Tracker:
         return self._observe(rows, sums)
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
-        """Return anchored partials, observed: the number of their rows, and the sum of column HASH."""
+        """Return the partials, observed: the number of rows, by column `counter`, and the sum of column HASH."""
         self._is_tracked = True
         return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
 
@@ -91,7 +91,7 @@ class Tracker:
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> RowSums:
-        """Return the sums of the rows that passed; waits for the first action.
+        """Return the sums of the rows that passed; wait until Spark has run the query.
 
         Raises: DeclarationInvalid if the rows did not pass through the observed DataFrame.
         """
@@ -162,7 +162,7 @@ def used_columns(pipeline: Pipeline) -> list[str] | None:
 
 
 def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSums) -> None:
-    """Refuse an attempt unless every row arrived at the next place exactly once.
+    """Refuse an attempt if the rows' number or hash sum differ between two places.
 
     Raises: RowsLost.
     """
@@ -176,5 +176,5 @@ def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSu
 
 
 def _hashable(column: Column, kind: T.DataType) -> Column:
-    """Return an expression that Spark can hash: it refuses maps, so their JSON text stands for them."""
+    """Return an expression that Spark can hash: it refuses maps, so a map is hashed as JSON text."""
     return F.to_json(column) if "map<" in kind.simpleString() else column

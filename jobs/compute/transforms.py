@@ -1,4 +1,4 @@
-"""An author's transform: what it gets, and what has to come of it."""
+"""Applies an author's transform to a batch's DataFrames, and checks what it returns."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,7 +15,7 @@ class Frames(dict[str, DataFrame]):
     """The DataFrames that a transform of several inputs gets, by the names of inputs and references."""
 
     def __missing__(self, name: str) -> DataFrame:
-        """Say which names there are.
+        """Refuse a name that is no input.
 
         Raises: DeclarationInvalid.
         """
@@ -23,11 +23,11 @@ class Frames(dict[str, DataFrame]):
 
 
 def apply_transform(transform: Transform, frames: Frames, columns: Collection[str]) -> DataFrame:
-    """Return the transformed rows: most often just a plan, and no row has been read.
+    """Return the transformed rows, most often as a plan of which no row has been read.
 
-    A source by itself has the one frame "", and its transform gets that. `columns` are those of all frames.
+    The transform of a single source gets the frame "", that of several inputs all frames. `columns` are those of all frames.
 
-    Raises: DeclarationInvalid if the code is at fault. Errors that may mean that something is away are passed on.
+    Raises: DeclarationInvalid if the code is at fault; errors of Spark, files, memory and imports as they are.
     """
     try:
         returned = transform(frames.get("", frames))
@@ -46,9 +46,9 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
 
 
 def check_used(returned: DataFrame, frames: Frames, observed: Mapping[str, str]) -> None:
-    """Refuse a transform that leaves an input or a reference out, of which no row could be missed then.
+    """Refuse a transform that leaves out an input or a reference: Spark would not read it, so no lost row would be noticed.
 
-    `observed` are the names of those to look for, each with the name under which its rows are counted.
+    `observed` maps the frames to look for to the names under which their rows are counted.
 
     Raises: DeclarationInvalid.
     """

@@ -19,7 +19,7 @@ SCHEMA = "key string, value bigint"
 def warm_up(settings: Settings, folder: Path) -> None:
     """Read, hash, observe and aggregate rows, and pass them through Python; the files are written into this folder.
 
-    Raises: SparkUnavailable, SparkFailed.
+    Raises: SparkUnavailable, SparkFailed; errors of `spark_session`.
     """
     try:
         with spark_session(settings, "warm-up") as session:

@@ -1,7 +1,7 @@
-"""The windows of rows: to which piece of time a row belongs, and what a piece says of its window (`state_store.window_spec`).
+"""The pieces of windows: a piece is the rows of a key in a stretch of time that belongs to the same windows.
 
-All is whole numbers of microseconds since 1970. Sessions of Spark have the time zone UTC, so that a timestamp without zone
-becomes such a number, and comes back, as it stands.
+Times are whole numbers of microseconds since 1970. Spark's sessions have the time zone UTC, so a timestamp without zone
+becomes such a number, and a timestamp again, without a shift.
 """
 
 from pyspark.sql import Column
@@ -12,12 +12,12 @@ from jobs.compute import state_columns
 from state_store.declaration import ColumnType
 from state_store.window_spec import WINDOW_START, WindowSpec
 
-# The piece of a session's rows is grouped by, and not kept: a session begins with its first row.
+# The column by which a session's rows are grouped; it is not kept, because a session begins with its first row.
 PIECE = "_tidegate_piece"
 
 
 def grouped_by(window: WindowSpec, time: Column) -> Column:
-    """Return what rows are grouped by, besides the state's own key, from their time; NULL if that is NULL."""
+    """Return the column by which rows are grouped besides the state's own key; NULL if their time is NULL."""
     start = _start(window, time)
     return start.alias(PIECE) if window.is_session else _time(window, start).alias(WINDOW_START)
 
@@ -28,7 +28,7 @@ def session_start(time: Column) -> Column:
 
 
 def partial(window: WindowSpec, part: Part, time: Column) -> Column:
-    """Return what a piece says of its window: its end, or that it corrects nothing yet, which the commit decides."""
+    """Return a piece's part: the end of its window, or 0 as the number of corrections, which the commit may raise."""
     if part.function == "no_corrections":
         return F.max(F.lit(0))
     begins = _micros(time) if window.is_session else _start(window, time)

@@ -1,4 +1,4 @@
-"""Acks: tell a source that its batch counts, at least once for each txid, even if the source raises."""
+"""Acks: notify a source that its batch has committed, at least once for each txid, even if the source raises."""
 
 import logging
 from collections.abc import Callable
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
-    """Tell the source that the batch counts, or never will; then record the ack.
+    """Give the source the ack of a committed or skipped batch; then record the ack.
 
-    Return False if the source raises: that is logged, the batch counts all the same, and the next plan gives the ack again.
+    Return False if the source raises: the error is logged, the batch stays committed, and the next plan gives the ack again.
     """
     if not pipeline.source.wants_acks:
         return True
@@ -31,9 +31,9 @@ def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
 
 
 def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
-    """Give the acks that earlier runs owe the source, because they died before or the source raised.
+    """Give the acks that earlier runs owe the source, because they died before the ack or the source raised.
 
-    Stop at the first ack that fails: the next would most often fail for the same reason, and take its time.
+    Stop at the first ack that fails: the next would most often fail for the same reason, slowly.
     """
     if not pipeline.source.wants_acks:
         return

@@ -1,13 +1,15 @@
 """Committing: which task commits, how many batches at once, and when.
 
     committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
-    together   all sealed batches after the cursor in one transaction, within the store's bounds
+    together   all sealed batches after the cursor in one transaction, up to limits of number and size
     alone      a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
-    timing     at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
-    busy       while another task holds the cursor, a task that processed leaves the commit to it; a batch's own commit waits
+    timing     at once; but a sealed batch waits a little for others that could be merged with it
+    busy       while another task holds the cursor's lock, a task that processed leaves the commit to it; a batch's own commit
+               task waits for the lock
     errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
 
-Order and exactly-once do not depend on any of this: `state_store.commits` decides under the cursor's lock.
+The cursor is the row with the last committed txid. A batch's turn opens when its predecessor has committed and its own
+processing is over. Order and exactly-once do not depend on these rules: each commit checks them under the cursor's lock.
 """
 
 import logging
@@ -39,8 +41,7 @@ class Committer:
     def commit(self, txid: int, restage: Callable[[int], object]) -> Commit:
         """Commit a batch, together with the sealed batches next to it; return the commit, also if it had committed before.
 
-        `restage` processes a batch again whose staging is missing, damaged or failed: a failure in either phase repeats both
-        (docs/protocol.md). Then the source gets its ack.
+        `restage` processes a batch again that has no staging that may be committed. After the commit, the source gets the ack.
 
         Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
         """
@@ -67,15 +68,15 @@ class Committer:
     def commit_ready(self) -> None:
         """Commit the sealed batches after the cursor, unless another task is committing.
 
-        If that task commits some meanwhile, the requested turn has passed, which counts as open; the commit itself begins
-        after the cursor, wherever that is.
+        Another task may commit the first of them meanwhile: their turns then still count as open, and the commit begins at
+        the first uncommitted batch.
         """
         following = self._store.committed(self._pipeline.name) + 1
         while self._opens(following) and (done := self._try_together(wait=False)):
             following = done[-1].txid + 1
 
     def redo(self, txid: int, reason: str) -> Commit:
-        """Replace the last committed batch's effect on the states by its newest attempt's; then ack it.
+        """Replace the last committed batch's effect on the states by its newest attempt's; then give the source the ack.
 
         The store must be connected as the owner of the tables.
 
@@ -88,13 +89,13 @@ class Committer:
     def _drain(self, txid: int) -> None:
         """Commit this batch and those that directly follow, while their turns are open.
 
-        An error ends this: the batch's own task meets it again in its commit, and reports it.
+        An error ends the loop: the batch's own task meets the error again, and reports it.
         """
         together = True
         while self._opens(txid):
             try:
                 done = self._try_together() if together else []
-                together = bool(done)  # a joint commit that failed would fail again before each of its batches
+                together = bool(done)  # a failed joint commit would fail again: from here on, each batch commits alone
                 done = done or [self._commit_alone(txid)]
             except TidegateError as stop:
                 with about(self._pipeline.name, txid):

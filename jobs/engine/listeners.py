@@ -1,4 +1,4 @@
-"""Listeners hear from a worker what it has done, right after it: those of a trace, those of Airflow's metrics."""
+"""Listeners: called by a worker right after each of its steps, to record traces or Airflow's metrics."""
 
 import logging
 from collections.abc import Container, Iterator, Sequence
@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """Is called with what has happened. By default it does nothing; it never fails the work, so it catches its own errors.
+    """A listener with methods that do nothing; a subclass overrides some. It must catch its own errors.
 
-    A process that is killed makes no more calls, and a step that is repeated may make them again: the ledger has the truth.
+    A process that is killed makes no more calls, and a step that is repeated may make them again: only the ledger is complete.
     """
 
     def on_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
-        """Hear that a plan ends now."""
+        """Hear that a plan ends now with these txids."""
 
     def on_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
         """Hear that attempts at a batch have ended: the worker's own, and those that it has fenced."""
@@ -31,7 +31,7 @@ class Listener:
 
 @contextmanager
 def harmless(pipeline: str, missing: str) -> Iterator[None]:
-    """Log a listener's error, and nothing else: the work counts whether it is reported or not."""
+    """Log an error of the block, and what is `missing` by it, instead of raising it."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""The same engine without Airflow: plan, process and commit in one process, for notebooks, tests and benchmarks."""
+"""Local runs: plan, process and commit in one process without Airflow, for `tidegate run`, notebooks, tests and benchmarks."""
 
 import logging
 import threading
@@ -44,13 +44,13 @@ def run_pipeline(
 ) -> RunResult:
     """Plan, process batches concurrently within the pipeline's window, and commit in order in the caller's thread.
 
-    Sealed batches wait a little for others that could be merged with them (`state_store.turns`).
+    A sealed batch waits a little for others that could be committed in the same transaction.
 
     `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If the process
     dies, the next run picks up the planned batches; committed ones stay. A batch that fails for a reason that may pass is tried
     again up to the pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
-    away later, the run goes on once it is back, unless that takes too long (`jobs.engine.recovery`). Any other error ends the
-    run; later batches that are already processed keep their work.
+    away later, the run waits up to `recovery.SERVER_PATIENCE_SECONDS` for it. Any other error ends the run; later batches that
+    are already sealed stay sealed.
 
     Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
@@ -79,7 +79,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
                         return
         except AttemptFenced as fenced:
             with about(pipeline.name, txid, fenced.attempt):
-                logger.warning("%s", fenced)  # the commit below waits for, or repeats, the work of the newer attempt
+                logger.warning("%s", fenced)  # the commit of the batch waits for the newer attempt, or repeats its work
         progress(txid, "processed")
 
     commits: list[Commit] = []
@@ -119,7 +119,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
 
 
 def _commit(worker: Worker, txid: int) -> Commit:
-    """Commit a batch; if another run has taken it over, wait for that run. An attempt that never ends becomes overdue."""
+    """Commit a batch; while another run's attempt at it is running, wait. An attempt that hangs is overdue at its timeout."""
     while True:
         try:
             return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))

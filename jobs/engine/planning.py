@@ -26,15 +26,16 @@ def plan_batches(
     to_txid: int | None = None,
     max_batches: int | None = None,
 ) -> list[int]:
-    """Return the txids that a run covers, left-over ones first; freeze the metadata of new ones. [] means nothing to do.
+    """Return the txids that a run covers, in order; freeze the metadata of new batches. [] means nothing to do.
 
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
-    answer, so a repeated plan changes nothing. The source gets the acks that earlier runs owe it.
+    txids, so a repeated plan changes nothing. The source gets the acks that earlier runs owe it.
 
-    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; the source's errors.
+    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate; the
+    source's errors.
     """
-    if not store.run_txids(pipeline.name, run_id):  # a run that has planned goes on
+    if not store.run_txids(pipeline.name, run_id):  # a run that has already planned goes on in a paused pipeline
         store.check_not_paused(pipeline.name)
     check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
     give_overdue_acks(store, pipeline)
@@ -52,7 +53,7 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
     Raises: SourceUnavailable, and the source's errors.
     """
     before = position_of(needed.previous)
-    if QUARANTINED in needed.current:  # the records stay; only the position that they carry along may have moved
+    if QUARANTINED in needed.current:  # a batch of quarantined records keeps them; only the source's position may have moved
         return {**needed.current, "source": before}
     coordinator = pipeline.source.coordinator(store.settings)
     coordinator.look_back(LedgerHistory(store, pipeline.name))
@@ -66,7 +67,7 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
 
 @dataclass(frozen=True)
 class LedgerHistory:
-    """The ledger as one pipeline's coordinator sees it (`jobs.sources.History`)."""
+    """The ledger's record of earlier batches, for one pipeline's coordinator: implements `jobs.sources.History`."""
 
     store: StateStore
     pipeline: str
@@ -76,7 +77,7 @@ class LedgerHistory:
         return self.store.committed(self.pipeline)
 
     def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
-        """Yield each name with its files in batches before a txid."""
+        """Yield each name with its files in the metadata of batches before a txid."""
         return self.store.taken_files(self.pipeline, names, before_txid)
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
@@ -87,7 +88,7 @@ class LedgerHistory:
 def _plan_once(
     store: StateStore, pipeline: Pipeline, run_id: str, from_txid: int | None, to_txid: int | None, limit: int
 ) -> list[int] | None:
-    """Plan against one reading of the ledger; None if another planner was faster."""
+    """Plan once, after the last batch in the ledger; return None if another run has opened batches meanwhile."""
     if planned := store.run_txids(pipeline.name, run_id):
         return planned
     after = store.last_opened(pipeline.name)

@@ -1,7 +1,7 @@
 """Outcomes of a failed batch, decided by the fault of its error and the pipeline's policy.
 
-The code follows this table; ``docs/poison.md`` shows it to people, and a test compares the two. Only content can be bad: no
-other fault ever leaves rows out, and a failure that is not known to lie in the content waits for a person.
+The code follows the table OUTCOMES; ``docs/poison.md`` shows it to people, and a test compares the two. Only content can be
+bad: for no other fault are rows ever left out. A permanent error of unknown fault waits for a person.
 """
 
 from enum import Enum
@@ -11,7 +11,7 @@ from state_store.errors import Fault, PermanentError, TidegateError
 
 
 class Outcome(Enum):
-    """The outcome of a failure. The ledger keeps the work of all other batches, and all of them are processed."""
+    """What becomes of a batch after a failure. Other batches are processed all the same, and the ledger keeps their work."""
 
     SKIP = "is tried again; after `tries` failures of this kind, a commit without its rows takes its place"
     HALT = "waits for a person, at once"
@@ -22,7 +22,7 @@ class Outcome(Enum):
 
 _HALT_ALWAYS: dict[PoisonPolicy, Outcome] = {"block": Outcome.HALT, "quarantine": Outcome.HALT, "skip": Outcome.HALT}
 OUTCOMES: dict[Fault, dict[PoisonPolicy, Outcome]] = {
-    # The records that a source or a check refuses raise nothing under "quarantine": they are set aside before.
+    # Under "quarantine", records that a source or a check refuses raise no error: they are set aside.
     Fault.CONTENT: {"block": Outcome.HALT, "quarantine": Outcome.HALT, "skip": Outcome.SKIP},
     Fault.PIPELINE: _HALT_ALWAYS,
     Fault.SOURCE: _HALT_ALWAYS,
@@ -40,7 +40,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def outcome_of(error: BaseException, pipeline: Pipeline) -> Outcome:
-    """Return the outcome for a batch of the pipeline that failed with this error."""
+    """Return what becomes of a batch of the pipeline that failed with this error."""
     fault = fault_of(error)
     if fault is Fault.UNKNOWN and isinstance(error, PermanentError):
         return Outcome.HALT

@@ -29,13 +29,13 @@ POLICY = "the pipeline's policy"  # the ledger's entry for "given up by"
 
 @dataclass(frozen=True)
 class Processed:
-    """The result of processing: sealed by this attempt, sealed or committed before, given up, or not begun."""
+    """The result of processing a batch: sealed by a new attempt, sealed or committed before, given up, or not begun."""
 
     pipeline: str
     txid: int
     attempt: int | None
     outcome: str
-    is_new: bool = False  # sealed by this attempt
+    is_new: bool = False  # sealed by the attempt of this call
     is_ahead: bool = False  # not begun, because the pipeline's window is full
 
     def __str__(self) -> str:
@@ -63,12 +63,13 @@ class Processor:
         self._listeners = listeners
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch under a new attempt, if it needs one (`StateStore.start_attempt`).
+        """Process a batch under a new attempt, unless it is sealed, committed, given up, or beyond the pipeline's window.
 
-        Unless the pipeline's policy gives the batch up for it, an error is recorded and raised again; a permanent one also
-        halts the batch, so that later txids of the run stop waiting for it.
+        An error is recorded and raised again, unless the pipeline's policy then gives the batch up; a permanent one also halts
+        the batch, so that later txids of the run stop waiting for it.
 
-        Raises: AttemptFenced if a newer attempt took over; BatchRetried; errors of `stage_batch` and the source's coordinator.
+        Raises: AttemptFenced if a newer attempt took over; BatchRetried; errors of `StateStore.start_attempt`, `stage_batch`,
+        and the coordinator.
         """
         store, pipeline = self._store, self._pipeline
         with halting(store, pipeline.name, txid):
@@ -89,7 +90,7 @@ class Processor:
                 return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
 
     def stage_for_redo(self, txid: int) -> None:
-        """Process the last committed batch again, up to the seal; none of it counts yet.
+        """Process the last committed batch again, up to the seal; the states stay as they are.
 
         Raises: RangeRefused for any other batch; the errors of `process`.
         """
@@ -104,7 +105,7 @@ class Processor:
 
     @contextmanager
     def _observed(self, attempt: Attempt) -> Iterator[None]:
-        """Name the attempt in the log lines of the block, and notify the listeners of it, and of those that it has fenced."""
+        """Name the attempt in log lines of the block; notify listeners of attempts that it has fenced, and of its own end."""
         ended = {attempt.number}
         self._notify(attempt, attempt.fenced)
         try:
@@ -121,7 +122,7 @@ class Processor:
             listener.on_attempts(self._store, attempt.pipeline, attempt.txid, ended)
 
     def _begin(self, txid: int, mode: Mode) -> Attempt | Commit | NotStarted:
-        """Begin an attempt, after the source has planned the batch again if that is due."""
+        """Begin an attempt, with a new plan of the batch if the store asks for one."""
         new_input: NewInput | None = None
         while True:
             begun = self._store.start_attempt(
@@ -145,7 +146,7 @@ class Processor:
             stage_batch(self._store, pipeline, attempt, spark, routing=self._routing)
 
     def _give_up(self, attempt: Attempt, error: Exception) -> bool:
-        """Record why an attempt failed and tell the source; return True if the pipeline's policy gives the batch up.
+        """Record why an attempt failed, call `Source.fail`, and return whether the pipeline's policy gives the batch up.
 
         Raises: BatchRetried if the policy wants another try; AttemptFenced.
         """
@@ -172,7 +173,7 @@ def describe(error: Exception) -> str:
 
 @contextmanager
 def halting(store: StateStore, pipeline: str, txid: int) -> Iterator[None]:
-    """Halt the batch when an error is permanent: no task retries it by itself."""
+    """Halt the batch if the block raises a permanent error, but no UsageError: no task retries it by itself."""
     try:
         yield
     except UsageError:

@@ -2,16 +2,16 @@
 
 from state_store.errors import RangeRefused
 
-# Airflow maps at most 1,024 tasks by default; the next run covers the batches that are left over.
+# Airflow maps at most 1,024 tasks by default; the next run covers further batches.
 MAX_BATCHES_PER_RUN = 1000
 
 
 def check_range(
     pipeline: str, committed: int, from_txid: int | None, to_txid: int | None, max_batches: int | None = None
 ) -> None:
-    """Refuse a range that is upside down, or that would leave uncommitted txids before it.
+    """Refuse numbers below 1, a range that ends before it begins, and one that leaves out earlier uncommitted txids.
 
-    Raises: RangeRefused, naming the gap.
+    Raises: RangeRefused.
     """
     for name, value in (("from_txid", from_txid), ("to_txid", to_txid), ("max_batches", max_batches)):
         if value is not None and value < 1:

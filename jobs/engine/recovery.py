@@ -1,4 +1,4 @@
-"""Recovery: repeat a failed step as the table of `jobs.engine.poison` says, and wait for a server that is away."""
+"""Recovery: repeat a failed step of a batch while its error may pass, and wait for a server that is away."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# How long a server that has answered before may be away: its restart takes seconds, that of a machine some minutes.
+# How long a server may be away: its own restart takes seconds, the restart of its machine some minutes.
 SERVER_PATIENCE_SECONDS = 300.0
 SECONDS_BETWEEN_LOOKS = 0.5
 # A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
@@ -26,8 +26,8 @@ Result = TypeVar("Result")
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
     """Repeat a step of a batch while its failures may pass, with growing pauses; wait for servers that are away.
 
-    The pipeline's `tries` limit this. The failures of a batch that is going to be skipped are counted in the ledger, which
-    ends them.
+    The pipeline's `tries` limit the repetitions. Under the policy "skip", the ledger counts the failures by content, and gives
+    the batch up after `tries`.
 
     Raises: the step's errors that another try cannot fix.
     """

@@ -7,10 +7,10 @@
               committed
     commit    that transaction: recorded along with wait
 
-Each is a child of the span in which the listener works: that of Airflow's task, or of `tidegate run`. So no step of the work
-has a hook, and a trace shows what the ledger shows. Recording never fails the work, and never waits for a collector.
+Each is a child of the span that is current when the listener is made: that of Airflow's task, or of `tidegate run`. No step of
+the work has a hook, and a trace shows what the ledger shows. Recording never fails the work, nor waits for a collector.
 
-Where no current span is recorded, nothing is recorded here; this module then imports nothing, and costs nothing.
+Where no current span is recorded, this module records nothing, and does not import OpenTelemetry.
 """
 
 import sys
@@ -27,7 +27,7 @@ from state_store.attempt_times import AttemptTimes
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-NAME = "tidegate"  # of the tracer, and before the name of each attribute
+NAME = "tidegate"  # the tracer's name, and the prefix of each attribute's name
 MISSING = "a span is missing in the trace."
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Attributes = dict[str, str | int | bool | None]
@@ -35,13 +35,13 @@ Attributes = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True)
 class Spans(Listener):
-    """Records spans as children of one span. Threads may share it."""
+    """Records spans as children of one span. Threads may share a recorder."""
 
     context: "Context"
 
     @classmethod
     def here(cls) -> Self | None:
-        """Return what records children of the current span; None if that is not recorded, so that nothing is traced."""
+        """Return a recorder of children of the current span; None if that span is not recorded."""
         trace = sys.modules.get("opentelemetry.trace")
         if trace is None or not trace.get_current_span().is_recording():
             return None
@@ -69,7 +69,7 @@ class Spans(Listener):
             self.record_commits(store.attempt_times(pipeline, [txid]))
 
     def record_commits(self, attempts: Iterable[AttemptTimes]) -> None:
-        """Record the same of those of these attempts that have been committed."""
+        """Record the spans wait and commit of committed attempts."""
         for times in attempts:
             with harmless(times.pipeline, MISSING):
                 self._record_commit(times)
@@ -82,7 +82,7 @@ class Spans(Listener):
         about = {**_key(times), "owner": times.owner, "source_rows": times.source_rows}
         process = self._record("process", times.started_at, end, about, error=code)
         if times.staged_at is not None and times.sealed_at is not None:
-            staged_at = min(max(times.started_at, times.staged_at), end)  # noted by another clock
+            staged_at = min(max(times.started_at, times.staged_at), end)  # from the worker's clock; the others are Postgres'
             process._record("stage", times.started_at, staged_at, _key(times))
             process._record("seal", staged_at, end, _key(times))
 
@@ -104,7 +104,7 @@ class Spans(Listener):
         self._record("commit", begun, times.merged_at, about)
 
     def _record(self, name: str, begin: datetime, end: datetime, about: Attributes, *, error: str | None = None) -> Self:
-        """Record one span; return what records its children. A clock that was set back makes it short, not negative."""
+        """Record one span; return a recorder of its children. After a clock was set back, its length is zero, not negative."""
         from opentelemetry import trace  # noqa: PLC0415 - loaded already, see `here`
 
         attributes = {f"{NAME}.{key}": value for key, value in about.items() if value is not None}

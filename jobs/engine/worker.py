@@ -36,9 +36,9 @@ from state_store.settings import Settings
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.1
-LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # until it begins the batch that it has claimed
-# A task that has gone on with other batches for this long gives its place back, so that a run of many batches leaves room for
-# other pipelines. Its run gets another place within seconds if nothing else waits.
+LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # for a task to begin the batch that it has claimed
+# A task that has worked on batches of other tasks for this long ends, so that a run of many batches leaves room in Airflow for
+# other pipelines. If nothing else waits, the next task of the run starts within seconds.
 LONGEST_HELP_SECONDS = 60.0
 
 
@@ -46,9 +46,9 @@ LONGEST_HELP_SECONDS = 60.0
 class Worker:
     """Works on one pipeline, with one store, under one owner's name in the ledger.
 
-    `routing` decides which shortcuts an attempt takes; tests replace it. Threads may share a worker. A pipeline that is given
-    by its name is loaded by the first step that needs it: a broken module keeps no one from asking, or reporting, by name.
-    `listeners` hear what the steps did; where a trace is recorded, one of them adds to it.
+    `routing` chooses the shortcuts that an attempt takes through Spark; tests replace it. Threads may share a worker. If only
+    the name of the pipeline is given, the first step that needs the pipeline loads it: `has_committed` works even if its module
+    is broken. `listeners` are called after each step; where a trace is recorded, one of them adds spans to it.
     """
 
     store: StateStore
@@ -99,7 +99,10 @@ class Worker:
     def plan(
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
     ) -> list[int]:
-        """Return the txids that a run covers, as `plan_batches` says; the same errors."""
+        """Return the txids that a run covers; freeze the metadata of new batches.
+
+        Raises: the errors of `plan_batches`.
+        """
         begun = datetime.now(UTC)
         txids = plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
@@ -109,11 +112,11 @@ class Worker:
         return txids
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch, if it needs an attempt; commit nothing. See `Processor.process`."""
+        """Process a batch, if it needs an attempt; commit nothing."""
         return self._processor.process(txid, mode=mode)
 
     def process_and_commit(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch, then commit the sealed batches after the cursor; the batch's own commit may find it done."""
+        """Process a batch; if it was sealed, commit the sealed batches after the cursor, unless another task is committing."""
         processed = self.process(txid, mode=mode)
         with about(self.name, txid, processed.attempt):
             logger.info("%s", processed)
@@ -122,9 +125,9 @@ class Worker:
         return processed
 
     def process_in_own_task(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch and commit what is ready, as its own task does: without taking it from another task that works on it.
+        """Process a batch and commit sealed batches, as the batch's own task: after any other task that has claimed the batch.
 
-        It waits for the task that has claimed the batch, and, if a newer attempt takes over meanwhile, for that one.
+        If a newer attempt fences this one, the task waits for that attempt, then processes the batch if it still needs it.
         """
         self.await_claimant(txid)
         while True:
@@ -139,9 +142,8 @@ class Worker:
     def process_claimed(self, run_id: str) -> None:
         """Claim, process and commit batches of a run that no task has begun, one after another in order.
 
-        It ends when there are none, after LONGEST_HELP_SECONDS, or at the first failure: that batch is left to its own task,
-        which tries again and reports. While this task lives and works on a batch, the batch's own task waits
-        (`await_claimant`).
+        It ends when there are none, after LONGEST_HELP_SECONDS, or at the first failure: the failed batch is left to its own
+        task, which tries again and reports. While this task works on a claimed batch, the batch's own task waits.
         """
         ends_at = time.monotonic() + LONGEST_HELP_SECONDS
         with closing(self.store.claims(self.name, run_id)) as claims:
@@ -157,15 +159,16 @@ class Worker:
                         return
 
     def await_claimant(self, txid: int) -> None:
-        """Wait while another task, which has claimed this batch, works on it; no longer than an attempt may take.
+        """Wait while the task that has claimed this batch works on it; no longer than an attempt may take.
 
-        A claimant begins at once. Ending the wait too early only costs work: the newer attempt fences the other.
+        After LONGEST_WAIT_FOR_CLAIMANT_SECONDS, a claim without a begun attempt is ignored. Ending the wait too early only
+        costs work: the newer attempt fences the claimant's.
         """
         begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
         self._wait_while(lambda: self.store.is_claimed(self.name, txid, only_begun=time.monotonic() >= begins_by))
 
     def _wait_while(self, is_in_work: Callable[[], bool]) -> None:
-        """Wait for another attempt, no longer than one may take: it may hang, with its connection open."""
+        """Wait for another task's attempt, no longer than an attempt may take: its process may hang, connected."""
         ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
         while is_in_work() and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -175,7 +178,10 @@ class Worker:
         return self.store.turn(self.name, txid).done
 
     def commit(self, txid: int) -> Commit:
-        """Commit a batch, processing it again if its staging is lost. See `Committer.commit`."""
+        """Commit a batch; process it again if its staging is lost.
+
+        Raises: the errors of `Committer.commit`.
+        """
         done = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
         for listener in self.listeners:
             listener.on_commit_task(self.store, self.name, txid)
@@ -184,10 +190,10 @@ class Worker:
     def redo(self, txid: int, reason: str) -> Commit:
         """Process the last committed batch again, and replace its effect on the states (I13). For opaque states only.
 
-        An opaque source plans the batch again, and the later batches that were already planned too. If the process dies before
-        the end, the states are unchanged.
+        An opaque source plans the batch again, and later batches that were already planned too. If the process dies before the
+        commit, the states are unchanged.
 
-        Raises: RangeRefused; the errors of `process`; AccessRefused without the password of the tables' owner.
+        Raises: RangeRefused; StagingLost; the errors of `process`; AccessRefused without the password of the tables' owner.
         """
         settings = self.store.settings
         StateStore.connect(settings, user=settings.pg_owner).close()  # a refusal after the processing would waste it
@@ -199,10 +205,10 @@ class Worker:
         return done
 
     def report_exhausted(self, txid: int, reason: str) -> None:
-        """Record that no task will retry the batch by itself; a later run clears this again.
+        """Halt a batch that no task will retry by itself; a later run clears the halt.
 
-        A pipeline that skips poison gives the batch up instead, if its content has failed in all `tries`, and in the newest
-        attempt: the way in which the task ended says nothing about the content.
+        With the policy "skip", give the batch up instead if its content has failed in all `tries`, and in the newest attempt,
+        however its last task ended.
         """
         if tries := self.store.poison_tries(self.name, txid):
             allowed = self.pipeline.tries

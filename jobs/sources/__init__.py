@@ -117,8 +117,8 @@ class LeftAlone:
 class InputFacts:
     """Facts about a batch before Spark reads it; they affect speed, never results. None is unknown.
 
-    `bytes` and `rows` are totals over all `files`. `is_verified` says that `verify_batch` compares all of the content with
-    the planned digests.
+    `bytes` and `rows` are totals over all `files`. `is_verified` says that `Emitter.verify_batch` compares all of the content
+    with the planned digests.
     """
 
     files: int = 0
@@ -129,7 +129,7 @@ class InputFacts:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as OpenLineage names it; `locations` are the parts of it that a batch reads, empty if they have no places."""
+    """A dataset as OpenLineage names it; `locations` are the places in it that a batch reads, empty if it has no places."""
 
     namespace: str
     name: str
@@ -138,9 +138,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Part:
-    """A share of what a batch reads: the rows of an input, or of a reference; or none, of an input without new data.
+    """A share of what a batch reads: the rows of an input or a reference; `idle`, without rows, for an input without new data.
 
-    `expected` returns the number of rows, counted without Spark, after they were computed; None if it is unknown.
+    `expected` returns the number of rows, counted without Spark; it is called after Spark has read them. None: unknown.
     """
 
     rows: "DataFrame"
@@ -171,11 +171,11 @@ class Emitter(Protocol):
     def emit_parts(
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
     ) -> Mapping[str, Part]:
-        """Return what the batch reads by input, as `emit_records` if `flagged`; a source by itself has the one input "".
+        """Return what the batch reads by input, as `emit_records` if `flagged`; a single source has the one input "".
 
         `with_idle` asks also for inputs that have no new rows.
 
-        Raises: as `emit_batch`.
+        Raises: the errors of `emit_batch`.
         """
         del with_idle
         emit = self.emit_records if flagged else self.emit_batch
@@ -202,7 +202,7 @@ class Emitter(Protocol):
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return what is known of the batch without Spark; may be called before or after the rows are read.
 
-        Raises: as `emit_batch`.
+        Raises: the errors of `emit_batch`.
         """
         del attempt, metadata
         return InputFacts()
@@ -218,12 +218,12 @@ class Emitter(Protocol):
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check, after the read, that the rows were those of the metadata; only then is the batch sealed.
 
-        Raises: SourceChanged, RangeExpired.
+        Raises: SourceChanged, RangeExpired, SourceUnavailable, SourceUnreadable, RowsLost.
         """
         del attempt, metadata
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return a Spark error in the source's terms (which file, which line), None if it has another cause."""
+        """Return an error of the attempt in the source's terms (which file, which line), None if it has another cause."""
         del error
         return None
 
@@ -240,7 +240,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str:
-        """A text that changes when another set of rows is meant. It holds no secrets: the ledger shows it."""
+        """A text that changes when the source stands for another set of rows. It holds no secrets: the ledger shows it."""
 
     def coordinator(self, settings: Settings) -> Coordinator:
         """Return the coordinator for one plan.
@@ -252,7 +252,7 @@ class Source(Protocol):
         """Return the emitter for one attempt."""
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
-        """Return what lies at the source unread, for an operator to see; None if there can be no such thing.
+        """Return the names at the source that are not read; None if it has no names.
 
         Raises: SourceUnavailable, SourceUnreadable.
         """
@@ -268,12 +268,12 @@ class Source(Protocol):
         return None
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return what a batch reads, as OpenLineage names it; nothing if that has no name. Asks no server."""
+        """Return the datasets that a batch reads, as OpenLineage names them. Asks no server."""
         del metadata, settings
         return ()
 
     def check_pipeline(self, pipeline: "Pipeline") -> None:
-        """Refuse a pipeline that cannot have this source, when it is declared.
+        """Refuse, at its declaration, a pipeline that cannot have this source.
 
         Raises: ValueError.
         """
@@ -282,7 +282,7 @@ class Source(Protocol):
 
     @property
     def follows(self) -> str | None:
-        """The pipeline whose states are this source; None if it is something else."""
+        """The pipeline whose states are this source; None for any other source."""
         return None
 
     @property

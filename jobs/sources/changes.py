@@ -35,7 +35,7 @@ SELECT c.txid, p.declaration, coalesce((
     WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s || '_changes', %(state)s || '_final')
 ), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
-# What identifies a commit, also after others have been lost and made again.
+# The identity of a commit: after a restore has lost it, a new commit of the same txid has another one.
 _COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
 _COUNTS = "SELECT txid, count(*) FROM {table} WHERE txid > %s AND txid <= %s GROUP BY txid ORDER BY txid"
 
@@ -104,7 +104,7 @@ class Changes(Source):
 
 @dataclass(frozen=True)
 class _Upstream:
-    """The followed pipeline, as of one moment of the ledger."""
+    """The followed pipeline at one time: its last committed txid, and the query of its changes."""
 
     committed: int
     query: Query
@@ -112,7 +112,7 @@ class _Upstream:
 
 
 class ChangesCoordinator(Coordinator):
-    """Plans ranges of txids that had committed at its first look."""
+    """Plans ranges of txids that had committed when the plan first looked at the followed pipeline."""
 
     def __init__(self, source: Changes, settings: Settings) -> None:
         self._source = source
@@ -209,7 +209,7 @@ class ChangesEmitter(Emitter):
 
 
 def _look(connection: Any, source: Changes) -> _Upstream:
-    """Return the followed pipeline.
+    """Look up the followed pipeline in the ledger.
 
     Raises: SourceUnreadable if there is no such state, or it cannot be followed.
     """
@@ -270,7 +270,10 @@ def _commit(connection: Any, source: Changes, txid: int) -> str | None:
 
 
 def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:
-    """Refuse to go on after commits that are not those that were followed."""
+    """Refuse a range if the followed pipeline's last commit in it was lost, or made again.
+
+    Raises: SourceChanged.
+    """
     to = int(metadata["to"][0])
     if _commit(connection, source, to) != metadata["commit"]:
         raise SourceChanged(
@@ -293,10 +296,10 @@ def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
 
 
 def removable(store: "StateStore", spec: "PipelineSpec", state: StateSpec, keep: int) -> tuple[int, dict[str, int]]:
-    """Return the txid up to which changes may be removed so that `keep` txids stay, and what each follower needs.
+    """Return the txid up to which changes may be removed so that `keep` txids stay, and, by follower, the same for it alone.
 
-    A follower needs what comes after the returned txid of its own: the range of its last committed batch, which a redo would
-    read again, and all later ones.
+    A follower, a pipeline that reads the changes, needs the range of its last committed batch, which a redo would read again,
+    and all later txids.
     """
     needed: dict[str, int] = {}
     for follower in store.followers(spec.name, state.name):

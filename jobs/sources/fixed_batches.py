@@ -42,7 +42,7 @@ class FixedBatches(Source):
 
     @property
     def identity(self) -> str:
-        """Return the columns; the lists may grow."""
+        """Return the columns; not the lists, because more may be added."""
         return f"fixed batches of {json.dumps(list(self.schema.items()))}"
 
     def coordinator(self, settings: Settings) -> "FixedCoordinator":

@@ -1,4 +1,4 @@
-"""Partitioned sources: a batch has one slice per partition, and all its slices are frozen in one row.
+"""Partitioned sources: a batch has one slice per partition, and its metadata freezes all slices together.
 
     metadata = {"partitions": {name: slice}, "idle": {name: last slice}}
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Partitions(Protocol):
-    """The questions that the author of a partitioned source answers, for one plan."""
+    """What the author of a partitioned source implements: the partitions, and their next slices, for one plan."""
 
     def names(self) -> Collection[str]:
         """Return the partitions that exist now.

@@ -277,6 +277,18 @@ def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> 
     assert tally.commit(1).key_count == 1
 
 
+def test_an_attempt_that_was_recorded_as_failed_cannot_be_sealed(tally: Tally, settings: Settings) -> None:
+    """Another thread or process may have given it up: its process learns why, and nothing changes."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
+    tally.store.fail_attempt(attempt, "it took too long")
+    before = contents(settings)
+    with pytest.raises(AttemptFenced, match="recorded as failed: it took too long"):
+        tally.store.seal(attempt, [staged], Tracked(1))
+    assert contents(settings) == before
+
+
 def test_an_attempt_that_did_not_seal_is_followed_by_another(tally: Tally) -> None:
     """Crashed, failed or restaged: the next attempt has the next number and its own staging, and lifts the halt."""
     tally.plan(1)

@@ -1,12 +1,14 @@
 """Reads for programs: one snapshot each, whole batches only, with the txid that they belong to."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 
 import pytest
 
+from jobs import Count, Files, Pipeline, State
 from state_store import Settings, StateStore
+from state_store.attempts import Tracked
 from state_store.errors import UnknownPipeline, UsageError
 from state_store.reads import StateReader
 from tests.integration.conftest import Tally
@@ -83,6 +85,23 @@ def test_what_is_not_there_is_named(settings: Settings, tally: Tally) -> None:
             reader.range(["2026-01-01", "x"], limit=1)
         with pytest.raises(UsageError, match="has no such key"):
             reader.range(["no date"], limit=1)
+        with pytest.raises(UsageError, match="State per_day has no range from or to NULL"):
+            reader.range([None], limit=1)
+
+
+def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
+    """As bytes, not as Python writes them."""
+    state = State(key={"digest": "bytea"}, aggregates={"n": Count()})
+    pipeline = Pipeline("blobs", Files("blobs", format="csv", schema={"digest": "binary"}), {"blob": state})
+    register(pipeline)
+    blobs = Tally(store, pipeline.spec)
+    blobs.plan()
+    attempt = blobs.start(1)
+    store.seal(attempt, [blobs.stage(attempt, "blob", [(r"\x00ff", 1), (r"\x01", 1), (r"\x62", 1)])], Tracked(3))
+    blobs.commit(1)
+    with StateReader.open(settings, "blobs", "blob") as reader:
+        assert [bytes(row["digest"]) for row in reader.get_many([[b"\x01"], [b"b"]]).rows if row] == [b"\x01", b"b"]
+        assert [bytes(row["digest"]) for row in reader.range([b"\x01"], [b"b"], limit=9).rows if row] == [b"\x01", b"b"]
 
 
 def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:

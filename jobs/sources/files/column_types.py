@@ -1,4 +1,4 @@
-"""The types of columns in text files, by Spark's names."""
+"""The types that columns of text files may have, parsed from Spark's names for types."""
 
 import re
 from dataclasses import dataclass, field

@@ -19,7 +19,7 @@ from state_store.errors import MalformedRecord, SourceUnreadable
 READ_BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".bz2")
 UTF8 = "utf-8"
-MARKED = ("utf-16", "utf-32")  # their decoders remove the byte order mark
+MARKED = ("utf-16", "utf-32")  # Python's decoders of these remove the byte order mark
 BYTE_ORDER_MARK = "\ufeff".encode()
 
 
@@ -92,7 +92,7 @@ def codec_of(encoding: str) -> str:
     found = codecs.lookup(encoding)
     if not is_text_encoding(found):
         raise LookupError(encoding)
-    # `text_of` removes the mark; Python's own decoder for it loses an incomplete mark.
+    # `text_of` removes the byte order mark; Python's decoder for utf-8-sig loses an incomplete mark.
     return UTF8 if found.name == "utf-8-sig" else found.name
 
 
@@ -101,8 +101,8 @@ def text_of(
 ) -> Iterator[bytes]:
     """Yield a file's text in blocks of UTF-8, decompressed by its ending, without the byte order mark.
 
-    `start` and `end` select bytes of a file that is neither compressed nor in another encoding. `within` is as for
-    `open_file`.
+    `start` and `end` select bytes of a file that is neither compressed nor in another encoding, `within` is the folder it
+    must lie in.
 
     Raises: MalformedRecord with the line for bytes that are no text in this encoding; SourceUnreadable for a file that cannot
     be read, or decompressed, to its end.

@@ -30,7 +30,7 @@ class DoneFolder:
         return self.path(txid, name).exists()
 
     def check_writable(self) -> None:
-        """Refuse to plan files that could not be moved away afterwards.
+        """Refuse to plan files that could not be moved away after their commit.
 
         Raises: SourceUnreadable.
         """
@@ -79,7 +79,7 @@ class DoneFolder:
             _rename(source, target)
             after = target.stat()
             if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) and not source.exists():
-                target.rename(source)  # another file took its place at the last moment
+                target.rename(source)  # another file took the name between check and move
                 raise SourceChanged(f"{source} was replaced while it was being moved to {target}.")
         except FileNotFoundError:
             return

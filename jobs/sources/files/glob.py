@@ -47,11 +47,11 @@ class Glob:
         self._alternatives = [_names(alternative) for alternative in dict.fromkeys(alternatives)]
 
     def start(self) -> frozenset[Place]:
-        """Return the places in the glob that match names in the source folder itself."""
+        """Return the places, (alternative, name in it), that match names in the source folder itself."""
         return self._opened((number, 0) for number in range(len(self._alternatives)))
 
     def below(self, places: frozenset[Place], name: str, *, strict: bool = True) -> frozenset[Place]:
-        """Return the places in the glob that match names in this folder; none if the glob does not lead into it.
+        """Return the places that match names in this folder; none if the glob does not lead into it.
 
         Without `strict`, names that writers reserve are names like any other.
         """
@@ -86,7 +86,7 @@ class Glob:
         return _compiled(part).match(name) is not None
 
     def _opened(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
-        """Return places and those after a ``**``, which may stand for no folder at all."""
+        """Return these places, and those after a ``**``, which may stand for no folder at all."""
         found = set()
         for number, place in places:
             found.add((number, place))

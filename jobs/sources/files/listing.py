@@ -1,7 +1,7 @@
 """Lists a source folder: the names of its files in order, and the identity of each file.
 
-Nothing is left out silently: every name that is not read is listed with its reason. Others write into a source folder, so
-its links are followed only within it, unless the source says otherwise.
+Nothing is left out silently: every name that is not read is listed with its reason. Other programs write into a source folder,
+so its links are followed only within it, unless the source declares follow_links.
 """
 
 import os
@@ -50,7 +50,7 @@ class Listing:
 def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
     """List the files to read, relative to the folder and in order, and the names left alone.
 
-    A link that leads out of the folder is among the names; `identify` refuses it when its turn comes.
+    A link that leads out of the folder is among the names; `identify` refuses it when a batch would take it.
 
     Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed.
     """
@@ -76,7 +76,7 @@ class _Walk:
         self._ahead: deque[tuple[str, frozenset[Place], tuple[str, ...], bool]] = deque()
 
     def run(self) -> Listing:
-        """Return the listing. A file reached by several names has one: its own if it lies in the folder."""
+        """Return the listing. A file that is reached by several names keeps one: its own name if the glob takes it."""
         self._ahead.append(("", self.glob.start(), (self._real,), False))
         while self._ahead:
             self._list(*self._ahead.popleft())
@@ -123,7 +123,7 @@ class _Walk:
     ) -> None:
         inside = self.glob.below(places, entry.name)
         if not inside and self.glob.takes(places, entry.name):
-            self._found.names.append(name)  # refused when its turn comes, because it may be the data
+            self._found.names.append(name)  # a folder that the glob takes: refused when a batch would take it
         elif not inside:
             is_hidden = bool(self.glob.below(places, entry.name, strict=False))
             self._found.left_alone[HIDDEN if is_hidden else NOT_REACHED].append(f"{name}/")
@@ -135,7 +135,7 @@ class _Walk:
     def _follow(self, name: str, inside: frozenset[Place], above: tuple[str, ...], real: str) -> None:
         """Enter a linked folder, unless the link leads in circles or out of the source."""
         if not self._follow_links and not is_below(real, self._real):
-            self._found.names.append(name)  # refused when its turn comes
+            self._found.names.append(name)  # refused when a batch would take it
         elif real in above or (real, inside) in self._entered:
             self._found.left_alone[SAME_FOLDER].append(f"{name}/")
         else:
@@ -151,7 +151,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: bool = False) -> dict[str, Any] | None:
-    """Return a file's identity, None while it is still being written.
+    """Return a file's name, size, modification time and digest; None while it may still be written.
 
     Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
     """
@@ -174,12 +174,12 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
 
 
 def is_young(found: os.stat_result, min_age_seconds: int) -> bool:
-    """Return whether a file changed just now. A time far in the future does not mean an active writer."""
+    """Return whether a file may still be written, by its age; a time far in the future is no sign of that."""
     return abs(time.time() - found.st_mtime) < min_age_seconds
 
 
 def young_among(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
-    """Return the files that changed just now; one that has vanished meanwhile is none."""
+    """Return the files that may still be written, by their age; vanished files are left out."""
     young = []
     for name in names if min_age_seconds > 0 else ():
         with suppress(OSError):

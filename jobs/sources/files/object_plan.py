@@ -1,7 +1,8 @@
 """Plans batches of objects, from a listing that is read page by page and no further than batches need.
 
-As on a disk, an object is its name and its content, which is its ETag or, in a store without, its digest; the ledger knows
-all that ever counted. An object that was overwritten after it counted stops planning when the listing comes to it.
+An object is its name and its content, known by its ETag or, in a store without ETags, by its digest. A batch takes an object by
+naming it in its metadata; the object counts once the batch has committed, and the ledger knows all that ever counted. An
+object that was overwritten after it counted stops planning when the listing comes to it.
 """
 
 import logging
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MARKER = "is the mark of a folder"
 LONGEST_NAME_BYTES = 1024  # of a key, in every store
-LOOKED_AT = 10_000  # names that a report is made of, since a status asks for one
+LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
 class ObjectsCoordinator(Coordinator):
@@ -46,7 +47,7 @@ class ObjectsCoordinator(Coordinator):
         self._next: dict[str, Any] | None = None  # taken from the listing, and too large for the batch before
 
     def look_back(self, history: History) -> None:
-        """Keep the history of objects that batches have taken; without it, only the previous batch's are known."""
+        """Keep the history of objects that batches have taken; without a history, only the previous batch's are known."""
         self._history = history
 
     def initialize_transaction(
@@ -105,7 +106,7 @@ class ObjectsCoordinator(Coordinator):
                         "%s/%s changed less than %d s ago: not planned yet.", self._place, name, self._min_age_seconds
                     )
                     if self._source.names_grow:
-                        return  # names after it would hide it for ever
+                        return  # if a later name were taken, this one would never be read
                 elif identity := self._identified(name, page[name]):
                     yield identity
 
@@ -131,7 +132,7 @@ class ObjectsCoordinator(Coordinator):
         return found.mtime_ns == file.mtime_ns or self._digest(name) == file.sha256
 
     def _identified(self, name: str, found: FoundObject) -> dict[str, Any] | None:
-        """Return what identifies an object; None if it is gone, or no object at all.
+        """Return an object's entry in the metadata; None if it is gone, or no object at all.
 
         Raises: SourceUnreadable.
         """
@@ -143,7 +144,7 @@ class ObjectsCoordinator(Coordinator):
         if len(name.encode()) > LONGEST_NAME_BYTES:
             raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
         try:
-            if not found.size:  # a listing may call the mark of a folder like the folder
+            if not found.size:  # a listing may show the mark of a folder under the folder's name: looking it up then fails
                 look(path)
             described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
             if found.identity is None:
@@ -198,7 +199,7 @@ def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
 
 
 def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
-    """Return which of the first LOOKED_AT names changed just now."""
+    """Return which of the first LOOKED_AT names changed less than `min_age_seconds` ago."""
     if min_age_seconds <= 0:
         return []
     since = (time.time() - min_age_seconds) * 10**9

@@ -194,7 +194,7 @@ def dataset_of(place: ObjectPath) -> tuple[str, str]:
 
 
 def pinned(path: ObjectPath, file: Mapping[str, Any]) -> ObjectPath:
-    """Return the path of a planned object: only what was planned is opened by it."""
+    """Return the path of a planned object, which opens only if the object still has the planned ETag."""
     return replace(path, etag=file.get("etag"))
 
 
@@ -251,7 +251,7 @@ def gone(path: ObjectPath) -> SourceChanged:
 
 
 def overwritten(path: ObjectPath) -> SourceChanged:
-    """Return the error for an object that is not the planned one any more."""
+    """Return the error for an object whose content is not the planned one any more."""
     return SourceChanged(
         f"{path} was overwritten since its batch was planned. Put the planned content back, and what is new into an object of "
         "another name."
@@ -260,7 +260,7 @@ def overwritten(path: ObjectPath) -> SourceChanged:
 
 @contextmanager
 def _explained(place: ObjectPath, *, is_object: bool = False) -> Iterator[None]:
-    """Turn the store's errors into those that say who has to do what; a missing object is FileNotFoundError."""
+    """Turn the store's errors into ours, with advice; a missing object stays FileNotFoundError."""
     from obstore import exceptions  # noqa: PLC0415
 
     try:
@@ -358,7 +358,7 @@ def _store(url: str) -> "ObjectStore":
 
 
 def _credentials_of(profile: str) -> Any:
-    """Return what asks boto3 for a profile's credentials: files, single sign-on, roles.
+    """Return a provider that asks boto3 for a profile's credentials: from files, single sign-on, roles.
 
     Raises: SettingsInvalid without boto3.
     """

@@ -1,5 +1,8 @@
 """Plans batches of files: finds those that are new, have counted, or have changed since they counted.
 
+A batch takes a file by naming it in its metadata; the file counts once the batch has committed. A file is young as long as it
+changed so recently that it may still be written.
+
 A file is its name and its content. If it was touched, moved away and back, or restored, it is the same file; the ledger
 knows all files that ever counted. A file whose content changed after it counted stops planning until an operator has looked
 at it: its new content would never be read, or its old content would be read twice.
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A plan that finds only young files waits for them, if that takes no longer than this.
+# A plan that finds only young files waits until they are old enough, if that takes no longer than this.
 LONGEST_WAIT_SECONDS = 10
 NAMED = 3  # how many files a message names
 LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
@@ -64,7 +67,7 @@ class FilesCoordinator(Coordinator):
         self._young: list[str] = []
 
     def look_back(self, history: History) -> None:
-        """Keep the history of files that batches have taken; without it, only the previous batch's files are known."""
+        """Keep the history of files that batches have taken; without a history, only the previous batch's files are known."""
         self._history = history
 
     def initialize_transaction(
@@ -93,7 +96,7 @@ class FilesCoordinator(Coordinator):
         return {"files": files, "behind": digest}
 
     def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Take new files until the batch is full; `files` are already in it."""
+        """Take new files until the batch, which already has `files`, is full."""
         source, found, size = self._source, list(files), sum(file["size"] for file in files)
         mine = {file["name"] for file in files}
         assert self._new is not None
@@ -127,7 +130,7 @@ class FilesCoordinator(Coordinator):
             taken = {file["name"] for file in previous["files"]} if previous else set()
             return [name for name in self._names if name not in taken]
         found: dict[Look, list[TakenFile]] = {look: [] for look in Look}
-        new = [name for name in self._names if NOT_UTF8.search(name)]  # their names are refused later
+        new = [name for name in self._names if NOT_UTF8.search(name)]  # refused when a batch would take them
         names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
         for name, earlier in self._history.taken_files(names, txid):
             look, file = self._look(name, earlier)
@@ -154,7 +157,7 @@ class FilesCoordinator(Coordinator):
         try:
             found = path.stat()
             if not stat.S_ISREG(found.st_mode):
-                return Look.NEW, None  # it is refused when it is identified
+                return Look.NEW, None  # refused when a batch would take it
             same = self._same(path, found, earlier)
         except FileNotFoundError:
             return Look.TAKEN, None
@@ -168,7 +171,7 @@ class FilesCoordinator(Coordinator):
         return self._look_at_other(name, earlier)
 
     def _look_at_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
-        """Return what a file is whose content none of the taken files of its name has."""
+        """Return the result for a file whose content differs from all taken files of its name."""
         last = max(earlier, key=lambda file: file.txid)
         if not last.is_committed:
             return Look.TAKEN, last  # its own batch reports the change, when it is read
@@ -177,9 +180,9 @@ class FilesCoordinator(Coordinator):
         return Look.CHANGED, last
 
     def _same(self, path: Path, found: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
-        """Return the taken file that this file is; it is read only if size and time do not decide.
+        """Return the taken file with the same content; the file is read only if its size and time do not decide.
 
-        They do not for a file that was moved away: the present file was put there later.
+        They do not if the taken file was moved away: the present file was put there later.
         """
         for file in earlier:
             if (file.size, file.mtime_ns) == (found.st_size, found.st_mtime_ns) and not file.is_done:
@@ -206,9 +209,9 @@ class FilesCoordinator(Coordinator):
         )
 
     def _moved_files(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
-        """Return a batch's files that its commit has moved away; when it is planned again, they stay its own.
+        """Return a batch's files that were moved away after its commit, which a redo keeps.
 
-        Raises: SourceChanged if it has committed and a file of it is gone: the redo would take its rows away.
+        Raises: SourceChanged if it has committed and a file is gone: the redo would take its rows away; SourceUnreadable.
         """
         moved: list[dict[str, Any]] = []
         for file in current["files"]:
@@ -225,14 +228,14 @@ class FilesCoordinator(Coordinator):
         return moved
 
     def _check_done_folder(self) -> None:
-        """Refuse to plan if files of uncommitted batches were moved away: the ledger is then an older one.
+        """Refuse to plan if files of uncommitted batches were moved away: the ledger has then lost their commits.
 
         Raises: HoleDetected.
         """
         if self._done is None or self._history is None:
             return
         txids = self._done.txids()
-        committed = self._history.committed()  # after the look: a file is moved after its commit
+        committed = self._history.committed()  # read after the txids, because files are moved after their commit
         ahead = [txid for txid in sorted(txids) if txid > committed and self._done.has_files(txid)]
         if ahead:
             raise HoleDetected(
@@ -243,7 +246,7 @@ class FilesCoordinator(Coordinator):
             )
 
     def _wait_for_young(self) -> bool:
-        """Wait until young files are old enough, if there is nothing else to do and the wait is short."""
+        """Wait until young files are old enough, if the wait is short; return whether to look at them again."""
         if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
             return False
         ends_at = time.monotonic() + self._min_age_seconds
@@ -257,7 +260,7 @@ class FilesCoordinator(Coordinator):
         try:
             return is_young((self._folder / name).stat(), self._min_age_seconds)
         except OSError:
-            return False  # the next look reports the error
+            return False  # the error comes again, and is reported, when the file is to be taken
 
     def _report_young(self) -> None:
         if self._young:

@@ -1,7 +1,7 @@
 """Reads the files of one batch with Spark, checked against the plan and the declaration.
 
 Spark's readers guess: they turn values that do not fit into NULL, round decimals, and drop text after a JSON record. Here the
-first record that does not fit ends the batch, with its place. Each format has a module of its own.
+first record that does not fit fails the batch, with an error that names the place. Each format has a module of its own.
 """
 
 import os
@@ -53,7 +53,7 @@ class FileReader(Emitter):
         self._options = source.options
         self._header = source.header
         self._partitions = partitions
-        # What to do about a file that is not as planned; None: what is to be done about a file of the source.
+        # The advice in an error about a file that is not as planned; None: the usual advice for a file of a source.
         self.advice: str | None = None
         # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Place]] = []
@@ -74,7 +74,7 @@ class FileReader(Emitter):
         return self._read(paths, flagged=False)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged.
+        """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged by a REFUSAL.
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
         """
@@ -95,10 +95,12 @@ class FileReader(Emitter):
         return sum(self._count_rows(path) for _, path in self._files)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
-        """Check the digests again, to find files that changed during the read before the seal.
+        """Check the digests again, to find files that changed during the read.
 
         A file that was replaced and put back meanwhile, or changed and changed back, is found too: its inode, or the time of
         its last change, differs.
+
+        Raises: RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable.
         """
         for file, path in self._files:
             if self._check_planned(file, path) != self._inodes[path]:
@@ -108,7 +110,7 @@ class FileReader(Emitter):
                 )
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return what a Spark error means."""
+        """Return the error for a changed object, a refusing store or an unreadable file."""
         text = str(error)
         if found := self._changed_object() or unsupported_store(text, self._source.folder):
             return found
@@ -117,7 +119,7 @@ class FileReader(Emitter):
         return None
 
     def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
-        """Return the rows of one or more files: flagged, or the first record that does not fit ends the query."""
+        """Return the rows of one or more files; unless they are flagged, the first record that does not fit ends the query."""
         raise NotImplementedError
 
     def _rows_of(self, reader: "TaskReader", schema: "T.StructType", *, read_here: bool) -> "DataFrame":
@@ -196,7 +198,7 @@ class FileReader(Emitter):
         return found
 
     def _changed_object(self) -> TidegateError | None:
-        """Return the error for an object that is not the planned one any more, which may be why Spark failed."""
+        """Return the error for an object that is not as planned any more, a likely cause of Spark's error."""
         try:
             for file, path in self._files:
                 if isinstance(path, ObjectPath):
@@ -226,7 +228,7 @@ class FileReader(Emitter):
         return self._folder if path.is_relative_to(self._folder) or self._done is None else self._done.done
 
     def _changed(self, what: str, advice: str) -> TidegateError:
-        """Return the error for a file that is not as planned; an opaque batch is planned again, with the file as it is then."""
+        """Return the error for a file that is not as planned; an opaque source plans such a batch again, with other files."""
         if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again.")
         return SourceChanged(f"{what} {self.advice or advice}")
@@ -243,7 +245,7 @@ def quoted(name: str) -> str:
 
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:
-    """Return what a Spark error says of the store: that Spark has no library for it, or that it refuses Spark."""
+    """Return our error if, by Spark's, Spark has no library for the store, or the store refuses Spark; None otherwise."""
     if found := re.search(r"No FileSystem for scheme \"?(\w+)|Class (org\.apache\.hadoop\.fs\.\S+) not found", text):
         return SettingsInvalid(
             f"Spark cannot read {folder}: it has no library for it ({found[0]}). Name it in the setting spark_packages, and "

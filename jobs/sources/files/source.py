@@ -2,10 +2,10 @@
 
 Files are ordered by name; a batch is the next few of them. Its metadata names each file with size, modification time and
 SHA-256. The digest is the identity: it is checked before and after every read, so that a batch is sealed only if Spark
-saw the planned bytes (I11). An object's identity is its ETag, of which the digest is then taken.
+saw the planned bytes (I11). An object's identity is its ETag; the digest is then that of the ETag.
 
-The ledger keeps each file that has counted, by name and digest (`state_store.source_files`). At each plan,
-`jobs.sources.files.plan` compares the folder with it.
+The ledger keeps each file of a committed batch, by name and digest: the file has counted. Each plan compares the folder with
+these files (`jobs.sources.files.plan`).
 """
 
 import json
@@ -238,7 +238,7 @@ class Files(Source):
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return how many files are too young, so that they may still be written."""
+        """Return a sentence on files that may still be written, by their age."""
         min_age = self.min_age(settings)
         where: Place
         if place := self._objects():
@@ -282,7 +282,7 @@ class Files(Source):
 
     @property
     def executor_packages(self) -> tuple[str, ...]:
-        """Text of a store is read by tasks of our own, with a library that does not travel; Parquet is read by Spark."""
+        """The library by which our tasks read text from a store, which executors elsewhere must have."""
         return ("obstore",) if is_url(self.folder) and self.format != "parquet" else ()
 
     @property

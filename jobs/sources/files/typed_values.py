@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from jobs.sources.files.column_types import Kind
 from state_store.declaration import TICKS
 
-# From this year on Arrow no longer changes any zone's clocks; the zones' present rules are assumed to hold for ever.
+# From this year on Arrow no longer applies changes of clocks; here the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037
 _EPOCH, _TICK = datetime(1970, 1, 1), timedelta(microseconds=1)
 MOST_DIGITS = 38  # of Spark's decimals, and of texts that Arrow converts to one correctly
@@ -33,7 +33,7 @@ _FORMS: dict[str, str] = {
     "timestamp": rf"^{_DATE}(?:[T ]{_TIME}{_ZONE}?)?$",
     "timestamp_ntz": rf"^{_DATE}(?:[T ]{_TIME})?$",
 }
-# JSON values of these families are converted as the texts that they are, or are written as.
+# JSON values of these families are converted from their text: strings by their content, numbers as they are written.
 _WRITTEN_AS_TEXT = frozenset({"decimal", "float", "date", "timestamp", "timestamp_ntz"})
 
 
@@ -170,8 +170,8 @@ class Constant(str):
 def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
     """Return a column of JSON values, and the errors by index; values with an error are NULL in it.
 
-    `json` must have read a number with a point or an exponent as `Number`. Nested values for a text column must be texts by
-    now; the JSON parser makes them so.
+    A number with a point or an exponent must be a `Number`, and nested values for a text column must be texts: `JsonParser`
+    sees to both.
     """
     values, bad = _accepted(kind, values)
     convert = _CONVERT.get(kind.family)

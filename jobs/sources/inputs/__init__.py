@@ -1,1 +1,1 @@
-"""A source of several inputs, whose positions move under one txid, and of references that each batch is joined with."""
+"""A source of several inputs, whose slices share one batch and txid, and of references that each batch is joined with."""

@@ -14,9 +14,9 @@ PART = ".{}.{}.part"  # the name of a copy until it is complete
 
 
 def keep(path: Path, file: Mapping[str, Any], folder: Path, within: Path | None) -> dict[str, Any] | None:
-    """Copy a file into the folder, unless it is there; return its identity by the copy's name, None if it changes meanwhile.
+    """Copy a file into the folder, unless it is there; return its entry with the copy's name, None if it changes meanwhile.
 
-    A copy appears under its name when it is complete, so that planners at the same moment, and dead ones, do no harm.
+    A copy gets its name when it is complete, so several planners at a time, or one that dies, do no harm.
 
     Raises: SourceUnreadable if the folder cannot be written, or the file cannot be read.
     """
@@ -35,7 +35,7 @@ def keep(path: Path, file: Mapping[str, Any], folder: Path, within: Path | None)
 
 
 def _copy(path: Path, target: Path, sha256: str, within: Path | None) -> bool:
-    """Copy a file to a new name; return whether the copy has the expected content, and so its name."""
+    """Copy a file; give the copy its name, and return True, only if it has the expected content."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(PART.format(target.name, uuid.uuid4().hex))
     try:

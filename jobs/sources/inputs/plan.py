@@ -31,7 +31,7 @@ class InputsCoordinator(Coordinator):
         self._looked_at: dict[str, SourceMetadata] = {}  # the versions of references: all batches of one plan have the same
 
     def look_back(self, history: History) -> None:
-        """Keep the history, of which each input sees its own files."""
+        """Keep the history; each input sees only its own files in it."""
         self._history = history
 
     def success(self, txid: int) -> None:
@@ -45,7 +45,8 @@ class InputsCoordinator(Coordinator):
 
         When a batch is planned again, its inputs stay the same: each opaque one chooses its rows again, others keep theirs.
 
-        Raises: SourceChanged if the previous batch has another kind of source; what the inputs and references raise.
+        Raises: SourceChanged if the previous batch has another kind of source, or this one an undeclared input;
+        SourceUnavailable; the errors of inputs and references.
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
@@ -109,7 +110,7 @@ class InputsCoordinator(Coordinator):
         return self._coordinators[name]
 
     def _versions(self) -> dict[str, SourceMetadata] | None:
-        """Return the version of each reference at the first look; None while one of them may still be written."""
+        """Return each reference's version, the same for all batches of a plan; None while a file may still be written."""
         for name, reference in self._source.references.items():
             if name in self._looked_at:
                 continue
@@ -123,7 +124,7 @@ class InputsCoordinator(Coordinator):
 
 @dataclass(frozen=True)
 class HistoryOfInput:
-    """The ledger's record as one input sees it: its own files, under their own names."""
+    """The ledger's record of earlier batches for one input: its own files only, by their names in the input's folder."""
 
     history: History
     name: str
@@ -152,7 +153,7 @@ def not_declared(name: str) -> str:
 
 
 def _positions(previous: SourceMetadata | None) -> dict[str, SourceMetadata]:
-    """Return where each input stands after the previous batch, also of those that are not declared at present."""
+    """Return each input's position after the previous batch, also of inputs that are not declared at present."""
     if previous is None:
         return {}
     if not {INPUTS, "idle"} <= previous.keys():
@@ -164,7 +165,7 @@ def _positions(previous: SourceMetadata | None) -> dict[str, SourceMetadata]:
 
 
 def _position_in(last: SourceMetadata) -> dict[str, Any]:
-    """Return what is kept of an idle input's last slice: of files at most the last name, because the ledger knows each."""
+    """Return an idle input's last slice; without its files, because the ledger knows these, but for the last name."""
     if not last.get(FILES):
         return last
     position = {AFTER: last[AFTER]} if AFTER in last else {}

@@ -34,7 +34,7 @@ class InputsEmitter(Emitter):
     def emit_parts(
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
     ) -> Mapping[str, Part]:
-        """Return the rows of each input and reference, by name; `with_idle` also frames without rows, of the other inputs."""
+        """Return the rows of each input and reference, by name; `with_idle` adds inputs without new rows, as empty frames."""
         parts: dict[str, Part] = {}
         shares = dict(self._shares(metadata))
         for name, emitter in self._inputs.items():
@@ -67,7 +67,7 @@ class InputsEmitter(Emitter):
         return next(iter(self._inputs.values())).row_schema()
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
-        """Return what is known of all that is read; the rows are those of the inputs, without the references'."""
+        """Return the facts of all inputs and references together; `rows` has those of the inputs alone."""
         shares = dict(self._shares(metadata))
         known = {
             name: emitter.facts(replace(attempt, source_metadata=shares[name]), shares[name])
@@ -84,7 +84,7 @@ class InputsEmitter(Emitter):
         )
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
-        """Return the number of rows of all inputs; None if that of one is unknown."""
+        """Return the number of rows of all inputs; None if one is unknown."""
         shares = dict(self._shares(metadata))
         rows = [emitter.expected_rows(shares[name]) for name, emitter in self._inputs.items() if name in shares]
         return None if None in rows else sum(number or 0 for number in rows)
@@ -95,7 +95,7 @@ class InputsEmitter(Emitter):
             self._all[name].verify_batch(replace(attempt, source_metadata=share), share)
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return a Spark error in the terms of the input that knows it."""
+        """Return the explanation of the first input or reference that has one."""
         return next((found for emitter in self._all.values() if (found := emitter.explain(error))), None)
 
     @property
@@ -124,7 +124,7 @@ class InputsEmitter(Emitter):
 
 
 def merged(frames: "Mapping[str, DataFrame]", schemas: "Mapping[str, T.StructType]") -> "DataFrame":
-    """Return the rows of all frames, by the columns of the first one; `schemas` are theirs, a round trip each.
+    """Return the rows of all frames, by the columns of the first one; `schemas` has the frames' own, to save round trips.
 
     Raises: DeclarationInvalid if they have different columns or types.
     """

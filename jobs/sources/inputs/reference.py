@@ -4,7 +4,7 @@
 
 The version is part of the batch's metadata, so an attempt reads exactly these bytes or none (I11). A plan reads all files of
 the reference, to know their digests; each attempt reads them twice more, before and after Spark. With a keep folder, a version
-names copies of the files instead (`jobs.sources.inputs.copies`).
+names copies of the files instead, which are made when it is planned.
 """
 
 import time
@@ -87,7 +87,7 @@ class Reference:
         if young_among(folder, names, min_age):
             return None
         files = [self.files.identified(folder, name, min_age) for name in names]
-        # A version is what was there at one moment: no file has come, gone or changed while the others were read.
+        # A version has the files of one moment: none was added, removed or changed while the others were read.
         if self._listed(settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
             return None
         kept = [self._kept(settings, folder, file) for file in files if file]
@@ -115,7 +115,7 @@ class Reference:
         return found.folder, found.names
 
     def emitter(self, spark: "SparkSession", settings: Settings, *, is_replanned: bool) -> "FileReader":
-        """Return a reader of a version. `is_replanned`: a batch that finds another version is planned again."""
+        """Return a reader of a version. With `is_replanned`, a batch with another version is planned again."""
         reader = replace(self._read, kind="opaque" if is_replanned else "transactional").emitter(spark, settings)
         reader.advice = (
             "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the "
@@ -137,7 +137,7 @@ class Reference:
         return self.files.left_alone(settings)
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return how many files are too young, so that they may still be written.
+        """Return a sentence on files that may still be written, by their age.
 
         Raises: SourceUnreadable if there is none, or there are too many.
         """

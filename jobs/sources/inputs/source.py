@@ -2,8 +2,8 @@
 
     metadata = {"inputs": {name: slice}, "idle": {name: position}, "references": {name: version}}
 
-`inputs` is what the batch reads, `idle` where the other inputs stand, so that no position is ever lost, and `references` the
-version of each reference. All of it is frozen under the one txid of the batch.
+`inputs` is what the batch reads, `idle` has the positions of the other inputs, so that none is ever lost, and `references` the
+version of each reference, the files that the batch is joined with. All of it is frozen under the one txid of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,7 @@ class Inputs(Source):
         known: dict[str, str] = {}
         for name, part in self.parts.items():
             if isinstance(part, FixedBatches):
-                continue  # two of them may have other lists, which are no part of their identity
+                continue  # their lists may differ, which are no part of their identity
             if (other := known.setdefault(part.identity, name)) != name:
                 raise ValueError(
                     f"Inputs {other} and {name} are the same source, so each row would come twice. Declare it once; a "
@@ -96,7 +96,7 @@ class Inputs(Source):
                 places.append((name, files.folder, files.done_folder is not None))
                 places += [(name, receiver, True)] if receiver else []
         for (name, folder, is_written), (other, place, is_written_too) in combinations(places, 2):
-            of_one = name == other and name in self.parts  # Files compares its own
+            of_one = name == other and name in self.parts  # Files compares its folder and its done folder itself
             if (is_written or is_written_too) and not of_one and _overlap(folder, place):
                 raise ValueError(
                     f"Inputs {name} and {other} share a folder, {folder} and {place}, which one of them writes into or "
@@ -156,14 +156,14 @@ class Inputs(Source):
         return composed_of(inputs, references)
 
     def coordinator(self, settings: Settings) -> "InputsCoordinator":
-        """Return a coordinator that asks the inputs' own; each is made when it is first asked."""
+        """Return a coordinator that asks those of the inputs, each made when first asked."""
         from jobs.sources.inputs.plan import InputsCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "InputsEmitter":
-        """Return an emitter that reads each input and reference by its own."""
-        from jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - as above
+        """Return an emitter that reads each input by its own emitter."""
+        from jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsEmitter(self, spark, settings)
 
@@ -176,7 +176,7 @@ class Inputs(Source):
         return read
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
-        """Return what lies unread at any of the inputs, with the place of each name."""
+        """Return the names that are not read at any of the inputs, each with its place."""
         found = [known for source in self.sources.values() if (known := source.left_alone(settings)) is not None]
         if len(found) < 2:
             return found[0] if found else None
@@ -199,7 +199,7 @@ class Inputs(Source):
 
     @property
     def wants_acks(self) -> bool:
-        """Whether one of the inputs does."""
+        """Whether one of the inputs wants acks."""
         return any(part.wants_acks for part in self.parts.values())
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
@@ -210,9 +210,9 @@ class Inputs(Source):
         self._call(attempt, lambda part, share: part.ack(share, settings) if part.wants_acks else None)
 
     def fail(self, attempt: "Attempt", error: Exception, settings: Settings) -> None:
-        """Tell each input of the batch that an attempt has failed.
+        """Call `fail` of each input that the batch has read.
 
-        Raises: ExceptionGroup, as `ack`.
+        Raises: ExceptionGroup of what the inputs raise, after all were called.
         """
         self._call(attempt, lambda part, share: part.fail(share, error, settings))
 
@@ -227,7 +227,7 @@ class Inputs(Source):
             raise ExceptionGroup(f"{attempt}: inputs failed", raised)
 
     def _read(self, metadata: SourceMetadata) -> list[tuple[str, Source]]:
-        """Return the inputs that a batch reads, and that are still declared."""
+        """Return those of the inputs that a batch reads which are still declared."""
         return [(name, self.parts[name]) for name in metadata["inputs"] if name in self.parts]
 
 

@@ -1,11 +1,11 @@
 """Reads the ranges of one batch with Spark's Kafka source, and checks that they were delivered whole.
 
-Spark has to fail when it misses records (failOnDataLoss); here the records are counted as well, when Spark first computes the
-rows. A pipeline with several states computes them once per state: the later times rest on Spark's own check, on the acker's
-sums, and on nothing having expired when all is read.
+Spark has to fail when it misses records (failOnDataLoss); this module counts the records as well, when Spark first computes the
+rows. A pipeline with several states computes them once per state: the later computations rest on Spark's own check, on the
+sums of row hashes, and on the check after the read that no record has expired.
 
-Passwords stay out of Spark's plan: it names the file that holds them, and Spark's Kafka clients read the file. It has to be
-at the same place for the driver, for Spark's server and for its executors.
+Passwords stay out of Spark's plan: it names the file that holds them, and Spark's Kafka clients read the file. The file has to
+be at the same place for this process, for Spark's server and for its executors.
 """
 
 import json
@@ -74,7 +74,7 @@ class KafkaReader(Emitter):
         self._rows: DataFrame | None = None
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
-        """Return the records of the ranges, after checking that all of them are still there."""
+        """Return the records of the ranges, after checking that none of them has expired."""
         ranges = _ranges(metadata)
         if not ranges:
             return self._spark.createDataFrame([], self.row_schema())
@@ -192,7 +192,7 @@ class KafkaReader(Emitter):
 
         Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
         """
-        topic = Topic(metadata["topic"], self._settings)  # a new look, not the plan's
+        topic = Topic(metadata["topic"], self._settings)  # asks the brokers again, after the plan did
         if topic.id != metadata["topic_id"]:
             raise SourceChanged(
                 f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
@@ -220,7 +220,7 @@ class KafkaReader(Emitter):
             raise self._expired(" ".join(expired) + loss, attempt, is_partial=bool(left))
 
     def _expired(self, message: str, attempt: "Attempt | None" = None, *, is_partial: bool = False) -> TidegateError:
-        """Return the error: a retry helps only if it may leave out expired records."""
+        """Return the error for expired records; it is retryable only if an attempt may leave them out."""
         if self._source.when_expired == "continue":
             return SourceUnavailable(f"{message} The next attempt goes without them.")
         batch = f"{attempt.pipeline} {attempt.txid}" if attempt else "PIPELINE TXID"

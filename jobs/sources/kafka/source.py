@@ -5,9 +5,10 @@ A batch is a range of offsets for each partition, `end` not included; nothing el
     {"topic": name, "topic_id": id, "partitions": {"0": {"start": 5, "end": 9}}, "idle": {"1": {"start": 3, "end": 3}},
      "generation": 1}
 
-Offsets number a topic's records permanently, so a range that was delivered whole is the same records each time; complete
-delivery is checked (`jobs.sources.kafka.read`). The topic's id detects a topic that was deleted and created again. Positions
-come from the ledger alone: a consumer group's committed offsets are for lag tools and never read as a position.
+`partitions` has the ranges that the batch reads, `idle` the last ranges of the other partitions. Offsets number a topic's
+records permanently, so a range that was delivered whole is the same records each time; complete delivery is checked. The
+topic's id detects a topic that was deleted and created again. Positions come from the ledger alone: a consumer group's
+committed offsets are for lag tools and never read as a position.
 
 Records that expire before they are read are never passed over silently. Their offsets become a batch of their own, which
 fails with RangeExpired: there is a txid to inspect and, by an operator's decision, to skip; or, if an opaque source declares
@@ -140,7 +141,7 @@ class Kafka(Source):
         return KafkaReader(spark, self, self._located(settings))
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the topic, at the first of the brokers that are configured."""
+        """Return the topic, under the address of the first configured broker."""
         del metadata
         first = (self._located(settings).kafka_bootstrap or "").split(",")[0].strip()
         return [Dataset(f"kafka://{first}", self.topic)] if first else []
@@ -148,7 +149,7 @@ class Kafka(Source):
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Commit the batch's end offsets for the consumer group, for lag tools; later offsets stay.
 
-        Kafka cannot compare and set: two calls at the same moment may leave the lower position, until the next batch.
+        Kafka cannot compare and set: after two calls at once, the lower offsets may stay until the next ack.
         """
         metadata = attempt.source_metadata
         ends = {int(name): known["end"] for name, known in _standing(metadata).items()}
@@ -171,7 +172,7 @@ class Kafka(Source):
 
 
 class KafkaCoordinator(PartitionedCoordinator):
-    """Plans batches from one look at the topic."""
+    """Plans batches from the offsets that one look at the topic has found."""
 
     def __init__(self, source: Kafka, topic: "Topic") -> None:
         self._source = source
@@ -249,7 +250,7 @@ class KafkaCoordinator(PartitionedCoordinator):
 
 
 class TopicLook(Partitions):
-    """The partitions' offsets when the plan looked, and their shares of a batch."""
+    """The partitions' first and end offsets at the time of the plan, and their shares of a batch."""
 
     def __init__(self, source: Kafka, topic: "Topic") -> None:
         self._source = source
@@ -278,7 +279,7 @@ class TopicLook(Partitions):
             try:
                 if isinstance(offset, PartitionUnavailable):
                     raise offset
-                # no record is that recent: the next one will be
+                # -1: no record is that recent, so the partition starts at its end
                 starts[name] = offset if offset >= 0 else self._bounds(name)[1]
             except PartitionUnavailable as missing:
                 raise SourceUnavailable(f"{missing} The first batch needs all, to know where each of them starts.") from missing
@@ -287,7 +288,7 @@ class TopicLook(Partitions):
     def share(self, positions: Mapping[str, int]) -> None:
         """Divide a batch's `max_records` among the partitions, given their positions.
 
-        Expired records are planned first and alone, so that skipping them skips nothing else.
+        Expired records that fail their batch are planned first and alone, so that skipping it skips nothing else.
         """
         lags, expired = {}, {}
         for name in self.names():
@@ -325,7 +326,10 @@ class TopicLook(Partitions):
         return {"start": position, "end": position + share} if share else None
 
     def _bounds(self, partition: str) -> tuple[int, int]:
-        """Return the first offset that is left and the end."""
+        """Return the first offset that has not expired, and the end.
+
+        Raises: PartitionUnavailable.
+        """
         first, end = self._first[int(partition)], self._ends[int(partition)]
         for unavailable in (first, end):
             if isinstance(unavailable, PartitionUnavailable):

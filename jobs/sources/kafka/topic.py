@@ -39,7 +39,7 @@ REFUSALS = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-# Errors of a group that was not used for a while: its coordinator is being found, or is loading.
+# Errors of a consumer group that was not used for a while: Kafka is still finding or loading the group's coordinator.
 NO_COORDINATOR = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -68,11 +68,11 @@ class Topic:
 
     @property
     def partitions(self) -> list[int]:
-        """Return the numbers of its partitions, with or without a leader."""
+        """Return the numbers of the topic's partitions, with or without a leader."""
         return sorted(partition.id for partition in self._description.partitions)
 
     def is_compacted(self) -> bool | None:
-        """Return whether later records replace earlier ones with the same key; None if we may not know."""
+        """Return whether later records replace earlier ones with the same key; None if Kafka refuses to say."""
         topic = ConfigResource(ConfigResource.Type.TOPIC, self.name)
         try:
             found = self._answer(self._client.describe_configs([topic], request_timeout=ANSWER_SECONDS))
@@ -143,14 +143,14 @@ class Topic:
         return int(answer.offset)
 
     def _answer(self, futures: "Mapping[Any, Future[Any]]") -> Any:
-        """Return the only answer."""
+        """Return a single answer; raise its error."""
         (answer,) = self._ask(futures).values()
         if isinstance(answer, KafkaError):
             raise self._meaning(answer)
         return answer
 
     def _ask(self, futures: "Mapping[Any, Future[Any]]") -> dict[Any, Any]:
-        """Return answers and errors; a refused log-in ends the wait, which would otherwise last until the timeout."""
+        """Return each request's answer or error; raise a refusal, such as of the log-in, at once."""
         self._wait(futures.values())
         answers: dict[Any, Any] = {}
         for requested, future in futures.items():

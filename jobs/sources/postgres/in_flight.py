@@ -1,26 +1,26 @@
 """Finds settled rows: those before which no open transaction can still add a row.
 
-A row that is written but not committed is invisible, and may have a lower key than rows that are visible already. If a
-batch passed it, the row would never be read. Two arguments rule that out; each needs its looks in this order.
+A row that is written but not committed is invisible, and may have a lower key than rows that are visible already. If a batch
+read rows beyond its key, the row would never be read. Two arguments rule that out; each needs its steps in this order.
 
 *A key drawn from a sequence, inside the INSERT* (`serial`, `IDENTITY`, `DEFAULT nextval`):
 
 1. Read the highest visible key H.
-2. Look in pg_locks for transactions that hold RowExclusiveLock, or a stronger lock of writers, on a table we read.
+2. Look in pg_locks for transactions that hold RowExclusiveLock, or a stronger lock of writers, on a table that the query reads.
 3. Wait until exactly these have ended. Then all rows up to H are visible, or will never be.
 
 Proof: a key below H was drawn before H, thus before (1). An INSERT locks its table before it draws, and keeps the lock
 until its transaction has ended; and Postgres releases locks only after it has made the rows visible. So a transaction that
 drew a key below H has ended, visibly, before (2), or is found in (2) and waited for. A transaction that begins later draws
 above H: constant writing delays nothing. An INSERT through a partitioned table locks its partition only after drawing, but
-the parent before: the parents of the tables we read belong to the tables of (2). A transaction that its session prepares
-meanwhile (two-phase commit) keeps locks and name.
+the parent before: the parents of the tables that are read belong to the tables of (2). A transaction that its session prepares
+meanwhile (two-phase commit) keeps its locks and its name.
 
 *A time that is set from the start of the writing transaction* (`DEFAULT now()`, a trigger that sets updated_at):
 
 1. Read the clock.
 2. Read in pg_stat_activity when the oldest open transaction of this database began.
-3. Look in pg_locks for prepared transactions that have written to a table we read; wait for exactly these.
+3. Look in pg_locks for prepared transactions that have written to a table that the query reads; wait for exactly these.
 
 All rows with a time strictly below (1), less a margin, and strictly below (2), are visible then, or will never be. Proof:
 a transaction that writes such a time began before (1). If it was open at (2), the bound is not above its start. If it was
@@ -41,7 +41,7 @@ from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-# Every INSERT, UPDATE, DELETE and COPY takes the first. Writers that choose keys themselves LOCK TABLE with the others.
+# Every INSERT, UPDATE, DELETE and COPY takes the first lock; writers that choose keys themselves LOCK TABLE with the others.
 # ShareUpdateExclusiveLock and ShareLock are VACUUM's and CREATE INDEX's: they write no rows.
 _WRITERS_LOCKS = ["RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 _WRITERS = """
@@ -79,9 +79,9 @@ Writers = dict[str, int | None]
 def settled_by_sequence(
     connection: Any, query: Query, tables: list[int], highest: Position | None, wait_seconds: float
 ) -> sql.Composable | None:
-    """Return the condition of settled rows; None if there are none, or writers are still open.
+    """Return the condition of settled rows; None if there are none, or transactions that write are still open.
 
-    `highest` is the highest key that was visible before this was called.
+    `highest` is the highest key that was visible before the call.
     """
     if highest is None or not _writers_end(connection, query, tables, wait_seconds):
         return None
@@ -124,10 +124,10 @@ def settled_by_clock(
 
 
 def long_open(cursor: Any, tables: list[int], *, seconds: float, is_by_clock: bool) -> list[str]:
-    """Return a description of each transaction that has been open for longer than this and keeps rows from being settled.
+    """Return descriptions of the transactions that have been open for longer than `seconds` and keep rows from being settled.
 
-    These are all that write to the tables; if rows are ordered by the clock, all of the database. A transaction whose start
-    this role may not see counts as open for long.
+    Transactions that write to the tables do so; if rows are ordered by the clock, all transactions of the database do. One
+    whose start this role may not see is taken for long open.
     """
     writers = _writers(cursor, tables)
     pids = [pid for pid in writers.values() if pid]
@@ -168,7 +168,7 @@ def _writers_end(
 ) -> bool:
     """Wait for exactly the transactions that write to these tables now; return whether they have ended.
 
-    Every look is a transaction of its own: the wait holds no lock that would block an ALTER TABLE.
+    Each look at pg_locks is a transaction of its own: the wait holds no lock that would block an ALTER TABLE.
     """
     deadline = time.monotonic() + wait_seconds
     if waiting is None:

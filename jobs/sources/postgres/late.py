@@ -1,15 +1,16 @@
 """Finds late rows, which would never be read because batches were planned beyond their keys.
 
-The arguments of `jobs.sources.postgres.in_flight` rule them out, if keys and times keep their author's promise. This module
-checks the promise. No check costs more than to read one batch's keys again, except for a single look after a sequence was
-altered or a partition attached; rows that were read may be deleted or changed meanwhile.
+Plans wait for open transactions (`jobs.sources.postgres.in_flight`), which rules late rows out, if keys and times are drawn as
+the author promises. This module checks the promise. No check costs more than to read one batch's keys again, except for a
+single check after a sequence was altered or a partition attached; rows that were read may be deleted or changed meanwhile. The
+position is the last key that was planned.
 
 *Numeric keys*: a range's metadata, and that of later ranges, lists the keys that were missing when it was planned, as far as
 GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
 
 *Any drawn key*: the newest range may not have more rows than when it was planned, nor the same number with other keys.
 
-*A sequence that was altered, a partition that was attached*: no row up to the position may have come from that.
+*A sequence that was altered, a partition that was attached*: no row up to the position may have come from it since.
 
 *Times that change*: a row moves out of its range when it is written again. If one of the newest rows up to the position was
 not visible in the plan's snapshot, it was written since, and kept a time or received one that had been planned by then.
@@ -24,10 +25,10 @@ from jobs.sources.postgres.query import Position, Query, count_rows, range_in_wo
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
 
-# Each costs a look into the key's index at every plan, and some bytes in each batch's metadata.
+# The most gaps in metadata: each costs a lookup in the key's index at every plan, and some bytes in each batch's metadata.
 GAPS = 200
 WHOLE = ("smallint", "integer", "bigint")
-# Postgres compares 32 bits of a row's transaction number; after this many more transactions they may mean another one.
+# A row has 32 bits of its transaction's number; after this many more transactions they may mean another transaction.
 _COMPARABLE = 2**31
 _IS_BACK = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(%s::pg_snapshot)::text::bigint"
 _SEES_WRITERS = """
@@ -198,7 +199,7 @@ def check_sequence(
     before = previous.get("origin")
     if before is None or before["sequences"].get(sequence.oid) == sequence.storage or not previous["to"]:
         return
-    # It was altered: harmless if no row up to the position was written since, because no key was drawn twice then.
+    # The sequence was altered: harmless if no row up to the position was written since, because then no key was drawn twice.
     if origin.table is None or not query.table or not _is_comparable(cursor, previous):
         raise SourceChanged(
             f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
@@ -248,7 +249,7 @@ def check_attached(cursor: Any, query: Query, origin: Origin, previous: SourceMe
 def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, rows: int) -> None:
     """Refuse rows, among the newest, that were written since the last plan with times that had been planned.
 
-    Only a table shows which transaction has written a row, and no longer after the whole table was rewritten.
+    Only a table shows which transaction has written a row, until the whole table is rewritten.
 
     Raises: SourceChanged.
     """

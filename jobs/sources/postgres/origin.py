@@ -40,7 +40,7 @@ _ROOTS = """
         AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = oid AND inhparent = ANY(%(tables)s))
     ORDER BY pg_class.oid
 """
-# A managed server may hide its identifier; the tables' numbers and storage are compared all the same.
+# A managed server may hide its identifier; the tables' oids and storage are compared all the same.
 _MAY_SEE_SERVER = "SELECT has_function_privilege(to_regprocedure('pg_control_system()'), 'EXECUTE')"
 _SERVER = "SELECT system_identifier::text FROM pg_control_system()"
 HIDDEN = "hidden"
@@ -115,7 +115,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Origin:
-    """The server, tables and key columns that one look found. `table` is None for a key from a view or an expression."""
+    """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression."""
 
     server: str
     tables: dict[str, str]
@@ -130,7 +130,7 @@ class Origin:
         return self.keys[0][0] if self.keys[0] else None
 
     def metadata(self, sequences: list[Sequence]) -> SourceMetadata:
-        """Return the metadata that the next plan compares with."""
+        """Return the entry `origin` of a batch's metadata, with which later plans compare."""
         stored = {sequence.oid: sequence.storage for sequence in sequences}
         return {
             "server": self.server,
@@ -143,7 +143,7 @@ class Origin:
 
 
 def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
-    """Look up the origin of a query's rows, without reading any.
+    """Look up server, tables and key columns of a query's rows, without reading rows.
 
     Raises: `complaint` for columns that do not fit; SourceUnreadable for relations that receive rows in any order.
     """
@@ -276,7 +276,7 @@ def _disorder(name: str, cache: int, is_unlogged: bool, *, goes_back: bool) -> s
 
 
 def drawn_by(query: Query, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:
-    """Return the sequence that draws the key, None if the author promises that it is drawn otherwise.
+    """Return the sequence that draws the key; None if there is only the author's promise.
 
     Raises: SourceUnreadable if there is no sequence, or more than one.
     """

@@ -48,8 +48,8 @@ _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "binary": ("bytea",),
     "string": None,
 }
-# Pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL, so that a pooler's
-# session is unchanged for its other users.
+# Settings are pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL leaves a pooler's
+# session unchanged for its other users.
 _PINNED = sql.SQL(
     "SET LOCAL row_security = off; "
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
@@ -156,7 +156,7 @@ class Query:
 
     @property
     def digest(self) -> sql.Composable:
-        """A digest of some rows' keys in any order, as text. It uses MD5, which no version of Postgres changes."""
+        """A digest of some rows' keys, whatever their order, as text. It uses MD5, which is the same in all versions."""
         texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
         hashed = sql.SQL("('x' || left(md5(concat_ws(E'\\x1f', {})), 16))::bit(64)::bigint").format(texts)
         return sql.SQL("coalesce(sum({}), 0)::text").format(hashed)
@@ -236,7 +236,7 @@ def conninfo_of(connection: str | Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateError] = SourceUnreadable) -> Iterator[Any]:
-    """Connect for reading, and translate the driver's errors to the source's.
+    """Connect for reading, and translate the driver's errors to ours.
 
     Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that does not exist.
     """
@@ -244,7 +244,7 @@ def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateE
     defaults |= {"require_auth": "!password"}  # a connection has to override this to send its password in clear text
     try:
         with closing(connect({**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
-            # Each statement sees all earlier commits: the looks at rows and at locks depend on their order.
+            # Each statement must see all earlier commits: planning looks at rows, then at locks, and relies on this order.
             connection.set_session(isolation_level="READ COMMITTED", readonly=True)
             yield connection
     except psycopg2.Error as error:
@@ -296,7 +296,7 @@ def _printed(name: str, kind: SparkType) -> sql.Composable:
 
 
 def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:
-    """Return the source's error for a driver error, by the shared list of SQLSTATEs."""
+    """Return our error for a driver error, by its SQLSTATE."""
     family = driver_errors.translate(error, "reading")
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
     # A source's transaction is read-only on any server, so a refused write is the query's, not that of a failover.

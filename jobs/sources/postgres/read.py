@@ -1,8 +1,8 @@
 """Reads the range of one batch: each Spark executor COPYs a part of it and converts the text to Arrow, exactly.
 
-A part is one COPY, so one snapshot. It is spooled first, in memory or on the executor's disk: the transaction on the source
-ends when the rows have arrived, even if the transform is slow, and memory holds one block of rows. Spark may read a part
-again (a retry, speculation, a second state): that queries the database again and changes nothing.
+A part is one COPY, so one snapshot. Its rows are spooled first, in memory or on the executor's disk: the transaction on the
+source ends when the rows have arrived, even if the transform is slow, and memory holds one block of rows. Spark may read a part
+again (a retry, speculation, a second state): the database is queried again, and nothing changes there.
 """
 
 import io
@@ -144,7 +144,7 @@ def parts_of(metadata: SourceMetadata) -> list[Part]:
 class PartsReader:
     """Reads parts in Spark's tasks, by their numbers, for `DataFrame.mapInArrow`.
 
-    It is a class for the reason given in `jobs.compute.sink`.
+    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
     """
 
     conninfo: dict[str, Any]
@@ -164,7 +164,8 @@ class PartsReader:
 def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one part.
 
-    Raises: what `connected` raises; MalformedRecord for a value that does not fit, naming column and key.
+    Raises: the errors of `connected`; MalformedRecord for a value that does not fit, naming column and key; SourceUnreadable
+    on a standby.
     """
     with SpooledTemporaryFile(MEMORY_BYTES) as file:
         spool = _Spool(file)
@@ -185,7 +186,7 @@ class _Spool:
         self._size = 0
 
     def write(self, row: bytes) -> None:
-        """Take one row: libpq hands over whole rows, one at a time."""
+        """Keep one row: libpq passes whole rows, one at a time."""
         self._file.write(row)
         self._size += len(row)
         if self._size >= BLOCK_BYTES:

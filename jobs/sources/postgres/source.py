@@ -4,10 +4,11 @@
                 "keys": digest of their keys, "gaps": ..., "snapshot": ..., "origin": ..., "generation": 1}
 
 A batch is the rows after `after` and up to `to`; `splits` divide it into the parts that Spark reads in parallel. Ranges are
-half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A plan
-waits for rows that open transactions may still add, and never passes them: see `jobs.sources.postgres.in_flight`. From the
-last five entries the next plan finds late rows (`jobs.sources.postgres.late`), and whether it is the same table
-(`jobs.sources.postgres.origin`); batches that an earlier version planned lack them.
+half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A row is
+settled once no open transaction can add a row with a lower key (`jobs.sources.postgres.in_flight`); a range has only settled
+rows. From the last five entries the next plan finds late rows, with keys in ranges that were planned before them
+(`jobs.sources.postgres.late`), and whether it is the same table (`jobs.sources.postgres.origin`); batches that an earlier
+version of Tidegate planned lack these entries.
 """
 
 import json
@@ -204,7 +205,7 @@ class PostgresTable(Source):
         return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
-        """Return the table; nothing for a query, which may read several, or a server that only a service's file names."""
+        """Return the table; nothing for a query, which may read several tables, or if only a service file names the server."""
         del metadata
         place = self._conninfo(settings, "read")
         if self.table is None or "host" not in place or "dbname" not in place:
@@ -238,7 +239,7 @@ class PostgresTable(Source):
 
 
 class PostgresCoordinator(Coordinator):
-    """Plans ranges; all ranges of one plan are among the rows that were settled at its first look."""
+    """Plans ranges; all ranges of one plan are among the rows that were settled when it first looked at the table."""
 
     def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
         self._source = source
@@ -275,7 +276,10 @@ class PostgresCoordinator(Coordinator):
         return following
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
-        """Return the start of the next range, and whether it has to be the same table as before."""
+        """Return the start of the next range, and whether the table has to be the same as before.
+
+        Raises: SourceChanged.
+        """
         if previous is None:
             return None, False
         before, now = previous.get("generation", 1), self._source.generation
@@ -289,7 +293,7 @@ class PostgresCoordinator(Coordinator):
         return (previous["to"] if self._source.keeps_position else None), False
 
     def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
-        """Check for the same table as before and for late rows, and find settled rows.
+        """Check that the table is the same as before and has no late rows; find the settled rows.
 
         `previous` is the previous batch's metadata; None if there is none, or a new generation begins.
         """
@@ -332,7 +336,7 @@ class PostgresCoordinator(Coordinator):
     def _cut(
         self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return the range of the next `max_rows` rows and ties; None if there are none."""
+        """Return the range of the next `max_rows` rows, and those that share the last key."""
         source = self._source
         with transaction(connection) as cursor:
             cursor.execute(self._statement(after, look))
@@ -344,7 +348,7 @@ class PostgresCoordinator(Coordinator):
         for _, _, _, _, *split in ends[:-1]:
             if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
                 splits.append(split)
-        look.snapshot = look.snapshot or snapshot  # the first: rows it cannot see are late for all ranges
+        look.snapshot = look.snapshot or snapshot  # the plan's first: rows that it cannot see are late for all of its ranges
         metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
         if source.kind == "transactional":
             metadata["keys"] = keys
@@ -354,7 +358,7 @@ class PostgresCoordinator(Coordinator):
         return {**metadata, "generation": source.generation}
 
     def _statement(self, after: Position | None, look: "_Look") -> sql.Composed:
-        """Return the query, on the key's index, for the last key of each part of the next range."""
+        """Return the query for the last key of each part of the next range; it uses the key's index."""
         source, query = self._source, self._query
         assert look.settled is not None
         digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)

@@ -1,4 +1,4 @@
-"""Reads CSV files: see `jobs.sources.files.formats.text_reader`."""
+"""Reads CSV files: turns the source's options into a parser of CSV records."""
 
 from typing import TYPE_CHECKING
 

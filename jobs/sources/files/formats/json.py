@@ -1,4 +1,4 @@
-"""Reads files of JSON lines: see `jobs.sources.files.formats.text_reader`."""
+"""Reads files of JSON lines: turns the source's options into a parser of JSON records."""
 
 from typing import TYPE_CHECKING
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobs.sources.files.formats.parquet_columns import Footer
     from jobs.sources.files.formats.parquet_tasks import Piece
 
-# Up to this size, rows are read here and given to Spark, which is faster than starting a Python worker.
+# Up to this size, rows are read in this process and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
 # One of our tasks reads about this many bytes.
 TASK_BYTES = 16 * 1024 * 1024
@@ -63,7 +63,7 @@ class ParquetReader(FileReader):
         return self._rows[path]
 
     def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
-        """Return the rows of some files. One file that needs our tasks makes all be read by them."""
+        """Return the rows of some files, by our own tasks if one of them needs these."""
         from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415 - loads pyarrow
 
         groups = self._groups(paths)
@@ -76,7 +76,7 @@ class ParquetReader(FileReader):
         return reduce(lambda left, right: left.unionAll(right), parts)
 
     def _groups(self, paths: list[str]) -> "list[_Group]":
-        """Return the files by the values of their folders' names; those of a group are read together."""
+        """Return the files by the values of their folders' names; a group's files are read together."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
             alike.setdefault(tuple(value[0].as_py() for value in self._values[path].values()), []).append(number)
@@ -146,7 +146,7 @@ class ParquetReader(FileReader):
         return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
 
     def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Place], Footer]]") -> "list[list[Piece]]":
-        """Divide row groups among tasks, in the files' order; a row group is never shared."""
+        """Divide row groups among tasks, in the files' order; tasks never share a row group."""
         from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
 
         tasks: list[list[Piece]] = [[]]

@@ -36,7 +36,7 @@ _ADVICE = "Declare the column so that every value fits, or write the file again.
 
 @dataclass(frozen=True)
 class Footer:
-    """Facts from a file's footer: the rows of each row group, and whether its columns need our own reader."""
+    """Facts from a file's footer: rows per row group, INT96 columns, and whether Spark's reader would not do (needs_care)."""
 
     rows: list[int]
     needs_care: bool
@@ -91,7 +91,7 @@ def read_footer(
 
     `partitions` are the columns in the names of folders; `advice` is added to the error for a missing column.
 
-    Raises: MalformedRecord if a declared column is missing, present twice, or of a type that would lose something;
+    Raises: MalformedRecord if a declared column is missing, present twice, or of a type that does not fit without loss;
     SourceUnreadable.
     """
     with _opened(path) as file:

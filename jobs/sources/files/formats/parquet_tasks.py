@@ -22,13 +22,13 @@ from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
 UNREADABLE_MARK = "TIDEGATE_UNREADABLE_FILE"
-# Before 1900, in days and in microseconds, times of old versions of Spark mean something else.
+# The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Row groups of one file; `first_row` is the number of their first row."""
+    """Row groups of one file; `first_row` is the number of their first row, `is_legacy` says that an old Spark wrote them."""
 
     path: Place
     name: str
@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowsReader(TaskReader):
-    """Reads rows as the declared types; `beside` are the values of their folders' names, for quarantine."""
+    """Reads rows as the declared types; `beside` are the columns from folders' names, which payloads in quarantine need."""
 
     types: dict[str, pa.DataType]
     declared: dict[str, str]
@@ -97,7 +97,7 @@ def unreadable(text: str) -> SourceUnreadable | None:
 
 
 def convert(found: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
-    """Return values in the declared type, and the indexes of those that would lose something; these are NULL."""
+    """Return values in the declared type, and the indexes of those that do not fit it without loss; these are NULL."""
     if isinstance(found, pa.ExtensionArray):
         found = found.storage
     try:

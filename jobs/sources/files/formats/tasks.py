@@ -1,6 +1,6 @@
 """The part of reading that Spark's tasks do for every format: pieces of files become Arrow batches, bad records are named.
 
-Rows are flagged with the columns HIDDEN (`Emitter.emit_records`), or the first bad record ends the query.
+Flagged rows have three more columns, HIDDEN: origin, refusal and payload. Otherwise the first bad record ends the query.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
 class TaskReader(ABC):
     """Reads the pieces of a batch's files, divided among tasks.
 
-    Spark's tasks call it with their numbers, through `DataFrame.mapInArrow`. It is a class because it is pickled by name.
+    Spark's tasks call a reader with their numbers, through `DataFrame.mapInArrow`. It is a class, to be pickled by name.
     """
 
     tasks: Sequence[Sequence[Any]]
@@ -57,7 +57,7 @@ def flagged_batch(
 ) -> pa.RecordBatch:
     """Return columns with ORIGIN, REFUSAL and PAYLOAD; the values of a bad record are NULL.
 
-    Only bad records have a payload, unless Spark is still to check columns of the others, `keeps_all`.
+    Only bad records have a payload, unless `keeps_all`, because Spark has yet to check columns of the others.
     """
     count = len(origins)
     refusals: list[str | None] = [None] * count

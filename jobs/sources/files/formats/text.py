@@ -1,4 +1,4 @@
-"""Reads text files, one row per line: see `jobs.sources.files.formats.text_reader`."""
+"""Reads text files, one row per line or, with the option wholetext, per file."""
 
 from typing import TYPE_CHECKING
 

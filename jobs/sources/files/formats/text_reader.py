@@ -1,4 +1,4 @@
-"""Reads the CSV, JSON or plain text files of one batch. `text_tasks` runs in Spark's tasks."""
+"""Reads the CSV, JSON or plain text files of one batch; `text_tasks` has the part that runs in Spark's tasks."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from jobs.sources.files.formats.text_scan import Parser, Scan
 
-# Up to this size, text is read here and given to Spark as rows, which is faster than starting a Python worker.
+# Up to this size, text is read in this process and given to Spark as rows, which is faster than starting a Python worker.
 HERE_BYTES = 256 * 1024
 FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}
 
 
 class TextFileReader(FileReader):
-    """Reads text files. Each record knows its file and line, and all are counted before Spark reads any."""
+    """Reads text files. An error names a record's file and line; all records are counted before Spark reads any."""
 
     may_lack = False
 
@@ -90,7 +90,7 @@ class TextFileReader(FileReader):
         return self._rows_of(reader, schema, read_here=is_small)
 
     def _formatted(self, rows: "DataFrame") -> "DataFrame":
-        """Convert the columns of flagged rows that have a pattern of the author's, which Spark reads."""
+        """Convert, by Spark, columns with a pattern of the author's, such as dateFormat; refuse misfits."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
         if not self._parser.formatted:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# `jobs.compute.sink` refuses longer values, so a longer record cannot be kept. It also limits a quote that is never closed.
+# States refuse longer values, so a longer record could not be kept. This also limits the search for the end of a quote.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _TOO_LONG = f"it is longer than {MAX_RECORD_BYTES} bytes, or its quote is never closed"
 _NEWLINE = re.compile(rb"\r\n|\r|\n")

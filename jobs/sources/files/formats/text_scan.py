@@ -32,9 +32,9 @@ Parser = CsvParser | JsonParser | TextParser
 class TextFile:
     """A file to scan.
 
-    `name` is the file's within its source, `within` the folder that it must lie in. The names of its folders give the values of
-    its partition columns, `values`, and may have columns of the schema too, `in_folders`: then no file lacks them by
-    intent. `advice` is added to the error for a missing column.
+    `name` is the file's within its source, `within` the folder that it must lie in. `values` are those of its partition
+    columns, from the names of its folders. `in_folders` are columns of the schema that folders name too: a JSON file must have
+    them, even if it may lack other keys. `advice` is added to the error for a missing column.
     """
 
     path: Place
@@ -84,8 +84,8 @@ class Scan:
 def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) -> Scan:
     """Check a file's encoding and header, and count its records.
 
-    Raises: MalformedRecord if a declared column is not in the header, or in no record of JSON unless it `may_lack`; what
-    `text_of` raises.
+    Raises: MalformedRecord if a declared column is not in the header or, in JSON, in no record, unless it `may_lack` keys; the
+    errors of `text_of`.
     """
     names, header_line, grammar = _columns(file, parser, has_header)
     lacking = _must_appear(file, parser, may_lack)
@@ -134,7 +134,7 @@ class _Ranges:
         self.reached = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Take the records that follow, and end a range after them if it is large enough."""
+        """Add the records of the next chunk, and end the range after them if it is large enough."""
         self.reached = chunk.reached
         end = chunk.reached + self._mark
         if self._divides and end - self._start >= PIECE_BYTES:
@@ -185,7 +185,7 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
 
 
 def _must_appear(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
-    """Return the keys of which at least one record of JSON has to have each."""
+    """Return the keys that have to appear in at least one record of a JSON file."""
     if not isinstance(parser, JsonParser):
         return set()
     return set(file.in_folders) if may_lack else set(parser.kinds)

@@ -22,21 +22,21 @@ from jobs.sources.files.formats.text_scan import Parser, Piece
 from jobs.sources.files.partitions import Partitions
 from state_store.errors import MalformedRecord
 
-# The key of a wrapped record, which Postgres' text cannot hold, or which is meaningless without its file's header.
+# The key of a record that is wrapped in JSON: Postgres' text cannot hold it, or it is meaningless without its file's header.
 WRAPPED = "_tidegate_record"
 # Only the beginning of a longer bad record is kept: Postgres takes 64 MB of text, and a wrapped byte may need six.
 KEPT_BYTES, KEPT_BEGINNING = 8 * 1024 * 1024, 64 * 1024
 
 
 def schema_of(types: dict[str, pa.DataType], *, flagged: bool) -> T.StructType:
-    """Return the columns as a Spark schema, with those of `Emitter.emit_records` if rows are flagged."""
+    """Return the columns as a Spark schema, with the columns HIDDEN if rows are flagged."""
     fields = [T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True)) for name, kind in types.items()]
     return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in HIDDEN if flagged)])
 
 
 @dataclass(frozen=True)
 class RecordsReader(TaskReader):
-    """Refuses the first record that does not fit, or flags all such records."""
+    """Refuses the first record that does not fit, or flags all such records, with the reason as REFUSAL."""
 
     parser: Parser
     encoding: str
@@ -126,7 +126,7 @@ def payload_of(record: bytes, names: Iterable[str] | None) -> str:
 
 
 def mended_payload(original: str, mended: str) -> str:
-    """Return a mended record as `record_of` reads it: with the columns of its file, if the original has them."""
+    """Return a corrected record as `record_of` reads it: with the columns of its file, if the original has them."""
     if not original.startswith(f'{{"{WRAPPED}"') or mended.startswith(f'{{"{WRAPPED}"'):
         return mended
     return payload_of(mended.encode(), json.loads(original)["columns"])
