@@ -37,6 +37,8 @@ from state_store.witness import Mark, Witness
 
 # How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
+# The most batches that one transaction merges: enough for most of the gain in speed, few enough to merge again if it fails.
+MAX_BATCHES_TOGETHER = 100
 MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more
 
 

@@ -64,8 +64,6 @@ STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
-# The most batches that one transaction merges: enough for most of the gain in speed, few enough to merge again if it fails.
-MAX_BATCHES_TOGETHER = 100
 
 
 class StateStore:
@@ -418,7 +416,7 @@ class StateStore:
             return done
 
     def commit_ready(
-        self, spec: PipelineSpec, owner: str, *, max_batches: int = MAX_BATCHES_TOGETHER, wait: bool = True
+        self, spec: PipelineSpec, owner: str, *, max_batches: int = commits.MAX_BATCHES_TOGETHER, wait: bool = True
     ) -> list[Commit]:
         """Commit all sealed batches that directly follow the last commit, in order, in one transaction; return them.
 

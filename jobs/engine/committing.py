@@ -1,9 +1,9 @@
-"""Committing: which task commits, how many batches at once, and when.
+"""Committing: which task commits, and with which batches.
 
     committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
-    together   all sealed batches after the cursor in one transaction, up to limits of number and size
+    together   all sealed batches after the cursor in one transaction, up to limits of number and size (`state_store.commits`)
     alone      a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
-    timing     at once; but a sealed batch waits a little for others that could be merged with it
+    timing     at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
     busy       while another task holds the cursor's lock, a task that processed leaves the commit to it; a batch's own commit
                task waits for the lock
     errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
