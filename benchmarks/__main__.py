@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cardinality, cold_start, designs, growth, guard, kinds, large_state, orchestration, page, scale
+from benchmarks import cardinality, cold_start, designs, growth, guard, kinds, large_state, orchestration, page, scale, trident
 from benchmarks.harness import LATEST, Bench, Benchmark, Figure, print_figures, write_latest
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "large_state": large_state.run,
     "cold_start": cold_start.run,
     "page": page.run,
+    "trident": trident.run,
     "scale": scale.run,
 }
 

@@ -88,7 +88,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Time ten files of two million events by each way, and as many words of text."""
     files, rows = bench.choose(10, 4), bench.choose(2_000_000, 50_000)
     write_events(bench.folder / "events", files, rows, numbered=True)
-    _write_words(bench.folder / "words", files, rows)
+    write_words(bench.folder / "words", files, rows)
     with stack_without_airflow(bench.folder / "project") as made, Peer(made.settings, bench.folder) as peer:
         made.register(*(case.pipeline for case in CASES))
         for case in CASES:
@@ -100,7 +100,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             yield compared("kinds", what, ours, STREAMING, theirs, bar=Bar(at_least=1.5))
 
 
-def _write_words(folder: Path, files: int, words: int) -> None:
+def write_words(folder: Path, files: int, words: int) -> None:
     """Write lines of ten words; a few words are frequent, most are rare, as in a language."""
     folder.mkdir(parents=True)
     with duckdb.connect() as connection:
