@@ -7,7 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import cardinality, cold_start, designs, growth, guard, kinds, large_state, orchestration, page, scale, trident
+from benchmarks import (
+    cardinality,
+    cold_start,
+    designs,
+    growth,
+    guard,
+    kinds,
+    large_state,
+    many,
+    orchestration,
+    page,
+    scale,
+    trident,
+)
 from benchmarks.harness import LATEST, Bench, Benchmark, Figure, print_figures, write_latest
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -22,6 +35,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "page": page.run,
     "trident": trident.run,
     "scale": scale.run,
+    "many": many.run,
 }
 
 

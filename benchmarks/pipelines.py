@@ -1,5 +1,7 @@
 """The pipelines of the benchmarks, found by an entry point, like those of another package (`benchmarks.project`)."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
@@ -75,4 +77,16 @@ WORDS = Pipeline(
     transform=word_count.words,
     states={"per_word": State(key={"word": "text"}, aggregates={"events": Count()})},
 )
-PIPELINES = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL)}
+# As many declared pipelines as a large team has; found as attributes, since entry points have no indexes.
+MANY = SimpleNamespace(
+    **{
+        name: replace(
+            SMALL,
+            name=name,
+            source=replace(SMALL.source, folder=f"data/{name}"),
+            states={f"per_page_of_{name}": SMALL.states["per_small_page"]},
+        )
+        for name in (f"many_{number:03d}" for number in range(100))
+    }
+)
+PIPELINES: dict[str, Pipeline] = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL, *vars(MANY).values())}

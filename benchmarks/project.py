@@ -153,7 +153,8 @@ def publish(folder: Path, names: Collection[str]) -> None:
     metadata = folder / "tidegate_benchmarks-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
-    points = "".join(f"{name} = benchmarks.pipelines:{name.upper()}\n" for name in names)
+    places = {name: f"MANY.{name}" if name.startswith("many_") else name.upper() for name in names}
+    points = "".join(f"{name} = benchmarks.pipelines:{place}\n" for name, place in places.items())
     (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
 
 

@@ -162,6 +162,22 @@ def give_to(postgres: AnyPostgres, file: Path, name: str) -> None:
         os.chown(target, postgres.user, group_of(postgres.user))
 
 
+def demand_tls(postgres: AnyPostgres, key: Path, certificate: Path, authority: Authority, *, with_certificate: str) -> None:
+    """Let a running server take encrypted connections only, but for its administrators; one role needs a certificate."""
+    for file, name in ((key, "server.key"), (certificate, "server.crt"), (authority.certificate, "clients.crt")):
+        give_to(postgres, file, name)
+    (postgres.data / "pg_hba.conf").write_text(
+        f"hostssl all {with_certificate} 127.0.0.1/32 scram-sha-256 clientcert=verify-full\n"
+        "hostssl all all 127.0.0.1/32 scram-sha-256\nhostnossl all postgres,administrator 127.0.0.1/32 scram-sha-256\n"
+    )
+    try:
+        postgres.execute("ALTER SYSTEM SET ssl = on")
+    except psycopg2.errors.InvalidParameterValue as error:
+        pytest.skip(f"{postgres.binaries}: {error}")
+    postgres.execute("ALTER SYSTEM SET ssl_ca_file = 'clients.crt'")
+    postgres.execute("SELECT pg_reload_conf()")
+
+
 # pooler
 
 

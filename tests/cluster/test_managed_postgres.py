@@ -28,7 +28,7 @@ from tests.cluster.managed_postgres import (
     Authority,
     commit_next,
     committed,
-    give_to,
+    demand_tls,
     pooler,
     prepare,
     psql,
@@ -170,19 +170,8 @@ def secured(managed: AnyPostgres, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("certificates")
     ours, other = Authority.make(folder / "ours"), Authority.make(folder / "other")
     key, certificate = ours.sign("server", common_name="db.example", alternative="IP:127.0.0.1")
-    for file, name in ((key, "server.key"), (certificate, "server.crt"), (ours.certificate, "clients.crt")):
-        give_to(managed, file, name)
     before = (managed.data / "pg_hba.conf").read_text()
-    (managed.data / "pg_hba.conf").write_text(
-        "hostssl all tidegate_reader 127.0.0.1/32 scram-sha-256 clientcert=verify-full\n"
-        "hostssl all all 127.0.0.1/32 scram-sha-256\nhostnossl all postgres,administrator 127.0.0.1/32 scram-sha-256\n"
-    )
-    try:
-        managed.execute("ALTER SYSTEM SET ssl = on")
-    except psycopg2.errors.InvalidParameterValue as error:
-        pytest.skip(f"{managed.binaries}: {error}")
-    managed.execute("ALTER SYSTEM SET ssl_ca_file = 'clients.crt'")
-    managed.execute("SELECT pg_reload_conf()")
+    demand_tls(managed, key, certificate, ours, with_certificate="tidegate_reader")
     name = "secured"
     psql(managed, migrations.roles(replace(managed.settings, pg_database=name))[_start_of_database() :], user="administrator")
     settings = replace(managed.settings, pg_database=name, pg_sslmode="verify-full", pg_sslrootcert=ours.certificate)
