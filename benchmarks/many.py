@@ -26,7 +26,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     names = [name for name in PIPELINES if name.startswith("many_")][:declared]
     with project(bench.folder / "project", names) as made:
         watch = _Watch(made)
-        yield _figure(f"{declared} declared pipelines, none of which has run", watch.now())
+        yield _figure(f"memory of {declared} declared pipelines, none of which has run", watch.now())
         started = time.perf_counter()
         with watch.peak(), ThreadPoolExecutor(busy) as pool:
             for name in names[:busy]:
@@ -36,9 +36,13 @@ def run(bench: Bench) -> Iterator[Figure]:
                 each.result()
         seconds = time.perf_counter() - started
         bench.tell(f"{busy} of {declared} pipelines, {txids} txids each: {seconds:.0f} s, {watch.most / 1e9:.2f} GB at most")
-        yield _figure(f"and while {busy} of them commit {txids} txids each", watch.most, bar=Bar(at_most=MAX_GIGABYTES))
+        yield _figure(
+            f"memory while {busy} of {declared} declared pipelines commit {txids} txids each",
+            watch.most,
+            bar=Bar(at_most=MAX_GIGABYTES),
+        )
         time.sleep(bench.choose(IDLE_SECONDS, 1))
-        yield _figure(f"and {bench.choose(IDLE_SECONDS, 1)} s later", watch.now())
+        yield _figure(f"memory {bench.choose(IDLE_SECONDS, 1)} s after that", watch.now())
 
 
 def _figure(what: str, size: int, bar: Bar | None = None) -> Figure:

@@ -369,6 +369,19 @@ def events_of(cluster: SparkCluster) -> str:
 
 
 @long
+def test_a_packed_python_travels(
+    stack: Settings, database: str, author: Callable[..., Author], days: Path, free_port: Callable[[], int]
+) -> None:
+    """Executors run the Python of the archive, which has the packages that their machine lacks."""
+    with small_cluster(stack, free_port, without="psycopg2-binary", packed=True) as cluster:
+        settings, pipeline = replace(cluster.settings, pg_database=database), author(files_per_batch=2).module().PIPELINE
+        register_pipelines(settings, pipeline)
+        files = put(settings, days, 0, 2)
+        assert run_pipeline(settings, pipeline, run_id="run").txids == [1]
+        assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+
+
+@long
 def test_certificates_travel_as_the_password_does(
     author: Callable[..., Author], days: Path, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
