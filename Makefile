@@ -19,7 +19,7 @@ test: setup ## Run all tests
 soak: setup ## Run the slow tests at full size: a million messages, ten million records, a crash at every point (an hour)
 	@SOAK=1 $(BIN)/pytest --durations 0 --timeout 3600 tests/end_to_end/test_kafka.py tests/acceptance tests/fuzz
 
-cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, an object store, a standby (half an hour)
+cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, an object store, a standby, PostgreSQL 15 to 18 (an hour)
 	@CLUSTER=1 $(BIN)/pytest --durations 0 --timeout 1800 tests/cluster
 
 bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (an hour and a half and 35 GB of disk, on a quiet machine)

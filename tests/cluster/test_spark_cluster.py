@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import stat
 import sys
 import threading
@@ -235,7 +236,8 @@ def test_code_and_password_travel(
         assert_secret(cluster, settings)
 
 
-SPECULATION = {
+PROPERTIES = {
+    "spark.decommission.enabled": "true",
     "spark.speculation": "true",
     "spark.speculation.interval": "20ms",
     "spark.speculation.quantile": "0.01",
@@ -260,7 +262,7 @@ def whole_cluster(stack: Settings, gate: Gate, free_port: Callable[[], int]) -> 
     """Two workers that repeat every task, if there is room; the second one reaches Postgres through the gate."""
     # Over any parameter, libpq prefers this variable as the address of the host.
     second = {"PGHOSTADDR": BEHIND_GATE}
-    with standalone_cluster(stack, free_port, properties=SPECULATION, second_worker=second) as started:
+    with standalone_cluster(stack, free_port, properties=PROPERTIES, second_worker=second) as started:
         yield started
 
 
@@ -297,19 +299,23 @@ def test_two_pipelines_run_on_two_workers(
 
 
 @long
-def test_an_executor_is_killed_in_mid_batch(
-    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGPWR], ids=["killed", "decommissioned"])
+def test_an_executor_ends_in_mid_batch(
+    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, how: signal.Signals
 ) -> None:
     """Three times, at the moment when tasks stage: Spark repeats its tasks, or the batch is tried again."""
-    settings, pipeline = cluster.settings, author(pause=0.2).module().PIPELINE
+    settings, pipeline = cluster.settings, author(pause=0.2, files_per_batch=2).module().PIPELINE
     register_pipelines(settings, pipeline)
     files = put(settings, days, 0, DAYS)
+    before = len(events_of(cluster))
     with Run(settings, pipeline) as run:
         for worker in (cluster.workers[0], cluster.workers[1], cluster.workers[0]):
             run.await_staging()
             for executor in worker.executors():
-                executor.kill()
-    assert len(run.result.commits) == DAYS / FILES_PER_BATCH
+                executor.send_signal(how)
+    assert len(run.result.commits) == DAYS / 2
+    if how is signal.SIGPWR:
+        wait_until(lambda: "is decommissioned" in events_of(cluster)[before:], 60)
     assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
 
 
