@@ -65,8 +65,6 @@ public final class TridentWords {
         configuration.setMaxSpoutPending(3);
         configuration.setMessageTimeoutSecs(600);
         configuration.put(Config.TOPOLOGY_TRIDENT_BATCH_EMIT_INTERVAL_MILLIS, 1);
-        configuration.put(Config.TOPOLOGY_EXECUTOR_RECEIVE_BUFFER_SIZE, 32768);
-        configuration.put(Config.TOPOLOGY_PRODUCER_BATCH_SIZE, 100);
         try (LocalCluster cluster = new LocalCluster();
                 LocalCluster.LocalTopology running = cluster.submitTopology("words", configuration, topology.build());
                 BufferedReader requests = new BufferedReader(new InputStreamReader(System.in))) {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -27,6 +28,7 @@ PACKAGES = ("org.apache.storm:storm-server:2.8.3", "org.postgresql:postgresql:42
 SOURCE = Path(__file__).with_name("TridentWords.java")
 TABLE = "trident_words"
 MEMORY = "4g"
+MOST_SECONDS = 300
 
 
 class Trident:
@@ -70,8 +72,12 @@ class Trident:
         assert self._process.stdin
         assert self._process.stdout
         print(*files, "", sep="\n", file=self._process.stdin, flush=True)
-        if not (answer := self._process.stdout.readline()):
-            raise RuntimeError(f"Trident ended; see {self._log}")
+        limit = threading.Timer(MOST_SECONDS, self._process.kill)
+        limit.start()
+        answer = self._process.stdout.readline()
+        limit.cancel()
+        if not answer:
+            raise RuntimeError(f"Trident ended, or took more than {MOST_SECONDS} s; see {self._log}")
         return float(answer)
 
 
