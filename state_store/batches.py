@@ -282,10 +282,11 @@ def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason
     return bool(connection.execute(given_up).rowcount)
 
 
-def forgive(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
-    """Let all halted or given-up batches, or the given one, be tried again; return their txids.
+def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
+    """Lift what keeps batches from being tried again: a halt, the decision to skip, their earlier failures; return the txids.
 
-    Their earlier failures no longer count. A batch that is being committed or skipped is waited for, and left out.
+    Without a txid, these are all halted or given-up batches; a given batch need be neither. Committed ones are left out. A
+    batch that is being committed or skipped is waited for.
     """
     b = tables.batch.c
     requested = _is_stopped() if txid is None else b.txid == txid

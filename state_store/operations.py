@@ -63,11 +63,14 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 
 
 def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-    """Let halted or given-up batches, or the given one, be tried again; return their txids."""
-    forgiven = batches.forgive(connection, pipeline, txid)
-    for each in forgiven:
+    """Let a batch be tried again, or, without a txid, all that were halted or given up; record that, and return the txids.
+
+    A committed batch is left out, so the list may be empty. Repeating the call changes nothing but the record.
+    """
+    reopened = batches.reopen(connection, pipeline, txid)
+    for each in reopened:
         write_action(connection, pipeline, each, "retry", owner, reason)
-    return forgiven
+    return reopened
 
 
 def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:

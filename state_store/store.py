@@ -264,8 +264,8 @@ class StateStore:
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
 
-        A claim does not prevent other tasks from beginning the batch, so begin it in mode "first". Close the iterator to stop
-        early. If the process dies, its claim ends with its connection.
+        A claim asks other tasks to leave the batch alone, but keeps none from it: two may claim the same. So begin it in mode
+        "first", which only the first attempt can. Close the iterator to stop early. If the process dies, its claim ends.
         """
         doing = "claiming batches"
         with self._transaction(doing) as connection:
@@ -330,11 +330,12 @@ class StateStore:
             batch = attempts.lock_batch(connection, attempt.pipeline, attempt.txid)
             attempts.check_fence(batch, attempt)
             newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
-            if newest is not None and newest.failed_at is not None:
+            assert newest is not None  # the fence has found it
+            if newest.failed_at is not None:
                 raise AttemptFenced(
                     f"{attempt} was recorded as failed: {newest.error} Nothing of it counts.", **attempt.identity
                 )
-            if newest is not None and newest.sealed_at is None:
+            if newest.sealed_at is None:
                 attempts.check_replay(connection, attempt, tracked)
                 attempts.write_seal(connection, attempt, partitions, tracked)
 
@@ -472,7 +473,7 @@ class StateStore:
             return operations.skip(connection, spec, txid, owner, storable(reason), self.witness)
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-        """Let halted or given-up batches be tried again, this one or all; return their txids."""
+        """Let a batch be tried again, or, without a txid, all that were halted or given up; return the txids."""
         with self._transaction("letting batches be tried again") as connection:
             self._set_limits(connection)
             return operations.retry(connection, pipeline, txid, owner, storable(reason))

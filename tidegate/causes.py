@@ -212,7 +212,7 @@ def _sealed(batch: "WaitingBatch") -> "Try | None":
 
 
 def _counts(one: "Try", batch: "WaitingBatch") -> bool:
-    """Return whether an attempt failed by itself, after the batch was last forgiven."""
+    """Return whether an attempt failed by itself, after an operator last let the batch be tried again."""
     return one.failed_at is not None and one.attempt > batch.tries_after and not (one.error or "").startswith(FENCED)
 
 

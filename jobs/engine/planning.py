@@ -30,7 +30,8 @@ def plan_batches(
 
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
-    txids, so a repeated plan changes nothing. The source gets the acks that earlier runs owe it.
+    txids, so a repeated plan opens no batch. If another run opens batches at the same moment, this one plans again after them.
+    Before, the source learns of commits that it has yet to acknowledge; afterwards, some outdated staging is dropped.
 
     Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate; the
     source's errors.

@@ -95,14 +95,14 @@ def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
     """No retry is promised for a batch whose tombstone commits at this moment, and the ledger records none."""
     assert poisoned.store.give_up("tally", 1, "the pipeline's policy", "it failed")
 
-    forgiven = while_it_is_held(
+    reopened = while_it_is_held(
         settings,
         lambda other: other.commit_batch(poisoned.spec, 1, "test"),
         waiting,
         lambda: poisoned.store.retry("tally", 1 if named else None, "ann", "the file is fixed"),
     )
 
-    assert forgiven == []
+    assert reopened == []
     assert as_role("tidegate_owner", "SELECT action FROM tidegate.operator_action") == []
     assert as_role("tidegate_owner", "SELECT skip_reason FROM tidegate.batch") == [("it failed",)]
 
