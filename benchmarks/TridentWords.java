@@ -92,11 +92,8 @@ public final class TridentWords {
         @Override
         public BatchCoordinator<String> getCoordinator(String id, Map<String, Object> configuration, TopologyContext context) {
             return new BatchCoordinator<>() {
-                private long last;
-
                 @Override
                 public String initializeTransaction(long txid, String previous, String current) {
-                    last = Math.max(last, txid);
                     return current == null ? FILES.get(txid) : current;
                 }
 
