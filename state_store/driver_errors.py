@@ -53,16 +53,8 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
         )
-    if state in _MISSING_STATES and 'relation "staging.' in message:
-        return errors.StagingLost(
-            f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
-        )
-    if state in _MISSING_STATES:
-        return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
-    if state == _CHECK_STATE and "no partition of relation" in message:
-        return errors.SchemaOutOfDate(
-            f"A hash partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
-        )
+    if missing := _of_a_missing_table(state, message, doing):
+        return missing
     if state in _OVERFLOW_STATES:
         return errors.Overflow(f"A value left its column's range while {doing}: {message}. Widen the column's type.")
     if state in _BAD_KEY_STATES:
@@ -91,6 +83,21 @@ def _of_the_server(state: str | None, message: str, doing: str) -> errors.Tidega
     if state == _READ_ONLY_STATE or (state == _NOT_READY_STATE and "recovery is in progress" in message):
         return errors.StoreUnavailable(
             f"Postgres is a standby, or only reads, while {doing}: {message}. The primary is waited for; check PGHOST."
+        )
+    return None
+
+
+def _of_a_missing_table(state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+    """Return the error if a table is missing, or the partition that a row belongs to."""
+    if state in _MISSING_STATES and 'relation "staging.' in message:
+        return errors.StagingLost(
+            f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
+        )
+    if state in _MISSING_STATES:
+        return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
+    if state == _CHECK_STATE and "no partition of relation" in message:
+        return errors.SchemaOutOfDate(
+            f"A hash partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
         )
     return None
 

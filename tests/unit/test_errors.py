@@ -50,7 +50,7 @@ def test_every_error_belongs_to_one_family(error: type[TidegateError]) -> None:
 
     assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1)
     assert issubclass(error, Exception)
-    assert (error.__doc__ or "").endswith(".")
+    assert (error.__doc__ or "").strip().endswith(".")
 
 
 def test_the_code_of_an_error_is_its_name() -> None:
