@@ -22,7 +22,7 @@ soak: setup ## Run the slow tests at full size: a million messages, ten million 
 cluster-test: setup ## Run what needs several machines: a Spark cluster, Celery workers, an object store, a standby, PostgreSQL 15 to 18 (an hour)
 	@CLUSTER=1 $(BIN)/pytest --durations 0 --timeout 1800 tests/cluster
 
-bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (an hour and a half and 35 GB of disk, on a quiet machine)
+bench: setup ## Measure everything beside its peer, keep the figures, draw the plots (two hours, 35 GB of disk and a JDK, on a quiet machine)
 	@$(BIN)/python -m benchmarks
 
 bench-smoke: setup ## The same in minutes with small sizes: checks that the benchmarks work, not how fast anything is

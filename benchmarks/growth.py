@@ -16,7 +16,6 @@ medians is due to the size of that batch. All batches have the same keys: the ef
 import contextlib
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +29,7 @@ import sqlalchemy as sa
 import migrations
 from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
-from benchmarks.project import Project, publish, stack_without_airflow
+from benchmarks.project import Project, publish, repeated, share_of_memory, stack_without_airflow
 from jobs import Pipeline
 from state_store import StateStore
 from tests import steps
@@ -335,33 +334,19 @@ def _peaks(bench: Bench, name: str, batches: Sequence[int]) -> dict[str, float]:
 @contextlib.contextmanager
 def _sampled(server: int, client: int, peaks: dict[str, float]) -> Iterator[None]:
     """Sample the memory of Spark's server and of a client in a thread, and raise the peaks, until the block ends."""
-    has_ended = threading.Event()
 
     def sample() -> None:
-        while not has_ended.wait(SECONDS_BETWEEN_SAMPLES):
-            jvm = psutil.Process(server)
-            found = {"JVM": _pss(jvm), "Python workers": sum(map(_pss, jvm.children(recursive=True)))}
-            found["Spark server"] = found["JVM"] + found["Python workers"]
-            with contextlib.suppress(psutil.Error):
-                found["client"] = psutil.Process(client).memory_info().rss / MIB
-            for name, value in found.items():
-                peaks[name] = max(peaks.get(name, 0), value)
+        jvm = psutil.Process(server)
+        found = {"JVM": share_of_memory(jvm) / MIB}
+        found["Python workers"] = sum(map(share_of_memory, jvm.children(recursive=True))) / MIB
+        found["Spark server"] = found["JVM"] + found["Python workers"]
+        with contextlib.suppress(psutil.Error):
+            found["client"] = psutil.Process(client).memory_info().rss / MIB
+        for name, value in found.items():
+            peaks[name] = max(peaks.get(name, 0), value)
 
-    sampler = threading.Thread(target=sample)
-    sampler.start()
-    try:
+    with repeated(sample, SECONDS_BETWEEN_SAMPLES):
         yield
-    finally:
-        has_ended.set()
-        sampler.join()
-
-
-def _pss(process: psutil.Process) -> float:
-    """Return a process's share of memory in MiB; 0 if it has just ended."""
-    try:
-        return float(process.memory_full_info().pss / MIB)
-    except psutil.Error:
-        return 0
 
 
 def file_name(txid: int) -> str:

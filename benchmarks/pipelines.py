@@ -77,16 +77,15 @@ WORDS = Pipeline(
     transform=word_count.words,
     states={"per_word": State(key={"word": "text"}, aggregates={"events": Count()})},
 )
-# As many declared pipelines as a large team has; found as attributes, since entry points have no indexes.
-MANY = SimpleNamespace(
-    **{
-        name: replace(
-            SMALL,
-            name=name,
-            source=replace(SMALL.source, folder=f"data/{name}"),
-            states={f"per_page_of_{name}": SMALL.states["per_small_page"]},
-        )
-        for name in (f"many_{number:03d}" for number in range(100))
-    }
-)
-PIPELINES: dict[str, Pipeline] = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL, *vars(MANY).values())}
+# As many declared pipelines as a large team has.
+MANY = [
+    replace(
+        SMALL,
+        name=name,
+        source=replace(SMALL.source, folder=f"data/{name}"),
+        states={f"per_page_of_{name}": SMALL.states["per_small_page"]},
+    )
+    for name in (f"many_{number:03d}" for number in range(100))
+]
+PIPELINES = {pipeline.name: pipeline for pipeline in (PAGES, USERS, SMALL, *MANY)}
+PUBLISHED = SimpleNamespace(**PIPELINES)  # entry points name attributes

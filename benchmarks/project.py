@@ -3,8 +3,9 @@
 import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,20 @@ class Project:
 
     def core_seconds(self) -> dict[str, float]:
         """Return the processor time that each component and what it started have used so far; of Airflow, by process."""
+        return {name: _core_seconds(process) for name, process in self._components().items()}
+
+    def memory(self) -> int:
+        """Return the bytes of memory that all components and what they started have; what processes share counts once."""
+        total = 0
+        for component in self._components().values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(map(share_of_memory, (component, *component.children(recursive=True))))
+        return total
+
+    def _components(self) -> dict[str, psutil.Process]:
         run = RunFolder(self.home / STACK_FOLDER)
         found = {name: identity.process() for name in run.names() if (identity := run.read(name))}
-        return {name: _core_seconds(process) for name, process in found.items() if process}
+        return {name: process for name, process in found.items() if process}
 
     def log_position(self) -> int:
         """Return how many bytes of WAL the server has written."""
@@ -148,13 +160,38 @@ def _core_seconds(process: psutil.Process) -> float:
     return spent
 
 
+def share_of_memory(process: psutil.Process) -> int:
+    """Return a process's bytes, each page divided by the number of processes that have it; 0 if it has just ended."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
+
+@contextmanager
+def repeated(call: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call a function again and again in a thread, with pauses, until the block ends."""
+    has_ended = threading.Event()
+
+    def loop() -> None:
+        while not has_ended.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
 def publish(folder: Path, names: Collection[str]) -> None:
     """Make a folder that, on Python's path, provides the named pipelines, as another package would."""
     metadata = folder / "tidegate_benchmarks-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tidegate-benchmarks\nVersion: 1\n")
-    places = {name: f"MANY.{name}" if name.startswith("many_") else name.upper() for name in names}
-    points = "".join(f"{name} = benchmarks.pipelines:{place}\n" for name, place in places.items())
+    points = "".join(f"{name} = benchmarks.pipelines:PUBLISHED.{name}\n" for name in names)
     (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
 
 

@@ -268,7 +268,7 @@ def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Sta
 
 
 def test_the_request_for_amazons_libraries_is_understood(tmp_path: Path) -> None:
-    """Modules are left out and versions set; that nobody answers is found out only afterwards."""
+    """Modules are left out and versions set; that no server answers is found out only afterwards."""
     refused = fetch(tmp_path, *spark_packages().split(","), JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[1]
 
     assert "cannot be fetched from Maven Central: java.net.ConnectException: Connection refused" in refused

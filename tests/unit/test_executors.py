@@ -108,7 +108,7 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_modules_of_a_pipeline_are_those_of_its_functions() -> None:
-    """Behind `partial` too; ours and Python's own are no author's."""
+    """Within `partial` too; ours and Python's own are no author's."""
 
     def transform(rows: object, by: int) -> object:
         return rows

@@ -137,13 +137,14 @@ def _resolve(packages: Sequence[str], workplace: Path, target: Path) -> None:
         raise PermanentError(f"{', '.join(packages)} could not be fetched within {FETCH_SECONDS} s. {advice}") from error
     if done.returncode:
         output = done.stdout + done.stderr
-        unreachable = SERVER_ERROR.search(output)
-        missing = re.search(r":: (\S+): not found", output)
-        if not unreachable and not missing:
+        if unreachable := SERVER_ERROR.search(output):
+            reason = unreachable[1]
+        elif missing := re.search(r":: (\S+): not found", output):
+            reason = f"{missing[1]} is not there"
+        else:
             found = re.search(r".*Exception.*", output) or re.search(r"\S.*\s*\Z", output)
             why = found[0].strip() if found else f"exit code {done.returncode}"
             raise PermanentError(f"Ivy could not collect {', '.join(packages)}: {why}")
-        reason = unreachable[1] if unreachable else f"{missing and missing[1]} is not there"
         raise PermanentError(f"{', '.join(packages)} cannot be fetched from Maven Central: {reason}. {advice}")
 
 
