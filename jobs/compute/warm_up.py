@@ -35,11 +35,12 @@ def warm_up(settings: Settings, folder: Path) -> None:
 def _files(session: SparkSession, folder: Path) -> Iterator[DataFrame]:
     (folder / "rows.csv").write_text("key,value\na,1\n")
     (folder / "rows.json").write_text('{"key": "a", "value": 1}\n')
-    yield session.read.schema(SCHEMA).option("header", True).csv(str(folder / "rows.csv"))
-    records = session.read.text(str(folder / "rows.json")).select(F.from_json("value", SCHEMA).alias("record"))
+    here = f"file:{folder}"  # whatever Hadoop's settings say of paths without a scheme
+    yield session.read.schema(SCHEMA).option("header", True).csv(f"{here}/rows.csv")
+    records = session.read.text(f"{here}/rows.json").select(F.from_json("value", SCHEMA).alias("record"))
     yield records.select("record.*")
-    records.select("record.*").write.parquet(str(folder / "rows.parquet"))
-    yield session.read.schema(SCHEMA).parquet(str(folder / "rows.parquet"))
+    records.select("record.*").write.parquet(f"{here}/rows.parquet")
+    yield session.read.schema(SCHEMA).parquet(f"{here}/rows.parquet")
 
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from jobs import Count, Files, Inputs, Pipeline, State, Sum
 from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import objects
+from jobs.sources.files.stores import buckets
 from jobs.testing import PROMISES, Bench
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
@@ -218,8 +219,8 @@ def test_without_an_etag_the_content_identifies_an_object(
     settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest is taken by reading it, as on a disk; an object put back is the same object."""
-    described = objects._described
-    monkeypatch.setattr(objects, "_described", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
+    described = buckets._described
+    monkeypatch.setattr(buckets, "_described", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
     bucket.put("one.csv", "name,amount\na,1\n")
     pipeline = Pipeline("inbox", Files(bucket.url, format="csv", schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
     register(pipeline)

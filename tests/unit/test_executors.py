@@ -125,6 +125,7 @@ def test_the_modules_of_a_pipeline_are_those_of_its_functions() -> None:
     ("source", "packages"),
     [
         (Files("s3a://lake/in", format="text"), {"obstore"}),
+        (Files("hdfs://lake/in", format="text"), {"requests"}),
         (Files("s3a://lake/in", schema={"name": "string"}), set()),
         (Files("in", format="text"), set()),
         (Inputs({"a": Files("in", format="text"), "b": Files("s3a://lake/in", format="text")}), {"obstore"}),
@@ -137,7 +138,7 @@ def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: 
     needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), packages_of(pipeline))
     assert needed is not None
     assert needed.packages == packages
-    assert needed.name.endswith("obstore") == bool(packages)
+    assert needed.name.endswith(".zip") == (not packages)
 
 
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from jobs import Files, Reference
 from jobs.sources.files import object_plan, objects
-from jobs.sources.files.objects import FoundObject, ObjectPath
+from jobs.sources.files.objects import ObjectPath
+from jobs.sources.files.stores import FoundObject, buckets
 from state_store import Settings
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.source_files import TakenFile
@@ -24,7 +25,8 @@ PLACE = ObjectPath("s3a://lake", "in")
     ("declared", "why"),
     [
         ({"folder": "s3a://lake/in/*.parquet"}, r"there is a \* in the place. Write a pattern as glob="),
-        ({"folder": "hdfs://namenode/in"}, "hdfs:// is not read: use one of s3a://"),
+        ({"folder": "ftp://server/in"}, "ftp:// is not read: use one of s3a://"),
+        ({"folder": "hdfs:///in"}, "or hdfs://namenode:8020/folder"),
         ({"folder": "s3a://key:secret@lake/in"}, "must not have a password in it"),
         ({"folder": "s3a://"}, "is written s3a://bucket/prefix"),
         ({"folder": "s3a://lake//in"}, "is written s3a://bucket/prefix"),
@@ -48,7 +50,7 @@ def test_a_reference_is_on_a_disk() -> None:
 
 def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By OpenLineage's name for S3, by Hadoop's for Spark."""
-    for name in (*objects.ENDPOINTS, *objects.REGIONS):
+    for name in (*buckets.ENDPOINTS, *buckets.REGIONS):
         monkeypatch.delenv(name, raising=False)
     source = Files("s3://lake/in/", schema=COLUMNS)
     (found,) = source.datasets({"files": [{"name": "dt=1/a b.parquet"}]}, Settings())
@@ -57,10 +59,13 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
     assert (found.namespace, found.name, list(found.locations)) == ("s3://lake", "in", ["s3://lake/in/dt=1/a b.parquet"])
     assert isinstance(place, ObjectPath)
     assert objects.for_spark(place / "a.parquet") == "s3a://lake/in/a.parquet"
+    assert objects.for_spark(Path("/home/in")) == "file:/home/in"
     assert objects.hadoop_options(place) == {}
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     assert objects.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
     assert objects.place_of(Path("/home"), "in") == Path("/home/in")
+    (found,) = Files("hdfs://lake/in", schema=COLUMNS).datasets({"files": [{"name": "a"}]}, Settings())
+    assert (found.namespace, found.name, list(found.locations)) == ("hdfs://lake", "/in", ["hdfs://lake/in/a"])
 
 
 def test_declaring_a_place_loads_no_client() -> None:
@@ -151,7 +156,8 @@ def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         return Got(*options["range"])
 
     monkeypatch.setattr("obstore.get", get)
-    monkeypatch.setattr(objects, "_store", lambda _url: None)
+    monkeypatch.setattr(buckets, "_client", lambda _url: None)
+    monkeypatch.setattr(objects, "_store", buckets.Bucket)
     monkeypatch.setattr(objects, "look", lambda path: FoundObject(path.key, len(content), 0, "1", None))
     with ObjectPath("s3a://lake", "in/a", "1").open() as file:
         assert file.read() == content

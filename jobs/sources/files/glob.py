@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 HIDDEN = "starts with . or _, as what writers keep for themselves does"
 UNFINISHED = "ends like a file that is not finished, or like an editor's copy of one"
 _UNFINISHED = re.compile(
-    r"\.(tmp|temp|part|partial|filepart|inprogress|incomplete|uploading|writing|crdownload|download|swp|swo|bak|lock)$"
+    r"\.(tmp|temp|part|partial|filepart|inprogress|incomplete|uploading|writing|crdownload|download|swp|swo|bak|lock|_COPYING_)$"
     r"|~$|^#.*#$",
     re.IGNORECASE,
 )

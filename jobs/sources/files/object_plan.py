@@ -9,6 +9,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from jobs.sources.files.content import digest_of
 from jobs.sources.files.formats.parquet import check_name
 from jobs.sources.files.glob import HIDDEN, Glob, Place
 from jobs.sources.files.listing import NOT_REACHED, UNCHECKED
-from jobs.sources.files.objects import FoundObject, ObjectPath, listed, look
+from jobs.sources.files.objects import ObjectPath, listed, look
+from jobs.sources.files.stores import FoundObject
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnreadable
@@ -44,6 +46,7 @@ class ObjectsCoordinator(Coordinator):
         self._history: History | None = None
         # Objects that no batch has taken; None until the first request.
         self._new: Iterator[dict[str, Any]] | None = None
+        self._touched: list[TakenFile] = []  # have counted, and have another time now
         self._next: dict[str, Any] | None = None  # taken from the listing, and too large for the batch before
 
     def look_back(self, history: History) -> None:
@@ -100,14 +103,17 @@ class ObjectsCoordinator(Coordinator):
             else:
                 taken = self._history.taken_files(list(page), txid)
                 new = [name for name, earlier in taken if self._is_new(name, page[name], earlier)]
+                self._history.note_times(self._touched)
+                self._touched.clear()
             for name in new:
-                if time.time() - page[name].mtime_ns / 10**9 < self._min_age_seconds:
-                    logger.warning(
-                        "%s/%s changed less than %d s ago: not planned yet.", self._place, name, self._min_age_seconds
-                    )
+                found = self._complete(name, page[name])
+                if found is None:
+                    continue
+                if why := self._unfinished(found):
+                    logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
                     if self._source.names_grow:
                         return  # if a later name were taken, this one would never be read
-                elif identity := self._identified(name, page[name]):
+                elif identity := self._identified(name, found):
                     yield identity
 
     def _is_new(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> bool:
@@ -115,7 +121,7 @@ class ObjectsCoordinator(Coordinator):
 
         Raises: SourceChanged if it has other content than what has counted under its name.
         """
-        if not earlier or any(self._is_same(name, found, file) for file in earlier):
+        if not earlier or self._same(name, found, earlier):
             return not earlier
         last = max(earlier, key=lambda file: file.txid)
         if last.is_committed:
@@ -126,15 +132,47 @@ class ObjectsCoordinator(Coordinator):
             )
         return False  # its own batch reports the change, when it is read
 
-    def _is_same(self, name: str, found: FoundObject, file: TakenFile) -> bool:
-        if found.size != file.size or found.identity is not None:
-            return (found.size, found.identity) == (file.size, file.sha256)
-        return found.mtime_ns == file.mtime_ns or self._digest(name) == file.sha256
+    def _same(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> TakenFile | None:
+        """Return the taken object with the same content; if the listing tells no ETag, one of the same time is the same."""
+        candidates = [file for file in earlier if file.size == found.size]
+        identity = found.identity
+        if candidates and identity is None:
+            if same := next((file for file in candidates if file.mtime_ns == found.mtime_ns), None):
+                return same
+            complete = self._complete(name, found)
+            entry = None if complete is None else self._identified(name, complete)
+            if entry is None:
+                return candidates[0]  # gone since it was listed
+            identity = entry["sha256"]
+        same = next((file for file in candidates if file.sha256 == identity), None)
+        if same is not None and same.is_committed and found.identity is None:
+            self._touched.append(replace(same, mtime_ns=found.mtime_ns))
+        return same
+
+    def _complete(self, name: str, found: FoundObject) -> FoundObject | None:
+        """Return an object with its ETag, which a listing may lack; None if it is gone, or no object at all.
+
+        Raises: SourceUnreadable, SourceUnavailable.
+        """
+        if found.size and found.identity is not None:
+            return found
+        try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
+            return replace(look(self._place / name), key=found.key)
+        except FileNotFoundError:
+            return None
+
+    def _unfinished(self, found: FoundObject) -> str | None:
+        """Return why an object may still be written; None if it is whole."""
+        if found.is_open:
+            return "is open for writing"
+        if time.time() - found.mtime_ns / 10**9 < self._min_age_seconds:
+            return f"changed less than {self._min_age_seconds} s ago"
+        return None
 
     def _identified(self, name: str, found: FoundObject) -> dict[str, Any] | None:
-        """Return an object's entry in the metadata; None if it is gone, or no object at all.
+        """Return an object's entry in the metadata; None if it is gone.
 
-        Raises: SourceUnreadable.
+        Raises: SourceUnreadable, SourceUnavailable.
         """
         path = self._place / name
         if UNCHECKED.search(name):
@@ -143,19 +181,14 @@ class ObjectsCoordinator(Coordinator):
             check_name(path)
         if len(name.encode()) > LONGEST_NAME_BYTES:
             raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-        try:
-            if not found.size:  # a listing may show the mark of a folder under the folder's name: looking it up then fails
-                look(path)
-            described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
-            if found.identity is None:
-                return {**described, "sha256": self._digest(name)}
-        except (FileNotFoundError, SourceChanged):
-            return None
+        described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
+        if found.identity is None:
+            try:
+                with path.open() as content:
+                    return {**described, "sha256": digest_of(content)}
+            except SourceChanged:
+                return None
         return {**described, "sha256": found.identity, "etag": found.etag}
-
-    def _digest(self, name: str) -> str:
-        with (self._place / name).open() as content:
-            return digest_of(content)
 
     def _check_redo(self, txid: int, current: SourceMetadata) -> None:
         """Refuse to redo a batch of which an object is gone: the redo would take its rows away.

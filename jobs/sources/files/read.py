@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.objects import FoundObject, ObjectPath, Place, for_spark, look, pinned, place_of
+from jobs.sources.files.objects import ObjectPath, Place, for_spark, look, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
+from jobs.sources.files.stores import FoundObject
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
     MalformedRecord,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from jobs.sources.files.source import Files
     from state_store.attempts import Attempt
 
+# Of Spark's errors: the store refuses Spark.
+REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"
 # An open file's device, inode number, and last change of content or attributes in nanoseconds; an object's description.
 Inode = tuple[int, int, int] | FoundObject
 
@@ -251,7 +254,7 @@ def unsupported_store(text: str, folder: str) -> TidegateError | None:
             f"Spark cannot read {folder}: it has no library for it ({found[0]}). Name it in the setting spark_packages, and "
             "start Spark again (docs/storage.md)."
         )
-    if found := re.search(r"(AccessDeniedException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*", text):
+    if found := re.search(REFUSED, text):
         return SourceUnreadable(
             f"Spark may not read {folder}, though the planner may: {found[0][:200]}. Give Spark's process and its executors "
             "the credentials, in their environment or by a role (docs/storage.md)."

@@ -22,7 +22,7 @@ from jobs.sources.files.formats import READERS, parquet
 from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, identify, list_files, young_among
-from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, place_of
+from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, libraries_of, place_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
 from state_store.declaration import SourceMetadata
@@ -80,11 +80,11 @@ class Files(Source):
     pipeline alone, and both folders must be writable. After the move, a file of the same name with other content is a new file.
     Only one pipeline can read a folder whose files are moved away.
 
-    `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss; docs/storage.md): the names of its
-    objects are relative to it. An object is known by its name and ETag, and is whole once it is listed, so `min_age_seconds`
-    is 0 unless it is given. Nothing is moved, and there are no links. `names_grow` says that each new object has a name
-    after those of all earlier ones: then a plan lists only what comes after the last name taken, and an object that comes
-    with an earlier name is never read.
+    `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss, hdfs; docs/storage.md): the names of
+    its objects are relative to it. An object is known by its name and ETag, and a file in HDFS by its checksum. Both are whole
+    once they are listed and closed, so `min_age_seconds` is 0 unless it is given. Nothing is moved, and there are no links.
+    `names_grow` says that each new object has a name after those of all earlier ones: then a plan lists only what comes after
+    the last name taken, and an object that comes with an earlier name is never read.
     """
 
     folder: str
@@ -283,7 +283,7 @@ class Files(Source):
     @property
     def executor_packages(self) -> tuple[str, ...]:
         """The library by which our tasks read text from a store, which executors elsewhere must have."""
-        return ("obstore",) if is_url(self.folder) and self.format != "parquet" else ()
+        return libraries_of(self.folder) if is_url(self.folder) and self.format != "parquet" else ()
 
     @property
     def keeps_files(self) -> bool:

@@ -83,7 +83,7 @@ class ParquetReader(FileReader):
         if isinstance(self._folder, ObjectPath):
             filesystem = hadoop_options(self._folder)
         else:
-            filesystem = RAW_FILES if any(":" in path for path in paths) else {}
+            filesystem = RAW_FILES if any(":" in str(path) for _, path in self._files) else {}
         options = {**self._options, **filesystem}
         reader = self._spark.read.options(**options).schema(columns_of(self._schema))
         return [

@@ -1,0 +1,85 @@
+"""What planners and tasks ask of a store: which objects lie below a folder, what one of them is, and its bytes.
+
+A store is a module here: `buckets` (S3, Google Cloud Storage, Azure) and `hdfs`. Settings and credentials are what the
+store's own tools read from the environment (docs/storage.md); none is kept in a declaration, in the ledger or in a plan.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol
+
+from state_store.errors import SourceChanged, SourceUnreadable
+
+PAGE = 1000  # how many objects of a listing are in memory, and how many S3 and HDFS return at once
+
+
+@dataclass(frozen=True)
+class FoundObject:
+    """An object as its store describes it. Without an ETag, only its content identifies it.
+
+    `etag` is what the store tells of the content: an ETag, or the checksum of a file in HDFS. `version` is another if the
+    object was replaced by one of the same content. `is_open` says that a writer has not closed it.
+    """
+
+    key: str
+    size: int
+    mtime_ns: int
+    etag: str | None
+    version: str | None
+    is_open: bool = False
+
+    @property
+    def identity(self) -> str | None:
+        """Return the SHA-256 of what identifies the content, in hex: of the ETag; None if there is none."""
+        return None if self.etag is None else sha256(f"etag {self.etag}".encode()).hexdigest()
+
+
+class Store(Protocol):
+    """A bucket or a file system.
+
+    Each method raises SourceUnreadable if the store refuses this process, and SourceUnavailable if it does not answer as it
+    should.
+    """
+
+    def pages(self, folder: str, after: str | None) -> Iterator[list[FoundObject]]:
+        """Yield the objects below a folder ("" is the whole store) in pages of at most PAGE, in the order of their keys.
+
+        With `after`, a name below the folder, only the objects with names after it. A listing need not tell ETags.
+
+        Raises: SourceUnreadable also for a store or folder that does not exist.
+        """
+
+    def describe(self, key: str) -> FoundObject:
+        """Return what an object is at present; with its ETag, if the store has ETags.
+
+        Raises: FileNotFoundError.
+        """
+
+    def read(self, key: str, start: int, end: int, etag: str | None) -> bytes:
+        """Return the bytes of an object from `start` to before `end`.
+
+        Raises: FileNotFoundError; SourceChanged if the object has another ETag than the given one, where a store can compare
+        it while it reads, or fewer bytes.
+        """
+
+
+def gone(path: str) -> SourceChanged:
+    """Return the error for a planned object that is not there any more."""
+    return SourceChanged(f"{path} is gone since its batch was planned. Put it back, unchanged.")
+
+
+def overwritten(path: str) -> SourceChanged:
+    """Return the error for an object whose content is not the planned one any more."""
+    return SourceChanged(
+        f"{path} was overwritten since its batch was planned. Put the planned content back, and what is new into an object of "
+        "another name."
+    )
+
+
+def unordered(store: str) -> SourceUnreadable:
+    """Return the error for a store that lists in another order than that of names."""
+    return SourceUnreadable(
+        f"{store} does not list its objects in the order of their names, which planning relies on. Use a bucket that does (an "
+        "S3 directory bucket does not)."
+    )
