@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,12 +15,13 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
+from pyspark.sql import DataFrame
 
 import migrations
 from jobs.sources.postgres import origin
 from state_store import Settings, StateStore
 from state_store.attempts import Tracked
-from state_store.errors import AccessRefused, AttemptFenced, HoleDetected, PermanentError, StoreUnavailable
+from state_store.errors import AccessRefused, AttemptFenced, HoleDetected, PermanentError, StoreUnavailable, TidegateError
 from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.cluster.managed_postgres import (
     LONG,
@@ -316,10 +318,16 @@ def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
             assert cursor.fetchone() == (before,)
 
 
+def beside_spark(settings: Settings, stack: Settings, home: Path) -> Settings:
+    """Return settings of a server that is not the stack's, with Spark's server of the stack."""
+    spark = {"spark_remote": stack.spark_remote, "spark_token_file": stack.spark_token_file}
+    return replace(settings, **spark, home=home, min_file_age_seconds=0)
+
+
 @LONG
-def test_a_run_with_spark_goes_through_a_pooler(pooled: Settings, tmp_path: Path) -> None:
+def test_a_run_with_spark_goes_through_a_pooler(pooled: Settings, stack: Settings, tmp_path: Path) -> None:
     """Planned, computed by Spark, staged and committed; equal to plain Python over the raw files."""
-    settings = replace(pooled, spark_remote="local[2]", home=tmp_path, min_file_age_seconds=0)
+    settings = beside_spark(pooled, stack, tmp_path)
     pipeline = replace(SALES, states={"sales_per_shop": SALES.states["per_shop"]})  # tally has the other name
     register_pipelines(settings, pipeline)
     write_sales(tmp_path, *(f"{number:02d}" for number in range(1, 9)))
@@ -425,6 +433,92 @@ def test_a_standby_is_waited_for_and_never_written(pair: Any) -> None:
                 step()
     reversed_hosts = replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}")
     assert commit_next(reversed_hosts) == 1
+
+
+def _while_spark_computes(pair: Any) -> None:
+    """Wait for an attempt that has begun: its tasks stage their rows when the server is gone, or another."""
+    is_begun = "SELECT 1 FROM tidegate.attempt WHERE pipeline = 'sales' AND sealed_at IS NULL"
+    until(lambda: pair.primary.execute(is_begun, database=pair.primary.settings.pg_database))
+
+
+def _while_a_commit_waits(pair: Any) -> None:
+    """Hold the cursor's row, and wait until a commit waits for it."""
+    hold = "BEGIN; SELECT FROM tidegate.cursor WHERE pipeline = 'sales' FOR UPDATE; SELECT pg_sleep(120)"
+    threading.Thread(target=_execute_until_killed, args=[pair.primary, hold], daemon=True).start()
+    until(lambda: pair.primary.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+
+def slowly(rows: DataFrame) -> DataFrame:
+    """Return all rows, an eighth of a second each."""
+    return rows.where("coalesce(java_method('java.lang.Thread', 'sleep', 125L), 'over') <> ''")
+
+
+def _execute_until_killed(postgres: AnyPostgres, statement: str) -> None:
+    with pytest.raises(psycopg2.OperationalError):
+        postgres.execute(statement, database=postgres.settings.pg_database)
+
+
+@LONG
+@pytest.mark.parametrize("moment", [_while_spark_computes, _while_a_commit_waits])
+@pytest.mark.parametrize("failover", ["go-on", "halt"])
+def test_a_failover_in_the_middle_of_a_run_of_spark(
+    pair: Any, stack: Settings, tmp_path: Path, failover: str, moment: Callable[[Any], None]
+) -> None:
+    """The run goes on, or halts for a person, and its state is that of a clean run; txids are planned in runs of their own."""
+    states = {"sales_per_shop": SALES.states["per_shop"]}  # tally has the other name
+    pipeline = replace(SALES, states=states, transform=slowly, retry_delay_seconds=0)
+    settings = replace(beside_spark(pair.settings, stack, tmp_path), pg_failover=failover)
+    register_pipelines(settings, pipeline)
+    write_sales(tmp_path, *(f"{number:02d}" for number in range(1, 25)))
+    if failover == "go-on":
+        pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
+        pair.primary.execute("SELECT pg_reload_conf()")
+        until(lambda: pair.primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
+    failures: list[TidegateError] = []
+    halted = threading.Event()
+
+    def run() -> None:
+        while True:
+            try:
+                run_once(settings, f"run {len(failures)}", pipeline)
+            except PermanentError as error:
+                failures.append(error)
+                halted.set()
+                return
+            except TidegateError as error:
+                failures.append(error)
+                time.sleep(0.2)  # as Airflow's retries do
+            else:
+                return
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    until(lambda: _sales_committed(pair.primary) >= 3)
+    if failover == "halt":
+        pair.wait_for_both()
+        pair.cut()
+        kept = _sales_committed(pair.standby)
+        until(lambda: _sales_committed(pair.primary) >= kept + 2)
+    moment(pair)
+    pair.primary.stop(signal.SIGKILL)
+    pair.promote()
+    assert _sales_committed(pair.standby) < 12
+    worker.join(120)
+    assert not worker.is_alive()
+    assert halted.is_set() == (failover == "halt")
+    if failover == "halt":
+        assert isinstance(failures[-1], HoleDetected)
+        assert 3 <= _sales_committed(pair.standby) <= kept
+        migrations.accept_epoch(settings, "an operator")
+        run()
+    assert stored_state(settings, pipeline) == clean_state(tmp_path)
+    assert _sales_committed(pair.standby) == 12
+
+
+def _sales_committed(postgres: AnyPostgres) -> int:
+    query = "SELECT txid FROM tidegate.cursor WHERE pipeline = 'sales'"
+    ((txid,),) = postgres.execute(query, database=postgres.settings.pg_database)
+    return int(txid)
 
 
 # versions
