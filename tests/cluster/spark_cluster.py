@@ -120,6 +120,13 @@ class Installation:
         return self.folder / "python" / "run"
 
 
+def _runs_an_executor(process: psutil.Process) -> bool:
+    try:
+        return EXECUTOR in " ".join(process.cmdline())
+    except psutil.Error:
+        return False  # it has ended, as Python workers do all the time
+
+
 @dataclass
 class Machine:
     """A machine: an account, its home, which is its working folder, and the processes that it runs."""
@@ -186,12 +193,11 @@ class Machine:
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors that run here."""
-        found = []
+        children: list[psutil.Process] = []
         for process in self.processes:
             with suppress(psutil.Error):
-                children = psutil.Process(process.pid).children(recursive=True)
-                found += [child for child in children if EXECUTOR in " ".join(child.cmdline())]
-        return found
+                children += psutil.Process(process.pid).children(recursive=True)
+        return [child for child in children if _runs_an_executor(child)]
 
     def end(self) -> None:
         """End everything that runs here."""

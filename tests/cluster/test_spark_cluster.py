@@ -308,11 +308,14 @@ def test_an_executor_ends_in_mid_batch(
     register_pipelines(settings, pipeline)
     files = put(settings, days, 0, DAYS)
     before = len(events_of(cluster))
+    ended = 0
     with Run(settings, pipeline) as run:
         for worker in (cluster.workers[0], cluster.workers[1], cluster.workers[0]):
             run.await_staging()
             for executor in worker.executors():
                 executor.send_signal(how)
+                ended += 1
+    assert ended
     assert len(run.result.commits) == DAYS / 2
     if how is signal.SIGPWR:
         wait_until(lambda: "is decommissioned" in events_of(cluster)[before:], 60)

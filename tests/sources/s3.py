@@ -10,8 +10,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 
 import obstore
 import pytest
@@ -25,7 +26,6 @@ from tidegate.stack import maven
 from tidegate.stack.component import reserve_port, wait_until
 from tidegate.stack.spark import java_program
 
-PACKAGES = ("org.gaul:s3proxy:2.6.0",)
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60
 PROJECT = Path(__file__).resolve().parents[2]
@@ -34,6 +34,8 @@ PAGE = PROJECT / "docs" / "storage.md"
 
 class S3Server:
     """One server. Its buckets are folders in `folder`; objects put there without it have no ETag."""
+
+    packages: ClassVar = ("org.gaul:s3proxy:2.6.0",)
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder / "buckets"
@@ -55,16 +57,18 @@ class S3Server:
 
     def start(self) -> None:
         """Start the process, and wait until it answers."""
-        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dlogback.configurationFile={self._logging}"]
-        command = [java_program(), *options, "-cp", f"{maven.folder(PACKAGES)}/*", "org.gaul.s3proxy.Main"]
+        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{maven.folder(self.packages)}/*"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--properties", str(self._properties)],
+                [java_program(), *options, *self._program()],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
             )
         assert wait_until(self._answers, SECONDS), self._log.read_text()[-2000:]
+
+    def _program(self) -> list[str]:
+        return [f"-Dlogback.configurationFile={self._logging}", "org.gaul.s3proxy.Main", "--properties", str(self._properties)]
 
     def stop(self) -> None:
         """Kill the process: clients see connections refused."""
@@ -88,6 +92,32 @@ class S3Server:
         except URLError:
             return False
         return True
+
+
+class VersioningServer(S3Server):
+    """A server whose buckets keep versions, as S3Proxy's cannot: Adobe's S3Mock, which accepts any key."""
+
+    packages: ClassVar = ("com.adobe.testing:s3mock:4.11.0",)
+
+    def make_bucket(self, name: str, *, keeps_versions: bool = True) -> "Bucket":
+        """Create an empty bucket."""
+        self._put(f"/{name}", "")
+        if keeps_versions:
+            self._put(f"/{name}?versioning", "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
+        return Bucket(self, name)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Delete the present version of an object."""
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{bucket}/{key}", method="DELETE"))
+
+    def _put(self, path: str, content: str) -> None:
+        urllib.request.urlopen(urllib.request.Request(self.endpoint + path, data=content.encode(), method="PUT"))
+
+    def _program(self) -> list[str]:
+        port = urlsplit(self.endpoint).port
+        settings = {"server.address": "127.0.0.1", "server.port": "0", "com.adobe.testing.s3mock.httpPort": port}
+        options = [f"-D{name}={value}" for name, value in settings.items()]
+        return [*options, f"-Dcom.adobe.testing.s3mock.store.root={self.folder}", "com.adobe.testing.s3mock.S3MockApplication"]
 
 
 class Bucket:
@@ -128,13 +158,13 @@ def spark_packages() -> str:
 
 
 @contextmanager
-def running_server() -> Iterator[S3Server]:
+def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
     """Run a server, whose endpoint and key are in the environment meanwhile."""
-    fetch_or_skip(*PACKAGES)
+    fetch_or_skip(*kind.packages)
     with ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-s3-"))
         environment = opened.enter_context(pytest.MonkeyPatch.context())
-        server = S3Server(Path(folder), reserve_port(None, opened))
+        server = kind(Path(folder), reserve_port(None, opened))
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             environment.delenv(name)
         usual: dict[str, Any] = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
@@ -148,10 +178,10 @@ def running_server() -> Iterator[S3Server]:
 
 
 @contextmanager
-def stack_beside_s3(home: Path) -> Iterator[tuple[Settings, S3Server]]:
+def stack_beside_s3(home: Path, kind: type[S3Server] = S3Server) -> Iterator[tuple[Settings, S3Server]]:
     """Run a server, and an embedded stack whose Spark reads from it."""
     fetch_or_skip(*spark_packages().split(","))
-    with running_server() as server, pytest.MonkeyPatch.context() as environment:
+    with running_server(kind) as server, pytest.MonkeyPatch.context() as environment:
         environment.setenv("TIDEGATE_SPARK_PACKAGES", spark_packages())
         with running_stack(home) as settings:
             yield settings, server

@@ -311,9 +311,9 @@ def test_a_plan_lists_no_further_than_it_needs(tmp_path: Path) -> None:
 
 def test_the_example_of_the_page_does_what_it_says(settings: Settings, register: Callable[..., None], s3: S3Server) -> None:
     """docs/storage.md, as it stands."""
-    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(block, str(PAGE), "exec"), names)
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
     lake = s3.make_bucket("lake")
     for day in (1, 2):
         table = pa.table({"shop": ["x", "y", "x"], "cents": pa.array([day, 10, 100], pa.int64())})

@@ -34,6 +34,8 @@ PLACE = ObjectPath("s3a://lake", "in")
         ({"folder": "s3a://lake/in", "follow_links": True}, "has no links to follow"),
         ({"folder": "s3a://lake/in", "names_grow": True, "kind": "opaque"}, "cannot be opaque with names_grow"),
         ({"folder": "in", "names_grow": True}, "lists its folder whole"),
+        ({"folder": "in", "versions": True}, "has no versions: they are kept by buckets"),
+        ({"folder": "hdfs://lake/in", "versions": True}, "has no versions: they are kept by buckets"),
     ],
 )
 def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[str, Any], why: str) -> None:

@@ -19,7 +19,7 @@ from jobs.sources.files.content import digest_of
 from jobs.sources.files.formats.parquet import check_name
 from jobs.sources.files.glob import HIDDEN, Glob, Place
 from jobs.sources.files.listing import NOT_REACHED, UNCHECKED
-from jobs.sources.files.objects import ObjectPath, listed, look
+from jobs.sources.files.objects import ObjectPath, listed, look, pinned
 from jobs.sources.files.stores import FoundObject
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
@@ -154,7 +154,7 @@ class ObjectsCoordinator(Coordinator):
 
         Raises: SourceUnreadable, SourceUnavailable.
         """
-        if found.size and found.identity is not None:
+        if found.size and found.identity is not None and not self._source.versions:
             return found
         try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
             return replace(look(self._place / name), key=found.key)
@@ -188,7 +188,15 @@ class ObjectsCoordinator(Coordinator):
                     return {**described, "sha256": digest_of(content)}
             except SourceChanged:
                 return None
-        return {**described, "sha256": found.identity, "etag": found.etag}
+        entry = {**described, "sha256": found.identity, "etag": found.etag}
+        if not self._source.versions:
+            return entry
+        if found.version is None:
+            raise SourceUnreadable(
+                f"{path} has no version: the bucket does not keep them. Let its administrator turn versioning on, or leave "
+                "versions out of Files(...)."
+            )
+        return {**entry, "version": found.version}
 
     def _check_redo(self, txid: int, current: SourceMetadata) -> None:
         """Refuse to redo a batch of which an object is gone: the redo would take its rows away.
@@ -199,7 +207,7 @@ class ObjectsCoordinator(Coordinator):
             return
         for file in current["files"]:
             try:
-                look(self._place / file["name"])
+                look(pinned(self._place / file["name"], file))
             except FileNotFoundError:
                 raise SourceChanged(
                     f"{self._place / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "

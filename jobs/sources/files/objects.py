@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from jobs.sources.files.stores import FoundObject, Store, buckets, gone, hdfs, overwritten
+from jobs.sources.files.stores import FoundObject, Pin, Store, buckets, gone, hdfs, overwritten
 
 SCHEMES = (*buckets.SCHEMES, *hdfs.SCHEMES)
 READ_BYTES = 4 * 1024 * 1024  # of one request
@@ -19,12 +19,13 @@ READ_BYTES = 4 * 1024 * 1024  # of one request
 class ObjectPath:
     """The place of an object, or of the objects whose keys it begins.
 
-    With an `etag`, only an object that still has it is opened.
+    With an `etag`, only an object that still has it is opened; with a `version`, that version of it.
     """
 
     store: str
     key: str
     etag: str | None = None
+    version: str | None = None
 
     def __truediv__(self, name: str) -> "ObjectPath":
         return ObjectPath(self.store, f"{self.key}/{name}" if self.key else name)
@@ -100,11 +101,11 @@ def listed(place: ObjectPath, after: str | None = None) -> Iterator[list[FoundOb
 
 
 def look(path: ObjectPath) -> FoundObject:
-    """Ask the store what an object is at present.
+    """Ask the store what an object is at present or, for the path of a version, what that is.
 
     Raises: FileNotFoundError if there is none; SourceUnreadable, SourceUnavailable.
     """
-    return _store(path.store).describe(path.key)
+    return _store(path.store).describe(path.key, path.version)
 
 
 def hadoop_options(place: ObjectPath) -> dict[str, str]:
@@ -129,14 +130,32 @@ def dataset_of(place: ObjectPath) -> tuple[str, str]:
     return re.sub("^s3a://", "s3://", place.store), place.key or "/"
 
 
+def keeps_versions(folder: str) -> bool:
+    """Return whether the store of a place can keep versions of its objects."""
+    return urlsplit(folder).scheme in buckets.SCHEMES
+
+
 def libraries_of(folder: str) -> tuple[str, ...]:
     """Return the libraries by which our tasks read from the store of a place."""
     return ("requests",) if urlsplit(folder).scheme in hdfs.SCHEMES else ("obstore",)
 
 
 def pinned(path: ObjectPath, file: Mapping[str, Any]) -> ObjectPath:
-    """Return the path of a planned object, which opens only if the object still has the planned ETag."""
-    return replace(path, etag=file.get("etag"))
+    """Return where a planned object's content is: in the present object or, if that is another, in the planned version.
+
+    It opens only if the ETag is the planned one.
+
+    Raises: SourceUnreadable, SourceUnavailable.
+    """
+    present = replace(path, etag=file.get("etag"))
+    if "version" not in file:
+        return present
+    try:
+        found = look(present)
+    except FileNotFoundError:
+        return replace(present, version=file["version"])
+    is_planned = (found.size, found.identity) == (file["size"], file["sha256"])
+    return present if is_planned else replace(present, version=file["version"])
 
 
 class _Content(io.RawIOBase):
@@ -171,7 +190,7 @@ class _Content(io.RawIOBase):
         if end <= self._at:
             return 0
         try:
-            found = _store(self._path.store).read(self._path.key, self._at, end, self._path.etag)
+            found = _store(self._path.store).read(self._path.key, self._at, end, Pin(self._path.etag, self._path.version))
         except FileNotFoundError:
             raise gone(str(self._path)) from None
         count = len(found)

@@ -188,17 +188,23 @@ class FileReader(Emitter):
         try:
             found = look(path)
         except FileNotFoundError:
-            raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
+            raise self._replaced(file, path, "is gone", "Put it back, unchanged.") from None
         identity = found.identity
         if "etag" not in file and found.size == file["size"]:
             with path.open() as content:
                 identity = digest_of(content)
         if (found.size, identity) != (file["size"], file["sha256"]):
-            raise self._changed(
-                f"{path} was overwritten since its batch was planned ({file['size']} bytes then, {found.size} now).",
-                "Put the planned content back, and what is new into an object of another name.",
-            )
+            sizes = f" ({file['size']} bytes then, {found.size} now)"
+            advice = "Put the planned content back, and what is new into an object of another name."
+            raise self._replaced(file, path, "was overwritten", advice, sizes)
         return found
+
+    def _replaced(self, file: dict[str, Any], path: ObjectPath, what: str, advice: str, sizes: str = "") -> TidegateError:
+        """Return the error for an object that is not as planned; one with a version that was planned is read again by that."""
+        if "version" in file and path.version is None:
+            return RowsLost(f"{path} {what} while it was read. The batch is read again, by the version that was planned.")
+        missing = " and does not have the version that was planned" if "version" in file else ""
+        return self._changed(f"{path} {what} since its batch was planned{sizes}{missing}.", advice)
 
     def _changed_object(self) -> TidegateError | None:
         """Return the error for an object that is not as planned any more, a likely cause of Spark's error."""

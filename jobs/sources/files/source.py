@@ -22,7 +22,7 @@ from jobs.sources.files.formats import READERS, parquet
 from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, identify, list_files, young_among
-from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, libraries_of, place_of
+from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, keeps_versions, libraries_of, place_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
 from state_store.declaration import SourceMetadata
@@ -84,7 +84,8 @@ class Files(Source):
     its objects are relative to it. An object is known by its name and ETag, and a file in HDFS by its checksum. Both are whole
     once they are listed and closed, so `min_age_seconds` is 0 unless it is given. Nothing is moved, and there are no links.
     `names_grow` says that each new object has a name after those of all earlier ones: then a plan lists only what comes after
-    the last name taken, and an object that comes with an earlier name is never read.
+    the last name taken, and an object that comes with an earlier name is never read. `versions` says that the bucket keeps
+    versions: a batch names those that it was planned with, and reads them even if an object was overwritten or deleted since.
     """
 
     folder: str
@@ -102,6 +103,7 @@ class Files(Source):
     follow_links: bool = False
     partitions: Mapping[str, str] = field(default_factory=dict)
     names_grow: bool = False
+    versions: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
@@ -123,6 +125,8 @@ class Files(Source):
 
     def _check_place(self) -> None:
         """Refuse a place that cannot be read, and what only a disk or only a store has."""
+        if self.versions and not keeps_versions(self.folder):
+            raise ValueError(f"Files({self.folder!r}) has no versions: they are kept by buckets, such as s3a://.")
         if not is_url(self.folder):
             if self.names_grow:
                 raise ValueError(f"Files({self.folder!r}) lists its folder whole: names_grow is for a store, such as s3a://.")
@@ -282,8 +286,9 @@ class Files(Source):
 
     @property
     def executor_packages(self) -> tuple[str, ...]:
-        """The library by which our tasks read text from a store, which executors elsewhere must have."""
-        return libraries_of(self.folder) if is_url(self.folder) and self.format != "parquet" else ()
+        """The library by which our tasks read from a store, which executors elsewhere must have; Spark reads Parquet itself."""
+        is_read_by_tasks = self.format != "parquet" or self.versions
+        return libraries_of(self.folder) if is_url(self.folder) and is_read_by_tasks else ()
 
     @property
     def keeps_files(self) -> bool:

@@ -67,9 +67,12 @@ class ParquetReader(FileReader):
         from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415 - loads pyarrow
 
         groups = self._groups(paths)
-        declared = groups[0].native.schema
+        # Spark looks at the present objects only, and one may be gone.
+        is_replaced = any(isinstance(path, ObjectPath) and path.version for _, path in self._files)
+        rows = self._spark.createDataFrame([], columns_of(self._schema)) if is_replaced else groups[0].native
+        declared = rows.schema
         footers = self._read_footers(arrow_types(declared))
-        if any(footer.needs_care for footer in footers):
+        if is_replaced or any(footer.needs_care for footer in footers):
             parts = [self._read_exactly(group, declared, footers, flagged=flagged) for group in groups]
         else:
             parts = [self._read_natively(group, flagged=flagged) for group in groups]

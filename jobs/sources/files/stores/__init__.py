@@ -7,7 +7,7 @@ store's own tools read from the environment (docs/storage.md); none is kept in a
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from state_store.errors import SourceChanged, SourceUnreadable
 
@@ -19,7 +19,8 @@ class FoundObject:
     """An object as its store describes it. Without an ETag, only its content identifies it.
 
     `etag` is what the store tells of the content: an ETag, or the checksum of a file in HDFS. `version` is another if the
-    object was replaced by one of the same content. `is_open` says that a writer has not closed it.
+    object was replaced by one of the same content; a bucket without versions tells none, and neither does a listing.
+    `is_open` says that a writer has not closed it.
     """
 
     key: str
@@ -33,6 +34,13 @@ class FoundObject:
     def identity(self) -> str | None:
         """Return the SHA-256 of what identifies the content, in hex: of the ETag; None if there is none."""
         return None if self.etag is None else sha256(f"etag {self.etag}".encode()).hexdigest()
+
+
+class Pin(NamedTuple):
+    """What has to be read of an object: content with this ETag, and this version, even if it was replaced since."""
+
+    etag: str | None = None
+    version: str | None = None
 
 
 class Store(Protocol):
@@ -50,13 +58,13 @@ class Store(Protocol):
         Raises: SourceUnreadable also for a store or folder that does not exist.
         """
 
-    def describe(self, key: str) -> FoundObject:
-        """Return what an object is at present; with its ETag, if the store has ETags.
+    def describe(self, key: str, version: str | None = None) -> FoundObject:
+        """Return what an object is at present, or what a version of it is; with its ETag, if the store has ETags.
 
         Raises: FileNotFoundError.
         """
 
-    def read(self, key: str, start: int, end: int, etag: str | None) -> bytes:
+    def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:
         """Return the bytes of an object from `start` to before `end`.
 
         Raises: FileNotFoundError; SourceChanged if the object has another ETag than the given one, where a store can compare

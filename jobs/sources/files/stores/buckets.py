@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.stores import PAGE, FoundObject, Store, overwritten, unordered
+from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten, unordered
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
@@ -50,20 +50,24 @@ class Bucket(Store):
                 last = keys[-1]
                 yield found
 
-    def describe(self, key: str) -> FoundObject:
-        """Ask for the head of an object."""
+    def describe(self, key: str, version: str | None = None) -> FoundObject:
+        """Ask for the head of an object, or of a version of it."""
         import obstore  # noqa: PLC0415
 
         with self._explained(key, is_object=True):
-            return _described(obstore.head(self._client, key))
+            if version is None:
+                return _described(obstore.head(self._client, key))
+            return _described(obstore.get(self._client, key, options={"head": True, "version": version}).meta)
 
-    def read(self, key: str, start: int, end: int, etag: str | None) -> bytes:
+    def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:
         """Return bytes of an object by one request, with If-Match if there is an ETag."""
         import obstore  # noqa: PLC0415
 
         options: Any = {"range": (start, end)}
-        if etag is not None:
-            options["if_match"] = f'"{etag}"'
+        if pin.etag is not None:
+            options["if_match"] = f'"{pin.etag}"'
+        if pin.version is not None:
+            options["version"] = pin.version
         with self._explained(key, is_object=True):
             return bytes(obstore.get(self._client, key, options=options).bytes())
 

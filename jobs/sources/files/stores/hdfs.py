@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from jobs.sources.files.stores import PAGE, FoundObject, Store, overwritten
+from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Hdfs(Store):
         while page := list(islice(files, PAGE)):
             yield page
 
-    def describe(self, key: str) -> FoundObject:
+    def describe(self, key: str, version: str | None = None) -> FoundObject:  # noqa: ARG002 - HDFS keeps none
         """Ask for a file's status and checksum; the status is asked for again, so that both are of the same content.
 
         Raises: SourceUnavailable also for a file that keeps changing.
@@ -69,7 +69,7 @@ class Hdfs(Store):
                 return found
         raise SourceUnavailable(f"{self._url}/{key} changes while it is looked at. It is looked at again later.")
 
-    def read(self, key: str, start: int, end: int, etag: str | None) -> bytes:  # noqa: ARG002 - HDFS compares none
+    def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:  # noqa: ARG002 - HDFS compares none
         """Return bytes of a file, from the DataNode that the NameNode sends this process to."""
         content = self._get("OPEN", key, offset=start, length=end - start).content
         if len(content) != end - start:

@@ -1,0 +1,167 @@
+"""Objects of a bucket that keeps versions: a batch reads what it was planned with, whatever has become of it since."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import Files, Pipeline
+from jobs.compute.session import spark_session
+from jobs.engine.local_run import run_pipeline
+from jobs.testing import PROMISES, Bench
+from state_store import Settings, StateStore
+from state_store.attempts import Attempt
+from state_store.errors import RowsLost, SourceChanged, SourceUnreadable
+from tests import steps
+from tests.conftest import Server, migrated_database
+from tests.sources.feeds import SCHEMA
+from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
+from tests.sources.test_objects import STATE, ObjectsFeed, parquet, stored
+
+_numbers = count(1)
+# What these promise to notice is read as it was.
+OTHERWISE = ("a_changed_row_is_noticed", "what_is_hidden_stops_the_replay")
+
+
+@pytest.fixture(scope="module")
+def beside_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, Any]]:
+    """An S3 server that keeps versions, and a stack whose Spark reads from it."""
+    with stack_beside_s3(tmp_path_factory.mktemp("versions_stack"), VersioningServer) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def s3(beside_s3: tuple[Settings, VersioningServer]) -> VersioningServer:
+    """The S3 server."""
+    return beside_s3[1]
+
+
+@pytest.fixture(scope="module")
+def server(beside_s3: tuple[Settings, VersioningServer]) -> Server:
+    """The Postgres server beside it."""
+    return Server(beside_s3[0])
+
+
+@pytest.fixture(scope="module")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    with migrated_database(server) as name:
+        yield name
+
+
+@pytest.fixture
+def bucket(s3: VersioningServer) -> Bucket:
+    """A bucket of the test's own."""
+    return s3.make_bucket(f"versions-{next(_numbers)}")
+
+
+@pytest.fixture
+def spark(settings: Settings) -> Iterator[SparkSession]:
+    """The session that all tests of this file share."""
+    with spark_session(settings, "conformance") as session:
+        yield session
+
+
+def content(format: str, amount: int, kind: pa.DataType | None = None) -> bytes:
+    """Return an object with one row."""
+    return parquet(["a"], [amount], kind) if format == "parquet" else f"name,amount\na,{amount}\n".encode()
+
+
+def inbox(bucket: Bucket, format: str, **source: Any) -> Pipeline:
+    """Return a pipeline over the bucket."""
+    files = Files(bucket.url, format=format, schema=SCHEMA, versions=True, **source)
+    return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
+
+
+@pytest.mark.parametrize("promise", [name for name in PROMISES["transactional"] if name not in OTHERWISE])
+def test_objects_with_versions_keep_the_promises_of_files(
+    settings: Settings, spark: SparkSession, bucket: Bucket, promise: str
+) -> None:
+    """All but those that refuse what has changed."""
+    PROMISES["transactional"][promise](Bench(ObjectsFeed(bucket, versions=True), spark, settings))
+
+
+@pytest.mark.parametrize("spoil", ["overwritten", "deleted"])
+@pytest.mark.parametrize("format", ["csv", "parquet", "own tasks"])
+def test_a_batch_reads_the_versions_that_it_was_planned_with(
+    settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket, format: str, spoil: str
+) -> None:
+    """Beside objects that nobody touched; other content under a name that has counted stops planning as ever."""
+    kind, format = (pa.uint16(), "parquet") if format == "own tasks" else (None, format)
+    for number in (1, 2):
+        bucket.put(f"{number}.{format}", content(format, number, kind))
+    pipeline = inbox(bucket, format, max_files=2)
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    if spoil == "overwritten":
+        bucket.put(f"1.{format}", content(format, 1000, kind))
+    else:
+        s3.delete(bucket.name, f"1.{format}")
+    run_pipeline(settings, pipeline, run_id="run")
+    assert stored(settings, pipeline) == [("a", 2, 3)]
+    if spoil == "overwritten":
+        with pytest.raises(SourceChanged, match="was overwritten since it counted in txid 1"):
+            steps.plan(settings, pipeline, run_id="later")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
+    settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
+) -> None:
+    """By its version; until then the present object is read, as Spark can do it itself."""
+    bucket.put(f"1.{format}", content(format, 1))
+    pipeline = inbox(bucket, format)
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    with StateStore.connect(settings) as store:
+        metadata = store.source_metadata("inbox", 1)
+    attempt, emitter = Attempt("inbox", 1, 1, metadata), pipeline.source.emitter(spark, settings)
+    assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
+    bucket.put(f"1.{format}", content(format, 1000))
+    with pytest.raises(RowsLost, match=r"was overwritten while it was read\. The batch is read again, by the version"):
+        emitter.verify_batch(attempt, metadata)
+    assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
+    emitter.verify_batch(attempt, metadata)
+    bucket.put(f"1.{format}", content(format, 1))  # another version of the same content
+    assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
+    emitter.verify_batch(attempt, metadata)
+
+
+def test_the_last_batch_is_redone_from_the_versions_that_it_counted(
+    settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket
+) -> None:
+    """Also if the object is gone."""
+    bucket.put("1.csv", content("csv", 1))
+    pipeline = replace(inbox(bucket, "csv"), states={"per_name": replace(STATE, kind="opaque")})
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+    s3.delete(bucket.name, "1.csv")
+    steps.redo(settings, pipeline, 1, owner="test", reason="a test")
+    assert stored(settings, pipeline) == [("a", 1, 1)]
+
+
+def test_a_version_that_is_lost_is_named(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """The ledger has one that the bucket never had; the content put back is read, whatever its version."""
+    bucket.put("1.csv", content("csv", 1))
+    pipeline = inbox(bucket, "csv")
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    with StateStore.connect(settings) as store:
+        metadata = store.source_metadata("inbox", 1)
+    metadata["files"][0]["version"] = "lost"
+    bucket.put("1.csv", content("csv", 1000))
+    emitter = pipeline.source.emitter(None, settings)  # type: ignore[arg-type] - it fails before it needs Spark
+    with pytest.raises(SourceChanged, match=r"1.csv is gone since its batch was planned and does not have the version"):
+        emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+
+
+def test_a_bucket_without_versions_is_refused_when_it_is_planned(settings: Settings, s3: VersioningServer) -> None:
+    """With what to do about it."""
+    bucket = s3.make_bucket("forgets", keeps_versions=False)
+    bucket.put("1.csv", content("csv", 1))
+    with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
+        inbox(bucket, "csv").source.coordinator(settings).initialize_transaction(1, None, None)
