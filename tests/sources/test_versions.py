@@ -12,10 +12,11 @@ from pyspark.sql import SparkSession
 from jobs import Files, Pipeline
 from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
+from jobs.sources.files.formats import parquet_columns
 from jobs.testing import PROMISES, Bench
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
-from state_store.errors import RowsLost, SourceChanged, SourceUnreadable
+from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.conftest import Server, migrated_database
 from tests.sources.feeds import SCHEMA
@@ -129,6 +130,35 @@ def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
     bucket.put(f"1.{format}", content(format, 1))  # another version of the same content
     assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
     emitter.verify_batch(attempt, metadata)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"versions": True}, (RowsLost, "The batch is read again, by the version that was planned")),
+        ({"kind": "opaque"}, (SourceUnavailable, "The batch is planned again")),
+        ({}, (SourceChanged, "was overwritten since its batch was planned")),
+    ],
+)
+def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_case(
+    settings: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], expected: tuple
+) -> None:
+    """Each kind of source goes on as if the check had found it."""
+    bucket.put("1.parquet", content("parquet", 1))
+    files = Files(bucket.url, schema=SCHEMA, **source)
+    metadata = files.coordinator(settings).initialize_transaction(1, None, None)
+    assert metadata is not None
+
+    def count_rows(path: Any) -> int:
+        bucket.put("1.parquet", content("parquet", 1000))
+        return counted(path)
+
+    counted = parquet_columns.count_rows
+    monkeypatch.setattr(parquet_columns, "count_rows", count_rows)
+    emitter = files.emitter(None, settings)  # type: ignore[arg-type] - rows are counted without Spark
+    error, message = expected
+    with pytest.raises(error, match=message):
+        emitter.facts(Attempt("inbox", 1, 1, metadata), metadata)
 
 
 def test_the_last_batch_is_redone_from_the_versions_that_it_counted(

@@ -6,7 +6,8 @@ first record that does not fit fails the batch, with an error that names the pla
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,10 +72,11 @@ class FileReader(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        paths = self._checked_paths(attempt, metadata)
-        if not paths:
-            return self._spark.createDataFrame([], self.row_schema())
-        return self._read(paths, flagged=False)
+        with self._changes_explained():
+            paths = self._checked_paths(attempt, metadata)
+            if not paths:
+                return self._spark.createDataFrame([], self.row_schema())
+            return self._read(paths, flagged=False)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged by a REFUSAL.
@@ -83,7 +85,8 @@ class FileReader(Emitter):
         """
         if not metadata["files"]:
             return super().emit_records(attempt, metadata)
-        return self._read(self._checked_paths(attempt, metadata), flagged=True)
+        with self._changes_explained():
+            return self._read(self._checked_paths(attempt, metadata), flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
@@ -95,7 +98,8 @@ class FileReader(Emitter):
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
         """Return the number of rows in the checked files, counted without Spark."""
         del metadata
-        return sum(self._count_rows(path) for _, path in self._files)
+        with self._changes_explained():
+            return sum(self._count_rows(path) for _, path in self._files)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again, to find files that changed during the read.
@@ -205,6 +209,14 @@ class FileReader(Emitter):
             return RowsLost(f"{path} {what} while it was read. The batch is read again, by the version that was planned.")
         missing = " and does not have the version that was planned" if "version" in file else ""
         return self._changed(f"{path} {what} since its batch was planned{sizes}{missing}.", advice)
+
+    @contextmanager
+    def _changes_explained(self) -> Iterator[None]:
+        """Replace the error for an object that changed between its check and its opening by that of another check."""
+        try:
+            yield
+        except SourceChanged as error:
+            raise self._changed_object() or error from None
 
     def _changed_object(self) -> TidegateError | None:
         """Return the error for an object that is not as planned any more, a likely cause of Spark's error."""

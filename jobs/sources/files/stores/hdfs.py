@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMES = ("hdfs",)
 CONFIGURATION = "HADOOP_CONF_DIR"
 TIMEOUTS = (5, 60)  # seconds to connect, and without an answer
-RETRIES = 3  # of a connection, and of a server that says it is busy
+RETRIES = 3  # of a connection, and of a server that says it is busy; not of one that does not answer in time
 LOOKS = 3  # at a file that changes while it is looked at
 REFUSALS = ("AccessControlException", "SecurityException", "AuthorizationException")
 ELSEWHERE = ("StandbyException", "RetriableException")  # another NameNode is the active one, or this one is not yet
@@ -241,7 +241,7 @@ def _session(configuration: Mapping[str, str]) -> "requests.Session":
     from urllib3 import Retry  # noqa: PLC0415
 
     session = requests.Session()
-    retry = Retry(total=RETRIES, backoff_factor=0.5, status_forcelist=(502, 503, 504), raise_on_status=False)
+    retry = Retry(RETRIES, read=0, backoff_factor=0.5, status_forcelist=(502, 503, 504), raise_on_status=False)
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
     if _wants_kerberos(configuration):
