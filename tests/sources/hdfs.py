@@ -49,6 +49,7 @@ class HdfsCluster:
             "dfs.replication": "1",
             "dfs.blocksize": "1048576",
             "dfs.heartbeat.interval": "1",
+            "dfs.namenode.safemode.extension": "0",
             "dfs.ls.limit": "10",  # entries of a folder at once, instead of 1000
             **{f"dfs.datanode.{name}": here for name in ("address", "http.address", "ipc.address")},
         }

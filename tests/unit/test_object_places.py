@@ -14,7 +14,7 @@ from jobs.sources.files import object_plan, objects
 from jobs.sources.files.objects import ObjectPath
 from jobs.sources.files.stores import FoundObject, buckets
 from state_store import Settings
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
 from state_store.source_files import TakenFile
 
 COLUMNS = {"name": "string"}
@@ -34,6 +34,7 @@ PLACE = ObjectPath("s3a://lake", "in")
         ({"folder": "s3a://lake/in", "follow_links": True}, "has no links to follow"),
         ({"folder": "s3a://lake/in", "names_grow": True, "kind": "opaque"}, "cannot be opaque with names_grow"),
         ({"folder": "in", "names_grow": True}, "lists its folder whole"),
+        ({"folder": "s3a://lake/in", "versions": True, "kind": "opaque"}, "cannot be opaque with versions"),
         ({"folder": "in", "versions": True}, "has no versions: they are kept by buckets"),
         ({"folder": "hdfs://lake/in", "versions": True}, "has no versions: they are kept by buckets"),
     ],
@@ -139,6 +140,15 @@ def test_an_object_that_could_not_be_read_is_refused_when_it_is_planned(
     """Before it has a txid."""
     with pytest.raises(SourceUnreadable, match=why):
         planned(monkeypatch, [[found(name)]], Ledger())
+
+
+@pytest.mark.parametrize(("folder", "package"), [("s3a://lake/in", "obstore"), ("hdfs://lake/in", "requests")])
+def test_executors_without_the_library_of_a_store_are_named(folder: str, package: str) -> None:
+    """Where only a file of a batch shows that it is needed, as for Parquet that Spark would misread."""
+    emitter = Files(folder, schema=COLUMNS).emitter(None, Settings())  # type: ignore[arg-type] - it asks Spark nothing
+    found = emitter.explain(Exception(f"PythonException: ...\nModuleNotFoundError: No module named '{package}'\n"))
+    assert isinstance(found, ExecutorsUnprepared)
+    assert f"python -m pip install '{package}==" in str(found)
 
 
 def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

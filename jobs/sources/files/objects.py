@@ -136,7 +136,9 @@ def keeps_versions(folder: str) -> bool:
 
 
 def libraries_of(folder: str) -> tuple[str, ...]:
-    """Return the libraries by which our tasks read from the store of a place."""
+    """Return the libraries by which our tasks read from the store of a place; none for a folder on a disk."""
+    if not is_url(folder):
+        return ()
     return ("requests",) if urlsplit(folder).scheme in hdfs.SCHEMES else ("obstore",)
 
 

@@ -8,16 +8,18 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.objects import ObjectPath, Place, for_spark, look, pinned, place_of
+from jobs.sources.files.objects import ObjectPath, Place, for_spark, libraries_of, look, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
 from jobs.sources.files.stores import FoundObject
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
+    ExecutorsUnprepared,
     MalformedRecord,
     RowsLost,
     SettingsInvalid,
@@ -117,10 +119,10 @@ class FileReader(Emitter):
                 )
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return the error for a changed object, a refusing store or an unreadable file."""
+        """Return the error for a changed object, a store that Spark or its executors cannot read, or an unreadable file."""
         text = str(error)
-        if found := self._changed_object() or unsupported_store(text, self._source.folder):
-            return found
+        if problem := self._changed_object() or unsupported_store(text, self._source.folder):
+            return problem
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
@@ -266,11 +268,17 @@ def quoted(name: str) -> str:
 
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:
-    """Return our error if, by Spark's, Spark has no library for the store, or the store refuses Spark; None otherwise."""
+    """Return our error if, by Spark's, Spark or its executors lack a library for the store, or it refuses Spark; else None."""
     if found := re.search(r"No FileSystem for scheme \"?(\w+)|Class (org\.apache\.hadoop\.fs\.\S+) not found", text):
         return SettingsInvalid(
             f"Spark cannot read {folder}: it has no library for it ({found[0]}). Name it in the setting spark_packages, and "
             "start Spark again (docs/storage.md)."
+        )
+    if (found := re.search(r"No module named '(\w+)'", text)) and found[1] in libraries_of(folder):
+        return ExecutorsUnprepared(
+            f"Spark's executors lack the Python package {found[1]}, by which tasks read {folder}: Spark's own reader would "
+            "misread a file of this batch, or finds another version of it. Install it for the Python that executors run "
+            f"(PYSPARK_PYTHON): python -m pip install '{found[1]}=={version(found[1])}'."
         )
     if found := re.search(REFUSED, text):
         return SourceUnreadable(

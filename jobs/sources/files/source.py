@@ -140,6 +140,8 @@ class Files(Source):
                 f"Files({self.folder!r}) cannot move objects to a done folder: a store has no move that happens whole or not "
                 "at all. Leave done_folder out; the ledger knows what has counted."
             )
+        if self.versions and self.kind == "opaque":
+            raise ValueError(f"Files({self.folder!r}) cannot be opaque with versions: by these, every batch can be read again.")
         if self.names_grow and self.kind == "opaque":
             raise ValueError(
                 f"Files({self.folder!r}) cannot be opaque with names_grow: an object that is away for a while would come back "
@@ -288,7 +290,7 @@ class Files(Source):
     def executor_packages(self) -> tuple[str, ...]:
         """The library by which our tasks read from a store, which executors elsewhere must have; Spark reads Parquet itself."""
         is_read_by_tasks = self.format != "parquet" or self.versions
-        return libraries_of(self.folder) if is_url(self.folder) and is_read_by_tasks else ()
+        return libraries_of(self.folder) if is_read_by_tasks else ()
 
     @property
     def keeps_files(self) -> bool:
