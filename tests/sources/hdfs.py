@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -29,21 +29,19 @@ SECONDS = 60
 class HdfsCluster:
     """One NameNode and one DataNode; `configuration` is the folder of the files that clients read too."""
 
+    ports: ClassVar = 2
+
     def __init__(self, folder: Path, ports: list[int]) -> None:
-        rpc, http = (f"127.0.0.1:{port}" for port in ports)
         self.configuration = folder / "conf"
-        self.url = f"hdfs://{rpc}"
-        self.address = http
         self._folder = folder
+        self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.configuration.mkdir()
         # Hadoop's clients take the file system for that of paths without a scheme.
         self.write_configuration("core-site", {"fs.defaultFS": self.url})
         here = "127.0.0.1:0"
         settings = {
-            "dfs.namenode.rpc-address": rpc,
-            "dfs.namenode.http-address": http,
-            "dfs.namenode.name.dir": f"file://{folder}/names",
+            **self._namenodes(),
             "dfs.datanode.data.dir": f"file://{folder}/blocks",
             "dfs.datanode.hostname": "127.0.0.1",
             "dfs.replication": "1",
@@ -55,6 +53,24 @@ class HdfsCluster:
         }
         self.write_configuration("hdfs-site", settings)
 
+    @property
+    def url(self) -> str:
+        """The URL of the file system."""
+        return f"hdfs://{self._addresses[0]}"
+
+    @property
+    def address(self) -> str:
+        """Where the active NameNode answers WebHDFS."""
+        return self._addresses[1]
+
+    def _namenodes(self) -> dict[str, str]:
+        rpc, http = self._addresses
+        return {
+            "dfs.namenode.rpc-address": rpc,
+            "dfs.namenode.http-address": http,
+            "dfs.namenode.name.dir": f"file://{self._folder}/names",
+        }
+
     def write_configuration(self, name: str, settings: dict[str, str]) -> None:
         """Write one of Hadoop's files of settings."""
         lines = (f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items())
@@ -63,26 +79,33 @@ class HdfsCluster:
     def start(self) -> None:
         """Make an empty file system, if there is none, start both processes, and wait until it takes files."""
         if not (self._folder / "names").exists():
-            subprocess.run([*self._command(NAMENODE), "-format"], check=True, capture_output=True, timeout=SECONDS)
+            self.run(NAMENODE, "-format")
         self.start_one(NAMENODE)
         self.start_one(DATANODE)
         assert wait_until(self._takes_files, SECONDS), self.log()
 
-    def start_one(self, name: str) -> None:
-        """Start the NameNode or the DataNode."""
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of Hadoop's programs to its end."""
+        command = [*self._command(program), *arguments]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start_one(self, name: str, *arguments: str) -> None:
+        """Start a NameNode or a DataNode; `name` is its class, with another name after a space if there are several."""
         with (self._folder / "log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(self._command(name), stdout=log, stderr=log)
+            command = [*self._command(name.partition(" ")[0]), *arguments]
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def stop_one(self, name: str) -> None:
-        """Kill the NameNode or the DataNode."""
+        """Kill one of them."""
         process = self._processes.pop(name, None)
         if process is not None:
             process.kill()
             process.wait()
 
     def stop(self) -> None:
-        """Kill both."""
-        for name in (DATANODE, NAMENODE):
+        """Kill all."""
+        for name in list(self._processes):
             self.stop_one(name)
 
     def log(self) -> str:
@@ -179,13 +202,13 @@ class HdfsFolder:
 
 
 @contextmanager
-def running_cluster() -> Iterator[HdfsCluster]:
+def running_cluster(kind: type[HdfsCluster] = HdfsCluster) -> Iterator[HdfsCluster]:
     """Run a cluster, whose settings are named in the environment meanwhile."""
     fetch_or_skip(*PACKAGES)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-hdfs-")))
         environment = opened.enter_context(pytest.MonkeyPatch.context())
-        cluster = HdfsCluster(folder, [reserve_port(None, opened) for _ in range(2)])
+        cluster = kind(folder, [reserve_port(None, opened) for _ in range(kind.ports)])
         environment.setenv("HADOOP_CONF_DIR", str(cluster.configuration))
         environment.delenv("HADOOP_USER_NAME", raising=False)
         objects._store.cache_clear()
@@ -196,7 +219,7 @@ def running_cluster() -> Iterator[HdfsCluster]:
 
 
 @contextmanager
-def stack_beside_hdfs(home: Path) -> Iterator[tuple[Settings, HdfsCluster]]:
+def stack_beside_hdfs(home: Path, kind: type[HdfsCluster] = HdfsCluster) -> Iterator[tuple[Settings, HdfsCluster]]:
     """Run a cluster, and an embedded stack whose Spark reads from it."""
-    with running_cluster() as cluster, running_stack(home) as settings:
+    with running_cluster(kind) as cluster, running_stack(home) as settings:
         yield settings, cluster
