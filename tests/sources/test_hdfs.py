@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from jobs import Files, Pipeline, State
 from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
-from jobs.sources.files import objects
+from jobs.sources.files import object_plan, objects
 from jobs.sources.files.stores import hdfs
 from jobs.testing import PROMISES, Bench
 from state_store import Settings
@@ -239,6 +239,17 @@ def test_a_folder_of_many_files_is_read_page_by_page(folder: HdfsFolder, monkeyp
     assert list(objects.listed(place, "dt=2/0.csv")) == []
     assert asked == [folder.name, f"{folder.name}/dt=2"]
 
+    folder.put("_temporary/0/part.csv", "")
+    folder.put("other/x.csv", "")
+    for pattern, read, folders in (
+        ("*.csv", 0, []),
+        ("dt=*/*.csv", 26, ["dt=1"] * 3 + ["dt=2"]),
+        ("**/*", 27, ["dt=1"] * 3 + ["dt=2", "other"]),
+    ):
+        asked.clear()
+        assert sum(len(page) for page in object_plan.named_objects(place, pattern)) == read
+        assert asked == [folder.name, *(f"{folder.name}/{name}" for name in folders)]
+
 
 def test_who_may_not_read_is_told_what_to_do(settings: Settings, folder: HdfsFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that does not exist, is a file, or is refused."""
@@ -336,7 +347,7 @@ def test_the_active_one_of_two_namenodes_answers(
     store = hdfs.Hdfs(cluster.url)
     monkeypatch.setattr(store, "_service", hdfs.HttpService("http", ["127.0.0.1:9", cluster.address]))
     folder.put("one", "1")
-    assert [found.size for page in store.pages(folder.name, None) for found in page] == [1]
+    assert [found.size for page in store.pages(folder.name, None, lambda _folder: True) for found in page] == [1]
     assert store._service.addresses == [cluster.address, "127.0.0.1:9"]
 
 

@@ -104,7 +104,7 @@ def found(name: str, etag: str | None = "1") -> FoundObject:
 
 def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[FoundObject]], ledger: Ledger, **source: Any) -> list[list[str]]:
     """Plan batches until there is nothing new; return their objects' names."""
-    monkeypatch.setattr(object_plan, "listed", lambda _place, _after=None: iter(pages))
+    monkeypatch.setattr(object_plan, "listed", lambda _place, _after=None, _enters=None: iter(pages))
     coordinator = Files("s3a://lake/in", format="csv", schema=COLUMNS, **source).coordinator(Settings())
     coordinator.look_back(ledger)
     batches, previous = [], None

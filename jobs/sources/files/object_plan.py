@@ -218,7 +218,7 @@ class ObjectsCoordinator(Coordinator):
 def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, FoundObject]]:
     """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
     sieve = _Sieve(pattern)
-    for page in listed(place, after):
+    for page in listed(place, after, sieve.enters):
         names = {_name_in(place, found): found for found in page}
         yield {name: found for name, found in names.items() if sieve.why_not(name) is None}
 
@@ -256,6 +256,11 @@ class _Sieve:
         self._folder = ""
         self._places = self._glob.start()
         self._why: str | None = None
+
+    def enters(self, folder: str) -> bool:
+        """Return whether the glob leads into a folder."""
+        self._enter(folder)
+        return self._why is None
 
     def why_not(self, name: str) -> str | None:
         """Return why the glob does not take a name; None if it does."""

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -92,12 +92,16 @@ def place_of(home: Path, folder: str) -> Place:
     return ObjectPath(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
 
 
-def listed(place: ObjectPath, after: str | None = None) -> Iterator[list[FoundObject]]:
+def listed(
+    place: ObjectPath, after: str | None = None, enters: Callable[[str], bool] = lambda _folder: True
+) -> Iterator[list[FoundObject]]:
     """Yield the objects below a place in pages, in the order of their keys; those after the name `after`, if it is given.
+
+    Those in folders that `enters` does not want may be left out.
 
     Raises: SourceUnreadable, SourceUnavailable.
     """
-    return _store(place.store).pages(place.key, after)
+    return _store(place.store).pages(place.key, after, enters)
 
 
 def look(path: ObjectPath) -> FoundObject:

@@ -4,7 +4,7 @@ A store is a module here: `buckets` (S3, Google Cloud Storage, Azure) and `hdfs`
 store's own tools read from the environment (docs/storage.md); none is kept in a declaration, in the ledger or in a plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -50,10 +50,12 @@ class Store(Protocol):
     should.
     """
 
-    def pages(self, folder: str, after: str | None) -> Iterator[list[FoundObject]]:
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:
         """Yield the objects below a folder ("" is the whole store) in pages of at most PAGE, in the order of their keys.
 
-        With `after`, a name below the folder, only the objects with names after it. A listing need not tell ETags.
+        With `after`, a name below the folder, only the objects with names after it. `enters` tells of a folder, by its name
+        below the given one, whether its objects are wanted: a store that lists folder by folder then leaves out the others. A
+        listing need not tell ETags.
 
         Raises: SourceUnreadable also for a store or folder that does not exist.
         """

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -32,7 +32,7 @@ class Bucket(Store):
         self._url = url
         self._client = _client(url)
 
-    def pages(self, folder: str, after: str | None) -> Iterator[list[FoundObject]]:
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:  # noqa: ARG002
         """Yield the objects below a prefix, as the store lists them.
 
         Raises: SourceUnreadable also if that is another order than that of their keys.

@@ -7,7 +7,7 @@ the host of the URL and Hadoop's usual port. A file is identified by the checksu
 import getpass
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,12 +47,12 @@ class Hdfs(Store):
         self._session = _session(configuration)
         self._user = {} if _wants_kerberos(configuration) else {"user.name": user_name()}
 
-    def pages(self, folder: str, after: str | None) -> Iterator[list[FoundObject]]:
-        """Yield the files below a folder; of folders that sort before `after`, none is listed.
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:
+        """Yield the files below a folder; folders that sort before `after`, or are not wanted, are not listed.
 
         In memory are also the names of one folder that are not ASCII, because HDFS lists these first.
         """
-        files = self._below(folder, after or "", is_asked_for=True)
+        files = self._below(folder, after or "", lambda key: enters(key[len(folder) + 1 :] if folder else key), is_first=True)
         while page := list(islice(files, PAGE)):
             yield page
 
@@ -86,21 +86,24 @@ class Hdfs(Store):
             raise
         return f"{found['algorithm']}:{found['bytes']}"
 
-    def _below(self, folder: str, after: str, *, is_asked_for: bool = False) -> Iterator[FoundObject]:
+    def _below(
+        self, folder: str, after: str, enters: Callable[[str], bool], *, is_first: bool = False
+    ) -> Iterator[FoundObject]:
         """Yield the files below a folder whose names there come after `after`; a folder that is deleted meanwhile has none."""
-        for name, status in in_order(self._entries(folder, is_asked_for=is_asked_for)):
+        for name, status in in_order(self._entries(folder, is_first=is_first)):
             key = f"{folder}/{name}" if folder else name
             if status["type"] == "FILE" and name > after:
                 yield _described(key, status)
-            elif status["type"] == "DIRECTORY" and f"{name}/" > after[: len(name) + 1]:
-                yield from self._below(key, "")
-            elif status["type"] == "DIRECTORY" and after.startswith(f"{name}/"):
-                yield from self._below(key, after[len(name) + 1 :])
+            elif status["type"] == "DIRECTORY" and enters(key):
+                if f"{name}/" > after[: len(name) + 1]:
+                    yield from self._below(key, "", enters)
+                elif after.startswith(f"{name}/"):
+                    yield from self._below(key, after[len(name) + 1 :], enters)
 
-    def _entries(self, folder: str, *, is_asked_for: bool) -> Iterator[Mapping[str, Any]]:
+    def _entries(self, folder: str, *, is_first: bool) -> Iterator[Mapping[str, Any]]:
         """Yield the entries of one folder in the order of HDFS, page by page.
 
-        Raises: SourceUnreadable for a folder that is no folder or, if it was asked for, does not exist.
+        Raises: SourceUnreadable for the first folder if it is no folder, or does not exist.
         """
         last: dict[str, str] = {}
         first = None
@@ -108,13 +111,13 @@ class Hdfs(Store):
             try:
                 listing = self._get("LISTSTATUS_BATCH", folder, **last).json()["DirectoryListing"]
             except FileNotFoundError:
-                if not is_asked_for:
+                if not is_first:
                     return
                 raise SourceUnreadable(
                     f"{self._url}/{folder} does not exist. Create the folder, or correct the pipeline's Files(...)."
                 ) from None
             entries = listing["partialListing"]["FileStatuses"]["FileStatus"]
-            if is_asked_for and len(entries) == 1 and not entries[0]["pathSuffix"]:
+            if is_first and len(entries) == 1 and not entries[0]["pathSuffix"]:
                 raise SourceUnreadable(f"{self._url}/{folder} is a file. Name the folder that it is in, and the file as glob=.")
             if entries and entries[0]["pathSuffix"] == first:
                 raise SourceUnreadable(f"{self._url} lists {folder} from the start again and again: it cannot list in pages.")
