@@ -9,11 +9,14 @@ from jobs import Files, Inputs, Pipeline
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings
 from tests import steps
-from tests.conftest import Server, migrated_database, register_pipelines
+from tests.conftest import register_pipelines
+from tests.sources.beside_store import server, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, stack_beside_hdfs
 from tests.sources.test_objects import STATE, parquet, stored
 from tidegate.stack.component import wait_until
+
+__all__ = ["server", "template"]  # fixtures
 
 pytestmark = pytest.mark.skipif(not os.environ.get("CLUSTER"), reason="make cluster-test")
 
@@ -80,31 +83,18 @@ class HdfsPair(HdfsCluster):
 
 
 @pytest.fixture(scope="module")
-def beside_hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, HdfsPair]]:
+def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, HdfsPair]]:
     """Both NameNodes, and a stack whose Spark reads from them."""
     with stack_beside_hdfs(tmp_path_factory.mktemp("hdfs_pair"), HdfsPair) as (settings, pair):
         assert isinstance(pair, HdfsPair)
         yield settings, pair
 
 
-@pytest.fixture(scope="module")
-def server(beside_hdfs: tuple[Settings, HdfsPair]) -> Server:
-    """The Postgres server beside them."""
-    return Server(beside_hdfs[0])
-
-
-@pytest.fixture(scope="module")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    with migrated_database(server) as name:
-        yield name
-
-
 def test_another_namenode_becomes_active_in_the_middle_of_a_run(
-    settings: Settings, beside_hdfs: tuple[Settings, HdfsPair]
+    settings: Settings, beside_store: tuple[Settings, HdfsPair]
 ) -> None:
     """Between plan and read, by our tasks and by Spark's reader; later the first one dies."""
-    pair = beside_hdfs[1]
+    pair = beside_store[1]
     text, columns = pair.make_folder("text"), pair.make_folder("columns")
     source = Inputs(
         {

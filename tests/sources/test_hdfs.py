@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import Files, Pipeline, State
-from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import object_plan, objects
 from jobs.sources.files.stores import hdfs
@@ -21,10 +20,13 @@ from state_store import Settings
 from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
-from tests.conftest import Server, migrated_database
+from tests.conftest import Server
+from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
 from tests.sources.test_objects import STATE, ObjectsFeed, parquet, stored
+
+__all__ = ["server", "spark", "template"]  # fixtures
 
 _numbers = count(1)
 ODD = (
@@ -36,42 +38,22 @@ IN_ORDER = ("a#1", "a.csv", "a/z.csv", "ab", "b/ä/1", "b/😀", "z", "ä", "ö!
 
 
 @pytest.fixture(scope="module")
-def beside_hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, HdfsCluster]]:
+def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, HdfsCluster]]:
     """A cluster, and a stack whose Spark reads from it."""
     with stack_beside_hdfs(tmp_path_factory.mktemp("hdfs_stack")) as both:
         yield both
 
 
 @pytest.fixture(scope="module")
-def cluster(beside_hdfs: tuple[Settings, HdfsCluster]) -> HdfsCluster:
+def cluster(beside_store: tuple[Settings, HdfsCluster]) -> HdfsCluster:
     """The cluster."""
-    return beside_hdfs[1]
-
-
-@pytest.fixture(scope="module")
-def server(beside_hdfs: tuple[Settings, HdfsCluster]) -> Server:
-    """The Postgres server beside it."""
-    return Server(beside_hdfs[0])
-
-
-@pytest.fixture(scope="module")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    with migrated_database(server) as name:
-        yield name
+    return beside_store[1]
 
 
 @pytest.fixture
 def folder(cluster: HdfsCluster) -> HdfsFolder:
     """A folder of the test's own."""
     return cluster.make_folder(f"folder-{next(_numbers)}")
-
-
-@pytest.fixture
-def spark(settings: Settings) -> Iterator[SparkSession]:
-    """The session that all tests of this file share."""
-    with spark_session(settings, "conformance") as session:
-        yield session
 
 
 def inbox(folder: HdfsFolder, format: str = "csv", **source: Any) -> Pipeline:

@@ -17,7 +17,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import Count, Files, Inputs, Pipeline, State, Sum
-from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import objects
 from jobs.sources.files.stores import buckets
@@ -27,9 +26,12 @@ from state_store.attempts import Attempt
 from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
-from tests.conftest import Server, migrated_database
+from tests.conftest import Server
+from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
+
+__all__ = ["server", "spark", "template"]  # fixtures
 
 _numbers = count(1)
 ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
@@ -37,42 +39,22 @@ STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum(
 
 
 @pytest.fixture(scope="module")
-def beside_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
+def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
     """An S3 server, and a stack whose Spark reads from it."""
     with stack_beside_s3(tmp_path_factory.mktemp("s3_stack")) as both:
         yield both
 
 
 @pytest.fixture(scope="module")
-def s3(beside_s3: tuple[Settings, S3Server]) -> S3Server:
+def s3(beside_store: tuple[Settings, S3Server]) -> S3Server:
     """The S3 server."""
-    return beside_s3[1]
-
-
-@pytest.fixture(scope="module")
-def server(beside_s3: tuple[Settings, S3Server]) -> Server:
-    """The Postgres server beside it."""
-    return Server(beside_s3[0])
-
-
-@pytest.fixture(scope="module")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    with migrated_database(server) as name:
-        yield name
+    return beside_store[1]
 
 
 @pytest.fixture
 def bucket(s3: S3Server) -> Bucket:
     """A bucket of the test's own."""
     return s3.make_bucket(f"bucket-{next(_numbers)}")
-
-
-@pytest.fixture
-def spark(settings: Settings) -> Iterator[SparkSession]:
-    """The session that all tests of this file share."""
-    with spark_session(settings, "conformance") as session:
-        yield session
 
 
 class ObjectsFeed:

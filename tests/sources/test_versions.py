@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import Files, Pipeline
-from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.formats import parquet_columns
 from jobs.testing import PROMISES, Bench
@@ -18,10 +17,12 @@ from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
-from tests.conftest import Server, migrated_database
+from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
 from tests.sources.test_objects import STATE, ObjectsFeed, parquet, stored
+
+__all__ = ["server", "spark", "template"]  # fixtures
 
 _numbers = count(1)
 # What these promise to notice is read as it was.
@@ -29,42 +30,22 @@ OTHERWISE = ("a_changed_row_is_noticed", "what_is_hidden_stops_the_replay")
 
 
 @pytest.fixture(scope="module")
-def beside_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, Any]]:
+def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, Any]]:
     """An S3 server that keeps versions, and a stack whose Spark reads from it."""
     with stack_beside_s3(tmp_path_factory.mktemp("versions_stack"), VersioningServer) as both:
         yield both
 
 
 @pytest.fixture(scope="module")
-def s3(beside_s3: tuple[Settings, VersioningServer]) -> VersioningServer:
+def s3(beside_store: tuple[Settings, VersioningServer]) -> VersioningServer:
     """The S3 server."""
-    return beside_s3[1]
-
-
-@pytest.fixture(scope="module")
-def server(beside_s3: tuple[Settings, VersioningServer]) -> Server:
-    """The Postgres server beside it."""
-    return Server(beside_s3[0])
-
-
-@pytest.fixture(scope="module")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    with migrated_database(server) as name:
-        yield name
+    return beside_store[1]
 
 
 @pytest.fixture
 def bucket(s3: VersioningServer) -> Bucket:
     """A bucket of the test's own."""
     return s3.make_bucket(f"versions-{next(_numbers)}")
-
-
-@pytest.fixture
-def spark(settings: Settings) -> Iterator[SparkSession]:
-    """The session that all tests of this file share."""
-    with spark_session(settings, "conformance") as session:
-        yield session
 
 
 def content(format: str, amount: int, kind: pa.DataType | None = None) -> bytes:

@@ -1,0 +1,33 @@
+"""Fixtures for modules whose stack runs beside a store of their own, in a fixture `beside_store`: import them by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.compute.session import spark_session
+from state_store import Settings
+from tests.conftest import Server, migrated_database
+
+__all__ = ["server", "spark", "template"]
+
+
+@pytest.fixture(scope="module")
+def server(beside_store: tuple[Settings, Any]) -> Server:
+    """The Postgres server of that stack."""
+    return Server(beside_store[0])
+
+
+@pytest.fixture(scope="module")
+def template(server: Server) -> Iterator[str]:
+    """A migrated database on that server."""
+    with migrated_database(server) as name:
+        yield name
+
+
+@pytest.fixture
+def spark(settings: Settings) -> Iterator[SparkSession]:
+    """The session that all tests of the module share."""
+    with spark_session(settings, "conformance") as session:
+        yield session
