@@ -14,6 +14,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -288,17 +289,36 @@ class EmbeddedPostgres:
         if self.user is None:
             return install / "bin", data
         if not _all_users_reach(install):
-            copy = ROOTS_FOLDER / f"postgresql-{hashlib.sha256(str(install).encode()).hexdigest()[:12]}"
-            private_folder(ROOTS_FOLDER, passable=True)
-            if not copy.exists():
-                unfinished = copy.with_suffix(f".{os.getpid()}")
-                shutil.copytree(install, unfinished, symlinks=True)
-                unfinished.rename(copy)
-            install = copy
+            install = _copied_for_all(install)
         if not _all_users_reach(stack_folder):
             private_folder(ROOTS_FOLDER, passable=True)
             data = ROOTS_FOLDER / f"data-{hashlib.sha256(str(stack_folder).encode()).hexdigest()[:12]}"
         return install / "bin", data
+
+
+def _copied_for_all(install: Path) -> Path:
+    """Return a copy of Postgres' programs that all users reach, beside its libraries as they are installed.
+
+    The programs look for these at a path relative to their own.
+    """
+    package, libraries = install.parent, install.parent.with_name(f"{install.parent.name}.libs")
+    copy = ROOTS_FOLDER / f"programs-{hashlib.sha256(str(install).encode()).hexdigest()[:12]}"
+    private_folder(ROOTS_FOLDER, passable=True)
+    if not copy.exists():
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=ROOTS_FOLDER))
+        shutil.copytree(install, unfinished / package.name / install.name, symlinks=True)
+        shutil.copytree(libraries, unfinished / libraries.name, symlinks=True)
+        for path in (unfinished, *unfinished.rglob("*")):
+            if not path.is_symlink():
+                mode = path.stat().st_mode
+                path.chmod(mode | (0o555 if mode & 0o100 else 0o444))
+        try:
+            unfinished.rename(copy)
+        except OSError:
+            if not copy.exists():  # otherwise another process was first
+                raise
+            shutil.rmtree(unfinished)
+    return copy / package.name / install.name
 
 
 def _account() -> int:
