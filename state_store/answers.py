@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import overview, reads, tables
+from state_store import overview, reads, schema, tables
 from state_store.declaration import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
 from state_store.reader import LedgerReader
@@ -107,7 +107,7 @@ def _table(connection: Connection, query: Asked, of: str) -> sa.Table:
         raise DeclarationInvalid(
             f"Query {query.name} reads {of}, and pipeline {pipeline} has no such state.", pipeline=pipeline
         )
-    return tables.readable_of(state)
+    return schema.readable_table(connection, state)
 
 
 def _value(connection: Connection, query: Asked, name: str, given: str | Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import tables
+from state_store import schema, tables
 from state_store.declaration import KeyColumn, StateSpec
 from state_store.errors import UsageError
 from state_store.lookup import no_such_key
@@ -27,7 +27,7 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
 
     Raises: UsageError if it is no key of this state.
     """
-    table = tables.readable_of(state)
+    table = schema.readable_table(connection, state)
     statement = _rows(table, state)
     if after is None:
         return list(connection.execute(statement.limit(limit)))
@@ -45,7 +45,7 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
     """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
-    table = tables.readable_of(state)
+    table = schema.readable_table(connection, state)
     as_text = (sa.cast(table.c[name], sa.Text) for name, _ in columns_of(state))
     statement = sa.select(*as_text).order_by(*(table.c[key.name] for key in state.row_key))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(statement)

@@ -40,19 +40,28 @@ def made(schema: str | None, state: StateSpec, storage: dict[str, Any], after: S
 
 
 def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
-    """Refuse a table that lacks a partition: a table created from it would lack the partition's rows.
+    """Refuse tables that lack a partition: a table created from one would lack the partition's rows.
 
     Raises: SchemaOutOfDate.
     """
-    for table in (f"{schema}.{state.table_name}" for spec in specs for state in spec.readable):
-        moduli = _moduli(connection, table)
-        if moduli is not None and set(moduli) != {len(moduli)}:
-            divided = f"{len(moduli)} of {max(moduli)}" if moduli else "none"
-            raise SchemaOutOfDate(
-                f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
-                "detached is missing with all its keys: attach it again with its former modulus and remainder "
-                f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
-            )
+    for state in (state for spec in specs for state in spec.readable):
+        check_whole(connection, schema, state)
+
+
+def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
+    """Refuse a table that lacks a partition: for readers, its keys would have no rows.
+
+    Raises: SchemaOutOfDate.
+    """
+    table = f"{schema}.{state.table_name}"
+    moduli = _moduli(connection, table)
+    if moduli is not None and set(moduli) != {len(moduli)}:
+        divided = f"{len(moduli)} of {max(moduli)}" if moduli else "none"
+        raise SchemaOutOfDate(
+            f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
+            "detached is missing with all its keys: attach it again with its former modulus and remainder "
+            f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
+        )
 
 
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:

@@ -63,13 +63,14 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
 
     If one is read as of "latest", the connection's transaction shows one snapshot, and has to last as long as the attempt.
 
-    Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it.
+    Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it, or it lacks rows.
     """
     latest = [query for query in spec.queries if query.as_of == "latest"]
     snapshot = connection.scalar(sa.select(sa.func.pg_export_snapshot())) if latest else None
     found = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
+        schema.readable_table(connection, state)
         if not schema.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError
 
-from state_store import lookup, overview, tables
+from state_store import lookup, overview, schema, tables
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
 from state_store.reader import LedgerReader
@@ -94,7 +94,7 @@ class StateReader:
         Raises: as `get_many`.
         """
         with self._snapshot() as (connection, state, version):
-            statement = _within(state, first, last).limit(limit)
+            statement = _within(connection, state, first, last).limit(limit)
             try:
                 return AsOf(version.txid, [dict(row) for row in connection.execute(statement).mappings()])
             except DataError as error:
@@ -107,7 +107,7 @@ class StateReader:
         Raises: as `get_many`.
         """
         with self._snapshot(timeout_seconds=SCAN_SECONDS) as (connection, state, version):
-            rows = connection.execution_options(yield_per=10_000).execute(_within(state, (), ())).mappings()
+            rows = connection.execution_options(yield_per=10_000).execute(_within(connection, state, (), ())).mappings()
             yield version.txid, map(dict, rows)
 
     @contextmanager
@@ -129,11 +129,12 @@ def version_of(connection: Connection, pipeline: str) -> Version:
 def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:
     """Return the rows of keys, None for each that has none.
 
-    Raises: UsageError.
+    Raises: UsageError; SchemaOutOfDate also if a hash partition is missing.
     """
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
     lookup.check_widths(state, keys)
+    schema.readable_table(connection, state)
     found: list[Row | None] = [None] * len(keys)
     driver: Any = connection.connection.driver_connection
     try:
@@ -144,8 +145,8 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
     return found
 
 
-def _within(state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
-    table = tables.readable_of(state)
+def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
+    table = schema.readable_table(connection, state)
     key = [table.c[column.name] for column in state.row_key]
     statement = sa.select(*(table.c[column.name] for column in state.shown)).order_by(*key)
     for bound, is_first in ((first, True), (last, False)):

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import commits, histories, operations, tables
-from state_store.declaration import PipelineSpec, parts_of
+from state_store import commits, hash_partitions, histories, operations, tables
+from state_store.declaration import PipelineSpec, StateSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
 
@@ -207,6 +207,15 @@ def is_readable(connection: Connection, state: str, role: str) -> bool | None:
     """Return whether a role may read a state's table; None if there is no such table."""
     table = sa.cast(sa.func.to_regclass(f"{tables.STATE}.{state}"), OID)
     return connection.scalar(sa.select(sa.func.has_table_privilege(role, table, "SELECT")))
+
+
+def readable_table(connection: Connection, state: StateSpec) -> Table:
+    """Return what readers of a state select from, if it has all rows.
+
+    Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
+    """
+    hash_partitions.check_whole(connection, tables.STATE, state)
+    return tables.readable_of(state)
 
 
 def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:

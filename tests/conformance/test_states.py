@@ -24,6 +24,7 @@ from state_store.errors import (
     SchemaOutOfDate,
     StagingLost,
 )
+from state_store.reads import StateReader
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold, fold_all, partial
 from tests.integration.conftest import contents
@@ -141,7 +142,7 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
 def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     settings: Settings, register: Callable[..., None], as_owner: AsOwner
 ) -> None:
-    """Its keys are not left out: the commit is refused by name, and right when the partition is attached again."""
+    """Its keys are not left out: reads and the commit are refused by name, and right when the partition is attached again."""
     state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
     pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
     register(pipeline)
@@ -150,6 +151,16 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     flow.merge(1, dict.fromkeys("abcdefgh", 1))
     kept = flow.rows("counts")
     as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
+    reading = (
+        lambda: flow.rows("counts"),
+        lambda: reader.get_many([("a",)]),
+        lambda: reader.range(limit=10),
+        lambda: reader.scan().__enter__(),
+    )
+    with StateReader.open(settings, "words", "counts") as reader:
+        for read in reading:
+            with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
+                read()
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
     before = contents(settings)
