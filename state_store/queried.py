@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import commits, overview, schema, tables
+from state_store import commits, hash_partitions, overview, schema, tables
 from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
 from state_store.state_reads import ALIAS, Reading
@@ -70,7 +70,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     found = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
-        schema.readable_table(connection, state)
+        hash_partitions.check_whole(connection, tables.STATE, state)
         if not schema.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "

@@ -15,7 +15,7 @@ from jobs import Files, Pipeline, State
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import object_plan, objects
 from jobs.sources.files.stores import hdfs
-from jobs.testing import PROMISES, Bench
+from jobs.testing import Bench
 from state_store import Settings
 from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
@@ -24,7 +24,7 @@ from tests.conftest import Server
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
-from tests.sources.test_objects import STATE, ObjectsFeed, parquet, stored
+from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, parquet, stored
 
 __all__ = ["server", "spark", "template"]  # fixtures
 
@@ -60,12 +60,6 @@ def inbox(folder: HdfsFolder, format: str = "csv", **source: Any) -> Pipeline:
     """Return a pipeline over the folder."""
     files = Files(folder.url, format=format, schema=SCHEMA, **source)
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
-
-
-VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}}
-CASES = [
-    (name, promise) for name in VARIANTS for promise in PROMISES["opaque" if name == "opaque" else "transactional"].items()
-]
 
 
 @pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
@@ -161,7 +155,7 @@ def test_a_file_that_is_not_as_planned_is_never_read(
 def test_a_file_that_is_written_waits_until_it_is_closed(
     settings: Settings, register: Callable[..., None], folder: HdfsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However old it is; with names that grow, the files behind it wait too. One that grows after it counted is refused."""
+    """However old it is; with names that grow, those after it wait too. One that grows after it counted is refused."""
     pipeline = inbox(folder, max_files=9)
     growing = inbox(folder, names_grow=True)
     register(pipeline)

@@ -72,7 +72,7 @@ def test_objects_with_versions_keep_the_promises_of_files(
 def test_a_batch_reads_the_versions_that_it_was_planned_with(
     settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket, format: str, spoil: str
 ) -> None:
-    """Beside objects that nobody touched; other content under a name that has counted stops planning as ever."""
+    """Beside objects that stay as they are; other content under a name that has counted stops planning as ever."""
     kind, format = (pa.uint16(), "parquet") if format == "own tasks" else (None, format)
     for number in (1, 2):
         bucket.put(f"{number}.{format}", content(format, number, kind))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import SourceChanged
 
 PAGE = 1000  # how many objects of a listing are in memory, and how many S3 and HDFS return at once
 
@@ -84,12 +84,4 @@ def overwritten(path: str) -> SourceChanged:
     return SourceChanged(
         f"{path} was overwritten since its batch was planned. Put the planned content back, and what is new into an object of "
         "another name."
-    )
-
-
-def unordered(store: str) -> SourceUnreadable:
-    """Return the error for a store that lists in another order than that of names."""
-    return SourceUnreadable(
-        f"{store} does not list its objects in the order of their names, which planning relies on. Use a bucket that does (an "
-        "S3 directory bucket does not)."
     )

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten, unordered
+from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ class Bucket(Store):
                 found = [_described(each) for each in page]
                 keys = [last, *(each.key for each in found)]
                 if any(one.encode() > other.encode() for one, other in pairwise(keys)):
-                    raise unordered(self._url)
+                    raise SourceUnreadable(
+                        f"{self._url} does not list its objects in the order of their names, which planning relies on. Use a "
+                        "bucket that does (an S3 directory bucket does not)."
+                    )
                 last = keys[-1]
                 yield found
 
