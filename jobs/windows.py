@@ -32,6 +32,7 @@ class Window(ABC):
     type: TimeType = "timestamptz"
     final_after: str | timedelta | None = None
     emit_final: bool = False
+    keep: str | timedelta | None = None
 
     def __post_init__(self) -> None:
         _ = self.spec
@@ -56,6 +57,9 @@ class Tumbling(Window):
 
     With `emit_final`, each window is recorded in the table ``<state>_final`` once, in the commit that makes it final. Another
     pipeline can follow these: `jobs.sources.changes.Changes`.
+
+    `keep` bounds the table: once the watermark is this much later than a window's end, a commit removes the window. Only final
+    windows are removed, so `keep` is at least `final_after`. It may be changed at any time; what is removed does not come back.
 
     Durations are texts, such as "90 seconds", "15 minutes", "1 hour", "2 days", "1 week", or `datetime.timedelta`.
     """
@@ -107,7 +111,8 @@ class Session(Window):
     Rows of one key that are less than the gap apart are in one session, across batches and in any order of arrival: a row that
     comes late may join two sessions, which then become one. A session begins with its first row and ends a gap after its last.
 
-    `type`, `final_after` and `emit_final` are those of `Tumbling`. A row that would join a final session is set aside.
+    `type`, `final_after`, `emit_final` and `keep` are those of `Tumbling`. A row that would join a final session is set aside,
+    and so is one that is older than what is kept.
     """
 
     column: str
@@ -152,16 +157,28 @@ def _length(window: Any, what: str, given: str | timedelta, *, least: int = 1) -
     return length
 
 
-def _final(window: Any) -> tuple[int | None, bool]:
-    """Return when windows are final, and whether they are then recorded.
+def _final(window: Any) -> tuple[int | None, bool, int | None]:
+    """Return when windows are final, whether they are then recorded, and when they are removed.
 
-    Raises: ValueError.
+    Raises: ValueError, TypeError.
     """
+    place = f"{type(window).__name__}({window.column!r})"
     if window.final_after is None:
         if window.emit_final:
-            raise ValueError(f"{type(window).__name__}({window.column!r}): emit_final needs final_after, which says when.")
-        return None, False
-    return _length(window, "final_after", window.final_after, least=0), window.emit_final
+            raise ValueError(f"{place}: emit_final needs final_after, which says when.")
+        if window.keep is not None:
+            raise ValueError(f"{place}: keep needs final_after. A late row would begin a removed window from zero.")
+        return None, False, None
+    final_after = _length(window, "final_after", window.final_after, least=0)
+    if window.keep is None:
+        return final_after, window.emit_final, None
+    keep = _length(window, "keep", window.keep, least=0)
+    if keep < final_after:
+        raise ValueError(
+            f"{place}: keep is {window.keep}, less than final_after, {window.final_after}. A late row would begin a "
+            "removed window from zero."
+        )
+    return final_after, window.emit_final, keep
 
 
 def _time_type(window: Any) -> TimeType:

@@ -468,6 +468,8 @@ class PipelineSpec:
         values = [value for state in states for value in state["values"]]
         for state in states:
             del state["update"], state["before"], state["hash_partitions"]
+            if state["window"]:
+                del state["window"]["keep"]
         for value in values:
             del value["combine"]
         for declared in (meaning, *states, *values, *(derived for state in states for derived in state.get("derived", ()))):

@@ -49,6 +49,11 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
     if refusal := _of_the_server(state, message, doing):
         return refusal
+    if state in _ACCESS_STATES and "permission denied for table" in message:
+        return errors.AccessRefused(
+            f"Postgres refused while {doing}: {message}. Run: tidegate migrate, which grants what the declarations need; or "
+            "check PGUSER (tidegate settings)."
+        )
     if state in _ACCESS_STATES:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."

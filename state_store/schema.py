@@ -129,6 +129,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
                 pipeline=spec.name,
             )
     grant_queried(connection, spec)
+    _grant_removal(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
         _put_views(connection, spec, is_changed=False)
         return False
@@ -201,6 +202,13 @@ def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
     for query in spec.queries:
         if is_readable(connection, query.state, tables.STAGER) is False:
             connection.execute(sa.DDL(tables.FOLLOWED.format(table=f"{tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+
+
+def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
+    """Let commits remove the windows of states that do not keep all of them, also if that was declared later."""
+    for state in spec.states:
+        if state.window and state.window.keep is not None:
+            connection.execute(sa.DDL(tables.SHRINKS.format(table=f"{tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
 
 
 def is_readable(connection: Connection, state: str, role: str) -> bool | None:

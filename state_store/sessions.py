@@ -25,16 +25,20 @@ Column = sa.ColumnElement[Any]
 _IS_KEPT, _NUMBER = "is_kept", "number"
 
 
-def divide(state: StateSpec, pieces: sa.Select[Any], final_until: Column) -> tuple[sa.Select[Any], sa.Select[Any]]:
+def divide(
+    state: StateSpec, pieces: sa.Select[Any], final_until: Column, removed_until: Column | None
+) -> tuple[sa.Select[Any], sa.Select[Any]]:
     """Return the pieces that come too late, and the others.
 
-    Too late is a piece that overlaps a final session, which would change, and one whose session would be final at once.
+    Too late is a piece that overlaps a final session, which would change, and one whose session would be final at once. So is
+    one that begins before `removed_until`: a session that it overlaps may be gone.
     """
     judged = pieces.cte("judged")
     touched = _touched(state, judged, "judged_touched")
     final, is_open = touched.c[WINDOW_END] <= final_until, touched.c[WINDOW_END] > final_until
     joins_final = sa.exists().where(_is_of(state, touched, judged), final).correlate(judged)
-    rest = sa.select(judged).where(~joins_final).cte("judged_rest")
+    is_too_old = sa.false() if removed_until is None else judged.c[WINDOW_START] < removed_until
+    rest = sa.select(judged).where(~joins_final, ~is_too_old).cte("judged_rest")
     joined = sa.exists().where(_is_of(state, touched, rest)).correlate(touched)
     kept = sa.select(*_of_key(state, touched), touched.c[WINDOW_START], touched.c[WINDOW_END], sa.true().label(_IS_KEPT))
     own = sa.select(*_of_key(state, rest), rest.c[WINDOW_START], rest.c[WINDOW_END], sa.false().label(_IS_KEPT))

@@ -64,8 +64,8 @@ SINGLE_WRITER = (
 # `schema.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
 FOLLOWED = f"GRANT SELECT ON {{table}} TO {STAGER}"
-# To make one of several sessions, a commit deletes their rows and writes one.
-JOINED = "GRANT DELETE ON {table} TO tidegate"
+# To make one of several sessions, a commit deletes their rows and writes one. It also deletes the windows that are not kept.
+SHRINKS = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
     "boolean": sa.Boolean(),
@@ -157,13 +157,13 @@ batch = Table(
     Column("opened_by", Text, nullable=False, comment="the run that planned it"),
     _now("opened_at", "when its metadata was frozen"),
     Column("attempt", Integer, nullable=False, server_default="0", comment="newest attempt: the fence"),
-    _when("halted_at", "since when nobody retries it by itself"),
+    _when("halted_at", "since when no task retries it"),
     Column("halted_reason", Text, comment="why, in one line"),
     Column("skip_owner", Text, comment="who gave it up: its commit will be without rows"),
     Column("skip_reason", Text),
-    Column("tries_after", Integer, nullable=False, server_default="0", comment="failures up to this attempt are forgiven"),
-    Column("awaits_ack", Boolean, nullable=False, server_default="true", comment="its source was not told yet that it counts"),
-    _when("acked_at", "when its source was told; NULL: not yet, or not wanted"),
+    Column("tries_after", Integer, nullable=False, server_default="0", comment="failures up to this attempt no longer count"),
+    Column("awaits_ack", Boolean, nullable=False, server_default="true", comment="its source has yet to learn that it counts"),
+    _when("acked_at", "when its source learned it; NULL: not yet, or not wanted"),
     CheckConstraint("txid >= 1", name="txid"),
     CheckConstraint("(halted_at IS NULL) = (halted_reason IS NULL)", name="halted"),
     CheckConstraint("(skip_owner IS NULL) = (skip_reason IS NULL)", name="skip"),
@@ -185,7 +185,7 @@ attempt = Table(
     Column("spark_application", Text),
     Column("spark_tag", Text, comment="tag of its operations, by which they are interrupted"),
     Column("fingerprint", Text, nullable=False, comment="declaration that computes the partials"),
-    Column("source_metadata", BYTEA, comment="what it reads, if it cut an opaque batch anew; NULL: what was planned"),
+    Column("source_metadata", BYTEA, comment="what it reads, if it planned an opaque batch again; NULL: the first plan"),
     Column("source_digest", BYTEA, nullable=False, comment="SHA-256 of the metadata that it reads"),
     Column("previous_digest", BYTEA, comment="SHA-256 of the metadata that this continues; NULL for the first batch"),
     _now("started_at", "when it took the fence"),
@@ -321,6 +321,7 @@ watermark = Table(
     Column("txid", BigInteger, nullable=False, comment="the last batch that counted in it"),
     _when("watermark", "the greatest event time that has counted, in UTC; NULL: there was none"),
     _when("previous_watermark", "the same before that batch, for a redo"),
+    _when("removed_until", "windows that ended by then are no longer kept; NULL: all are"),
     comment="How far event time has come in each state with windows.",
 )
 
@@ -398,7 +399,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     if state.hash_partitions > 1:
         storage = {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
     found = _table(state.table_name, metadata, [*columns, *constraints], storage, after_create(state, state.table_name))
-    if state.window and state.window.emits:
+    if state.window and (state.window.emits or state.window.keep is not None):
         Index(f"ix_{state.name}_{WINDOW_END}", found.c[WINDOW_END])
     if state.history:
         sa.event.listen(found, "before_drop", sa.DDL(histories.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
@@ -431,11 +432,14 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:
-    """Return the statements that follow the creation of one of a state's tables: trigger, additional grants, partitions."""
+    """Return the statements that follow the creation of one of a state's tables: trigger, additional grants, partitions.
+
+    What may be declared later, for a table that exists, is granted by `schema.register`.
+    """
     name = f"{STATE}.{table}"
     is_followed = state.stream is not None and state.stream[0] == table
     joins = state.window is not None and state.window.is_session and table == state.name
-    granted = [*([FOLLOWED] if is_followed else []), *([JOINED] if joins else [])]
+    granted = [*([FOLLOWED] if is_followed else []), *([SHRINKS] if joins else [])]
     divided = hash_partitions.made(STATE, state, STATE_STORAGE, [SINGLE_WRITER]) if table == state.table_name else ()
     return [*(statement.format(table=name) for statement in (SINGLE_WRITER, *granted)), *divided]
 

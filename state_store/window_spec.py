@@ -25,7 +25,8 @@ class WindowSpec:
 
     Windows are `size` long and begin every `every` from `offset` after 1970 on; for a session both are the gap. A window is
     final, and never changes again, once its end is `final_after` before the watermark, the greatest time that has counted;
-    None: never. With `emits`, each final window is recorded once.
+    None: never. With `emits`, each final window is recorded once. Windows that ended `keep` before the watermark are removed,
+    which is never sooner than they are final; None: they stay.
     """
 
     kind: WindowKind
@@ -36,6 +37,7 @@ class WindowSpec:
     offset: int = 0
     final_after: int | None = None
     emits: bool = False
+    keep: int | None = None
 
     @property
     def is_session(self) -> bool:

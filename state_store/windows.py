@@ -8,6 +8,10 @@ is late.
     a window that ends after the watermark        is open
     at or before it                               has passed: `corrections` counts the batches that change it all the same
     `final_after` or more before it               is final: what comes for it is set aside in quarantine, and is not merged
+    `keep` or more before it                      is removed
+
+A commit removes windows by the watermark of the batches before it, too: a redo of its batch would remove the same ones, so none
+has to be put back.
 """
 
 from dataclasses import dataclass
@@ -25,13 +29,16 @@ from state_store.set_aside import in_json, set_aside
 from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, WINDOW_START, WindowSpec
 
 _MICROSECONDS = 1_000_000  # in a second
+# A commit removes this many windows at least, if there are so many to remove; or twice as many as its batch has partials.
+REMOVED_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far event time has come in a state after a txid: the watermark, and up to which end windows are final.
 
-    Times are texts in UTC, or as they stand where they have no zone. `late` counts the partials that were set aside.
+    Times are texts in UTC, or as they stand where they have no zone. `late` counts the partials that were set aside. Windows
+    that ended until `removed_until` are no longer kept; None: all are.
     """
 
     state: str
@@ -39,12 +46,14 @@ class Progress:
     watermark: str | None
     final_until: str | None
     late: int
+    removed_until: str | None
 
     def __str__(self) -> str:
         known = f"After txid {self.txid}, the watermark of {self.state} is {self.watermark or 'not set: no event has counted'}."
         if self.final_until is None:
             return known
-        return f"{known} Windows that ended until {self.final_until} are final; {self.late} partials came too late for theirs."
+        known += f" Windows that ended until {self.final_until} are final; {self.late} partials came too late for theirs."
+        return known if self.removed_until is None else f"{known} Those that ended until {self.removed_until} are removed."
 
 
 class EventTime:
@@ -58,7 +67,7 @@ class EventTime:
         assert state.window is not None, "only windows have an event time"
         self._connection, self._spec, self._state, self._window = connection, spec, state, state.window
         w = tables.watermark.c
-        read = sa.select(w.txid, _microseconds(w.watermark)).where(w.state == state.name)
+        read = sa.select(w.txid, _microseconds(w.watermark), _microseconds(w.removed_until)).where(w.state == state.name)
         row = connection.execute(read).one_or_none()
         if row is None and connection.scalar(sa.select(sa.exists().select_from(tables.state_table_of(state)))):
             raise GuardMismatch(
@@ -70,6 +79,9 @@ class EventTime:
         # The watermark in microseconds since 1970, None before the first event; and the one before the batch taken last.
         self._watermark: int | None = row[1] if row else None
         self._before = self._watermark
+        # Up to which end windows are no longer kept. It never goes back, also if `keep` is made longer.
+        self._removed_until: int | None = row[2] if row else None
+        self._partials = 0  # of the batch taken last
 
     @property
     def joins_pieces(self) -> bool:
@@ -90,7 +102,7 @@ class EventTime:
                 pipeline=self._spec.name,
                 txid=txid,
             )
-        self._before, self._txid = self._watermark, txid
+        self._before, self._txid, self._partials = self._watermark, txid, pieces.rows
         if not pieces.rows:
             return pieces
         partials = self._brought(pieces)
@@ -110,11 +122,15 @@ class EventTime:
         return sessions.join(self._connection, self._spec, self._state, self._txid, pieces, self._passed)
 
     def finish(self) -> None:
-        """Record the watermark, and the windows that the batch taken last has made final."""
+        """Record the watermark and the windows that the batch taken last has made final; remove those that are not kept."""
+        if self._window.keep is not None and self._before is not None:
+            until = self._before - self._window.keep
+            self._remove(until if self._removed_until is None else max(until, self._removed_until))
         values = {
             "txid": self._txid,
             "watermark": _as_moment(self._watermark),
             "previous_watermark": _as_moment(self._before),
+            "removed_until": _as_moment(self._removed_until),
         }
         row = insert(tables.watermark).values(state=self._state.name, pipeline=self._spec.name, **values)
         self._connection.execute(row.on_conflict_do_update(index_elements=["state"], set_=values))
@@ -126,6 +142,11 @@ class EventTime:
     def _passed(self) -> sa.ColumnElement[Any] | None:
         """Return the watermark before the batch taken last, as SQL."""
         return None if self._before is None else _at(self._before, self._window)
+
+    @property
+    def _removed(self) -> sa.ColumnElement[Any] | None:
+        """Return up to which end windows are no longer kept, as SQL."""
+        return None if self._removed_until is None else _at(self._removed_until, self._window)
 
     def _final_until(self, watermark: int | None) -> int | None:
         """Return up to which end windows are final, at a watermark; None: none is."""
@@ -146,7 +167,7 @@ class EventTime:
     def _set_aside(self, partials: sa.Select[Any], final_until: sa.ColumnElement[Any]) -> sa.Select[Any]:
         """Move the partials of final windows into quarantine; return the rest."""
         if self._window.is_session:
-            late, on_time = sessions.divide(self._state, partials, final_until)
+            late, on_time = sessions.divide(self._state, partials, final_until, self._removed)
         else:
             w = partials.subquery("judged")
             late = sa.select(w).where(w.c[WINDOW_END] <= final_until)
@@ -157,9 +178,18 @@ class EventTime:
             self._state,
             self._txid,
             late,
-            lambda record: _reason(self._window, record[WINDOW_END], in_json(final_until)),
+            lambda record: self._reason(record[WINDOW_END], in_json(final_until)),
         )
         return on_time if rows else partials
+
+    def _reason(self, end: sa.ColumnElement[Any], final_until: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+        if not self._window.is_session:
+            known = ("late: its window ended at ", end, " and is final: all that ended until ", final_until, " are")
+            return sa.func.concat(*known)
+        reason = ["late: it belongs to a session that is final: all that ended until ", final_until, " are"]
+        if self._removed is not None:
+            reason += ["; or to one that is no longer kept: none that ended until ", in_json(self._removed), " is"]
+        return sa.func.concat(*reason)
 
     def _emit(self, after: int | None, until: int) -> None:
         """Record the windows that become final by this commit, with their last values."""
@@ -173,21 +203,35 @@ class EventTime:
             windows = windows.where(ended > _at(after, self._window))
         self._connection.execute(insert(final).from_select(["txid", *names], windows))
 
+    def _remove(self, until: int) -> None:
+        """Remove the windows that ended until then, the oldest first.
+
+        Where there are many, because `keep` is new or shorter, this leaves some to the commits that follow, of which a redo of
+        this batch removes the first. Which ones are left depends on the windows alone, not on the run.
+        """
+        self._removed_until = until
+        target = tables.state_table_of(self._state)
+        ended, bound = target.c[WINDOW_END], _at(until, self._window)
+        most = max(REMOVED_AT_ONCE, 2 * self._partials)
+        oldest = sa.select(ended).where(ended <= bound).order_by(ended).offset(most - 1).limit(1)
+        self._connection.execute(sa.delete(target).where(ended <= sa.func.coalesce(oldest.scalar_subquery(), bound)))
+
 
 def progress(connection: Connection, state: StateSpec) -> Progress | None:
     """Return how far event time has come in a state with windows; None before its first batch."""
     window, w, q = state.window, tables.watermark.c, tables.quarantine.c
     assert window is not None, "only windows have an event time"
-    row = connection.execute(
-        sa.select(w.pipeline, w.txid, _microseconds(w.watermark)).where(w.state == state.name)
-    ).one_or_none()
+    moments = (_microseconds(w.watermark), _microseconds(w.removed_until))
+    row = connection.execute(sa.select(w.pipeline, w.txid, *moments).where(w.state == state.name)).one_or_none()
     if row is None:
         return None
+    _, txid, watermark, removed_until = row
+    final_until = None if watermark is None or window.final_after is None else watermark - window.final_after
     late = sa.select(sa.func.count()).where(q.pipeline == row.pipeline, q.state == state.name)
-    moments = [row[2], None if row[2] is None or window.final_after is None else row[2] - window.final_after]
-    shown = sa.select(*(sa.null() if moment is None else in_json(_at(moment, window)) for moment in moments))
-    watermark, final_until = connection.execute(shown).one()
-    return Progress(state.name, row.txid, watermark, final_until, connection.scalar(late) or 0)
+    known = (watermark, final_until, removed_until)
+    shown = sa.select(*(sa.null() if moment is None else in_json(_at(moment, window)) for moment in known))
+    watermark, final_until, removed_until = connection.execute(shown).one()
+    return Progress(state.name, txid, watermark, final_until, connection.scalar(late) or 0, removed_until)
 
 
 def take_back(connection: Connection, state: StateSpec, txid: int) -> None:
@@ -216,12 +260,6 @@ def _in_each_window(state: StateSpec, pieces: StagedBatch) -> sa.Select[Any]:
     values = [combiners.combined(value, shares, of_one_batch=True).label(value.name) for value in state.values]
     stamp = [sa.func.max(shares.txid).label("txid")] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).group_by(*keys)
-
-
-def _reason(window: WindowSpec, end: sa.ColumnElement[Any], final_until: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
-    if window.is_session:
-        return sa.func.concat("late: it belongs to a session that is final: all that ended until ", final_until, " are")
-    return sa.func.concat("late: its window ended at ", end, " and is final: all that ended until ", final_until, " are")
 
 
 def _at(microseconds: int, window: WindowSpec) -> sa.ColumnElement[Any]:

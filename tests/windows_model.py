@@ -61,10 +61,11 @@ class Model:
     late: list[list[tuple[Any, ...]]] = field(default_factory=list)
     final: list[list[tuple[Any, ...]]] = field(default_factory=list)
     watermark: int | None = None
+    removed_until: int | None = None
 
     def add(self, events: list[Event]) -> None:
         """Count a batch."""
-        before = self._final_until()
+        before, watermark = self._final_until(), self.watermark
         counted = self._add_sessions(events) if self.window.is_session else self._add_windows(events)
         self.watermark = max(
             [time for _, time, _ in counted] + ([] if self.watermark is None else [self.watermark]), default=None
@@ -80,6 +81,10 @@ class Model:
                 key=repr,
             )
         )
+        if self.window.keep is not None and watermark is not None:
+            until = watermark - self.window.keep
+            self.removed_until = until if self.removed_until is None else max(until, self.removed_until)
+            self.kept = [kept for kept in self.kept if kept.end > self.removed_until]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return all rows with their corrections."""
@@ -135,7 +140,12 @@ class Model:
 
         final = [kept for kept in self.kept if self._is_final(kept.end)]
         still_open = [kept for kept in self.kept if kept not in final]
-        late = [piece for piece in pieces if any(touch(piece, kept) for kept in final)]
+        late = [
+            piece
+            for piece in pieces
+            if any(touch(piece, kept) for kept in final)
+            or (self.removed_until is not None and piece.start < self.removed_until)
+        ]
         rest = [piece for piece in pieces if piece not in late]
         counted: list[Event] = []
         result = [*final, *(kept for kept in still_open if not any(touch(kept, piece) for piece in rest))]

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,10 +15,10 @@ from psycopg2 import sql
 
 from jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
 from jobs.windows import Window
-from state_store import Settings, tables
+from state_store import Settings, tables, windows
 from state_store.attempts import Attempt
 from state_store.declaration import StateSpec
-from state_store.errors import GuardMismatch, RangeRefused
+from state_store.errors import AccessRefused, GuardMismatch, RangeRefused
 from state_store.mending import Mend
 from state_store.staging import StagedPartition
 from state_store.tables import state_table_of
@@ -163,6 +164,8 @@ FINAL: dict[str, dict[str, Any]] = {
     "never final": {},
     "final at once": {"final_after": "0 seconds", "emit_final": True},
     "final later": {"final_after": "1 hour", "emit_final": True},
+    "removed at once": {"final_after": "1 hour", "emit_final": True, "keep": "1 hour"},
+    "removed later": {"final_after": "1 hour", "emit_final": True, "keep": "2 hours"},
 }
 ORIGINS = {
     "about 1970": 0,
@@ -181,6 +184,7 @@ def test_windows_after_each_batch_are_those_of_plain_python(
     register(pipeline)
     f, model = Windows(settings, pipeline.spec), Model(pipeline.spec.states[0].window)
     seen: list[Event] = []
+    corrections = 0
     for seed, origin in enumerate(ORIGINS.values()) if final == "never final" else enumerate([0]):
         events = events_of(seed, 40, origin=origin)
         seen += events
@@ -189,6 +193,7 @@ def test_windows_after_each_batch_are_those_of_plain_python(
             model.add(batch)
             assert f.found() == model.rows(), txid
             assert f.late(txid) == model.late[-1], txid
+            corrections = max([corrections, *(row[-1] for row in f.found())])
     if name == "session" and final == "never final":
         assert [row[:-1] for row in f.found()] == sorted(
             (session.row for session in sessions_of(pipeline.spec.states[0].window, seen)), key=repr
@@ -197,7 +202,8 @@ def test_windows_after_each_batch_are_those_of_plain_python(
         assert f.emitted() == model.recorded()
         assert any(model.late), "no event was late, so nothing was tested"
         assert f.store.lag([f.spec.name])[0].quarantined == 0, "what is late does not wait for a person"
-    assert any(row[-1] for row in f.found()) or final == "final at once", "no window was corrected"
+    assert corrections or final in ("final at once", "removed at once"), "no window was corrected"
+    assert (model.removed_until is not None) == final.startswith("removed")
     f.close()
 
 
@@ -258,8 +264,8 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
 ) -> None:
     """Windows, the watermark, what was set aside and what was recorded change together, once."""
     windows: dict[str, Window] = {
-        "per_key": Session("at", "30 minutes", final_after="1 hour", emit_final=True),
-        "sliding": Sliding("at", "1 hour", "30 minutes", final_after="1 hour", emit_final=True),
+        "per_key": Session("at", "30 minutes", final_after="1 hour", emit_final=True, keep="3 hours"),
+        "sliding": Sliding("at", "1 hour", "30 minutes", final_after="1 hour", emit_final=True, keep="90 minutes"),
     }
     key = {"key": "text"}
     states = {name: State(key=key, aggregates=AGGREGATES, window=window) for name, window in windows.items()}
@@ -291,14 +297,14 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
             assert f.emitted(name) == model.recorded(), points
     assert all(any(model.late) for model in models.values())
     expected = ["WITH judged", "INSERT INTO tidegate.quarantine", "INSERT INTO state.sliding", "INSERT INTO tidegate.watermark"]
-    for step in (*expected, "INSERT INTO state.per_key_final", "after COMMIT"):
+    for step in (*expected, "INSERT INTO state.per_key_final", "DELETE FROM state.sliding", "after COMMIT"):
         assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
     f.close()
 
 
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Settings, register: Callable[..., None]) -> None:
     """A state after a redo, and all that follows, is as if the abandoned attempt had never been."""
-    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
+    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="1 hour")
     pipeline = declare(window, source="opaque", kind="opaque")
     register(pipeline)
     f, model = Windows(settings, pipeline.spec), Model(window.spec)
@@ -319,6 +325,81 @@ def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Set
         assert f.late(txid) == model.late[-1], txid
         assert f.emitted() == model.recorded()
     assert any(model.late)
+    f.close()
+
+
+def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """What would have been set aside while the final session was there is set aside when it is gone."""
+    for keep in (None, "1 hour"):
+        pipeline = Pipeline(
+            "kept" if keep else "windows",
+            Stream("transactional"),
+            {
+                "some" if keep else "per_key": State(
+                    key={"key": "text"},
+                    aggregates=AGGREGATES,
+                    window=Session("at", "30 minutes", final_after="1 hour", keep=keep),
+                )
+            },
+        )
+        register(pipeline)
+        f = Windows(settings, pipeline.spec)
+        name = pipeline.spec.states[0].name
+        f.count([("a", 0, 1), ("a", 31 * MINUTE, 1)])
+        for minutes in range(50, 300, 20):
+            f.count([("a", minutes * MINUTE, 1)])
+        assert (len(f.found(name)) == 1) == bool(keep), "the first session is final, and removed where few are kept"
+        txid = f.count([("a", 15 * MINUTE, 7), ("b", 16 * MINUTE, 7), ("b", 5 * HOUR, 1)])
+        late = [row[0] for row in f.late(txid, name)]
+        assert late == ["a", "b"]
+        (session,) = [row for row in f.found(name) if row[0] == "a" and row[1] > 0]
+        assert session[5] == 14
+        f.close()
+
+
+@BOTH_POSTGRES
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """The oldest first, some per commit; a longer time brings none back, and what comes for them is late as before."""
+
+    def kept_for(keep: str | None) -> Pipeline:
+        window = Tumbling("at", "1 hour", final_after="0 seconds", keep=keep)
+        return declare(window, hash_partitions=partitions)
+
+    monkeypatch.setattr(windows, "REMOVED_AT_ONCE", 4)
+    register(kept_for(None))
+    f = Windows(settings, kept_for(None).spec)
+    f.count([(key, hour * HOUR, 1) for hour in range(10) for key in "ab"])
+    assert "removed" not in str(f.store.event_time(f.spec.states[0]))
+    f.close()
+
+    f = Windows(settings, kept_for("5 hours").spec)
+    txid = f.open_batch()
+    f.finish_events(f.start(txid), [("a", 9 * HOUR, 1)])
+    with pytest.raises(AccessRefused, match=r"permission denied for table per_key\. Run: tidegate migrate, which grants"):
+        f.commit(txid)
+    register(kept_for("5 hours"))
+    remaining = []
+    f.commit(txid)
+    for _ in range(4):
+        remaining.append(sorted({row[1] // HOUR for row in f.found()}))
+        f.count([("a", 9 * HOUR, 1)])
+    assert remaining == [list(range(first, 10)) for first in (2, 4, 4, 4)]
+    progress = f.store.event_time(f.spec.states[0])
+    assert str(progress).endswith("Those that ended until 1970-01-01T04:00:00.000000Z are removed.")
+    f.close()
+
+    register(kept_for("9 hours"))
+    f = Windows(settings, kept_for("9 hours").spec)
+    txid = f.count([("a", 0, 1), ("b", 9 * HOUR, 1)])
+    assert [row[:2] for row in f.late(txid)] == [("a", 0)]
+    assert sorted({row[1] // HOUR for row in f.found()}) == list(range(4, 10))
+    assert progress
+    assert f.store.event_time(f.spec.states[0]) == replace(progress, txid=txid, late=1)
     f.close()
 
 

@@ -267,8 +267,12 @@ def ledger(settings: Settings) -> dict[str, list[dict]]:
             "records are in quarantine",
         ),
         ("INSERT INTO tidegate.watermark (state, pipeline, txid) VALUES ('x', 'tally', 1)", "states with windows have counted"),
+        (
+            "INSERT INTO tidegate.watermark (state, pipeline, txid, removed_until) VALUES ('x', 'tally', 1, now())",
+            "windows were removed",
+        ),
     ],
-    ids=["an opaque pipeline", "a record in quarantine", "windows"],
+    ids=["an opaque pipeline", "a record in quarantine", "windows", "removed windows"],
 )
 def test_a_downgrade_that_would_lose_data_is_refused(
     tally: Tally, settings: Settings, as_role: Execute, content: str, message: str
@@ -576,6 +580,45 @@ def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, 
             by_hand(table + f"ATTACH PARTITION {part} FOR VALUES WITH (MODULUS 3, REMAINDER {remainder})")
         assert _tidegate(clone, empty, "migrate").returncode == 0
         assert sum("page_views$" in line and "fillfactor" in line for line in shape(empty)["relations"]) == 2
+
+
+HOURS = '''"""Views per hour."""
+
+from jobs import Count, Files, Pipeline, State, Tumbling
+
+PIPELINE = Pipeline(
+    name="hours",
+    source=Files("views", glob="*.csv", format="csv", schema={"page": "string", "at": "timestamp"}),
+    states={"hours": State(key={"page": "text"}, aggregates={"views": Count()}, window=Tumbling("at", "1 hour", @MORE@))},
+)
+'''
+
+
+def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, clone: Path) -> None:
+    """The migration makes the index by which windows are found, and lets commits delete."""
+
+    def declare(more: str, *commands: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        (clone / "jobs/pipelines/hours.py").write_text(HOURS.replace("@MORE@", more))
+        done = [_tidegate(clone, empty, *arguments) for arguments in commands]
+        return done[-1]
+
+    def of_table() -> list[str]:
+        return [line for line in shape(empty)["relations"] if "state.hours" in line or "state.ix_hours" in line]
+
+    new, migrate = ("migrate", "--new", "hours"), ("migrate",)
+    done = declare("final_after='1 hour'", new, migrate)
+    assert done.returncode == 0, done.stderr
+    before = of_table()
+    assert "tidegate=arw/" in before[0]
+
+    refused = declare("final_after='1 hour', keep='9 days'", migrate)
+    assert "the migrations make another table of its state hours" in refused.stderr
+    done = declare("final_after='1 hour', keep='9 days'", new, migrate)
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith("state.ix_hours_window_end") for line in of_table())
+    assert "tidegate=arwd/" in of_table()[0]
+    again = _tidegate(clone, empty, *new)
+    assert "No migration is missing" in again.stdout + again.stderr
 
 
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])

@@ -53,7 +53,7 @@ COLUMN_UPDATES = {
     },
     "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
-    "tidegate.watermark": {"txid", "watermark", "previous_watermark"},
+    "tidegate.watermark": {"txid", "watermark", "previous_watermark", "removed_until"},
     # The original, `payload`, is never changed.
     "tidegate.quarantine": {"replayed_txid", "mended_payload", "mended_at", "mended_by", "mended_reason"},
 }

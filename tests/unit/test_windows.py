@@ -57,6 +57,18 @@ BAD: list[tuple[Callable[[], Any], str]] = [
         lambda: declare(Tumbling("at", "1 hour", final_after="1 hour", emit_final=True), kind="opaque", changes=True),
         "cannot record both its changes and its final windows",
     ),
+    (
+        lambda: Tumbling("at", "1 hour", keep="1 day"),
+        "Tumbling('at'): keep needs final_after. A late row would begin a removed",
+    ),
+    (
+        lambda: Session("at", "1 hour", final_after="2 days", keep="1 day"),
+        "Session('at'): keep is 1 day, less than final_after, 2 days. A late row would begin a removed window from zero.",
+    ),
+    (
+        lambda: Tumbling("at", "1 hour", final_after="1 hour", keep="ever"),
+        "'ever' is no duration. Write keep as a whole number",
+    ),
     (lambda: declare(Tumbling("at", "1 hour"), key={"window_start": "text"}), "has two columns named window_start"),
     (lambda: declare(Tumbling("at", "1 hour"), aggregates={"corrections": Count()}), "has two columns named corrections"),
 ]
@@ -116,6 +128,15 @@ def test_every_detail_of_a_window_is_part_of_the_fingerprint() -> None:
         Sliding("at", "1 hour", "30 minutes"),
     ]
     assert len({declare(window).fingerprint for window in windows}) == len(windows)
+
+
+def test_how_long_windows_are_kept_may_be_changed_at_any_time() -> None:
+    """It decides which windows there are, not what one means."""
+    kept: list[Window] = [
+        Session("at", "1 hour", final_after="1 hour", keep=keep) for keep in (None, "1 hour", timedelta(days=9))
+    ]
+    assert len({declare(window).fingerprint for window in kept}) == 1
+    assert [window.spec.keep for window in kept] == [None, 3_600_000_000, 9 * 86_400_000_000]
 
 
 @pytest.mark.parametrize("window", [Session("at", "30 minutes"), Tumbling("at", "1 hour", final_after="1 hour")])
