@@ -21,7 +21,7 @@ from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadabl
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
-from tests.sources.beside_store import server, spark, template
+from tests.sources.beside_store import check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
 from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, parquet, stored
@@ -175,6 +175,11 @@ def test_a_file_that_is_written_waits_until_it_is_closed(
     folder.append("2.csv", "a,1000\n")
     with pytest.raises(SourceChanged, match=r"2.csv was overwritten since it counted in txid 2"):
         steps.plan(settings, pipeline, run_id="three")
+
+
+def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], folder: HdfsFolder) -> None:
+    """As the files are then, also if they were listed before."""
+    check_markers(settings, register, folder)
 
 
 def test_files_are_listed_in_the_order_of_their_names(folder: HdfsFolder) -> None:

@@ -27,7 +27,7 @@ from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, Sourc
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
-from tests.sources.beside_store import server, spark, template
+from tests.sources.beside_store import check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
 
@@ -235,6 +235,11 @@ def test_names_that_grow_are_listed_from_the_last_one_on(
     bucket.put("grows/3.csv", "name,amount\na,3\n")
     run_pipeline(settings, pipeline, run_id="three")
     assert stored(settings, pipeline) == [("a", 4, 6), ("b", 1, 7)]
+
+
+def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """As the objects are then, also if they were listed before."""
+    check_markers(settings, register, bucket)
 
 
 def test_who_may_not_read_is_told_what_to_do(

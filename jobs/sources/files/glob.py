@@ -69,6 +69,11 @@ class Glob:
         """Return whether the glob takes a file of this name."""
         return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in self._last(places))
 
+    def takes_somewhere(self, name: str) -> bool:
+        """Return whether the glob takes a file of this name in some folder."""
+        last = [names[-1] for names in self._alternatives]
+        return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in last)
+
     def why_not(self, places: frozenset[Place], name: str) -> str:
         """Return why the glob does not take a file of this name."""
         if not any(self._takes(part, name, strict=False) for part in self._last(places)):

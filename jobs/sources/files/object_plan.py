@@ -19,6 +19,7 @@ from jobs.sources.files.content import digest_of
 from jobs.sources.files.formats.parquet import check_name
 from jobs.sources.files.glob import HIDDEN, Glob, Place
 from jobs.sources.files.listing import NOT_REACHED, UNCHECKED
+from jobs.sources.files.markers import Markers, unmarked_in
 from jobs.sources.files.objects import ObjectPath, listed, look, pinned
 from jobs.sources.files.stores import FoundObject
 from state_store.batches import encode_metadata
@@ -48,6 +49,8 @@ class ObjectsCoordinator(Coordinator):
         self._new: Iterator[dict[str, Any]] | None = None
         self._touched: list[TakenFile] = []  # have counted, and have another time now
         self._next: dict[str, Any] | None = None  # taken from the listing, and too large for the batch before
+        self._markers = Markers(place, source.marker)
+        self._unmarked: set[str] = set()  # folders that are not complete
 
     def look_back(self, history: History) -> None:
         """Keep the history of objects that batches have taken; without a history, only the previous batch's are known."""
@@ -106,6 +109,11 @@ class ObjectsCoordinator(Coordinator):
                 self._history.note_times(self._touched)
                 self._touched.clear()
             for name in new:
+                if folder := self._markers.awaited(name):
+                    self._report_unmarked(folder)
+                    if self._source.names_grow:
+                        return  # as below
+                    continue
                 found = self._complete(name, page[name])
                 if found is None:
                     continue
@@ -115,6 +123,11 @@ class ObjectsCoordinator(Coordinator):
                         return  # if a later name were taken, this one would never be read
                 elif identity := self._identified(name, found):
                     yield identity
+
+    def _report_unmarked(self, folder: str) -> None:
+        if folder not in self._unmarked:
+            logger.info("%s/%s has no %s yet: its objects are not planned.", self._place, folder, self._source.marker)
+            self._unmarked.add(folder)
 
     def _is_new(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> bool:
         """Return whether no batch has taken an object.
@@ -152,9 +165,11 @@ class ObjectsCoordinator(Coordinator):
     def _complete(self, name: str, found: FoundObject) -> FoundObject | None:
         """Return an object with its ETag, which a listing may lack; None if it is gone, or no object at all.
 
+        Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
+
         Raises: SourceUnreadable, SourceUnavailable.
         """
-        if found.size and found.identity is not None and not self._source.versions:
+        if found.size and found.identity is not None and not self._source.versions and not self._source.marker:
             return found
         try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
             return replace(look(self._place / name), key=found.key)
@@ -246,6 +261,15 @@ def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[s
     since = (time.time() - min_age_seconds) * 10**9
     objects = (item for page in named_objects(place, pattern) for item in page.items())
     return [name for name, found in islice(objects, LOOKED_AT) if found.mtime_ns > since]
+
+
+def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
+    """Return the folders that are not complete, among the first LOOKED_AT names."""
+    sieve = _Sieve(pattern)
+    names = (_name_in(place, found) for page in listed(place) for found in page)
+    of_files = [name for name in islice(names, LOOKED_AT) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None]
+    last = of_files[-1] if next(names, None) is not None and of_files else None  # its folder's marker may be further on
+    return [folder for folder in unmarked_in(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
 
 
 class _Sieve:

@@ -23,6 +23,7 @@ from jobs.sources import Coordinator, History
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.listing import NOT_UTF8, is_young
+from jobs.sources.files.markers import Markers
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
@@ -65,6 +66,8 @@ class FilesCoordinator(Coordinator):
         # Names that no batch has taken yet, in order; None until the first request.
         self._new: list[str] | None = None
         self._young: list[str] = []
+        self._markers = Markers(folder, source.marker)
+        self._unmarked: set[str] = set()  # folders that are not complete
 
     def look_back(self, history: History) -> None:
         """Keep the history of files that batches have taken; without a history, only the previous batch's files are known."""
@@ -88,7 +91,7 @@ class FilesCoordinator(Coordinator):
         if not files and self._wait_for_young():
             files = self._next_files([])
         if not files:
-            self._report_young()
+            self._report_waiting()
         if not files and current_metadata is None:
             return None
         # A digest of the previous metadata, so that a batch is never mistaken for another plan's.
@@ -107,6 +110,9 @@ class FilesCoordinator(Coordinator):
                 break
             if name in mine:
                 continue  # a new file with the name of a moved one: the next batch takes it
+            if unmarked := self._markers.awaited(name):
+                self._unmarked.add(unmarked)
+                continue
             if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
                 raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
             identity = self._source.identified(self._folder, name, self._min_age_seconds)
@@ -262,7 +268,10 @@ class FilesCoordinator(Coordinator):
         except OSError:
             return False  # the error comes again, and is reported, when the file is to be taken
 
-    def _report_young(self) -> None:
+    def _report_waiting(self) -> None:
+        if self._unmarked:
+            folders = _listed(sorted(self._unmarked))
+            logger.info("%s: not planned yet, because there is no %s yet: %s", self._folder, self._source.marker, folders)
         if self._young:
             logger.warning(
                 "%s: not planned yet, because they changed less than %d s ago and may still be written: %s. Run again later.",

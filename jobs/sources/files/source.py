@@ -22,6 +22,7 @@ from jobs.sources.files.formats import READERS, parquet
 from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, identify, list_files, young_among
+from jobs.sources.files.markers import Markers
 from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, keeps_versions, libraries_of, place_of
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
@@ -73,6 +74,9 @@ class Files(Source):
     A link is followed within the folder. A link that leads out of it is refused, unless `follow_links` states that everyone
     who may write into the folder may also choose what else is read.
 
+    `marker` names a file by which the writer of a folder says that it is complete, such as ``"_SUCCESS"``: files are taken once
+    it stands in their folder, or in one above it (`jobs.sources.files.markers`).
+
     `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
     read is left to a later batch. The states must be opaque too.
 
@@ -104,6 +108,7 @@ class Files(Source):
     partitions: Mapping[str, str] = field(default_factory=dict)
     names_grow: bool = False
     versions: bool = False
+    marker: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
@@ -117,11 +122,24 @@ class Files(Source):
         if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
             raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
         self._check_text()
+        self._check_names()
+        self._check_reading()
+
+    def _check_names(self) -> None:
+        """Refuse a glob that cannot be read, and a marker that is no name or would be read as data."""
         try:
-            Glob(self.glob)
+            glob = Glob(self.glob)
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}): {error}.") from None
-        self._check_reading()
+        if self.marker is None:
+            return
+        if not self.marker or "/" in self.marker or self.marker in (".", ".."):
+            raise ValueError(f"Files({self.folder!r}) cannot have the marker {self.marker!r}: use a name, such as '_SUCCESS'.")
+        if glob.takes_somewhere(self.marker):
+            raise ValueError(
+                f"Files({self.folder!r}) would read the marker {self.marker} as data: {self.glob} matches it. Write a narrower "
+                "glob, such as '**/*.parquet'."
+            )
 
     def _check_place(self) -> None:
         """Refuse a place that cannot be read, and what only a disk or only a store has."""
@@ -244,21 +262,26 @@ class Files(Source):
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return a sentence on files that may still be written, by their age."""
+        """Return a sentence on files that may still be written, by their age or for want of a marker."""
         min_age = self.min_age(settings)
         where: Place
         if place := self._objects():
             from jobs.sources.files import object_plan  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
             where, young = place, object_plan.young_among(place, self.glob, min_age)
+            unmarked = object_plan.unmarked_among(place, self.glob, self.marker) if self.marker else []
         else:
             found = self._listing(settings)
             where, young = found.folder, young_among(found.folder, found.names, min_age)
-        if not young:
-            return None
-        return (
-            f"In {where} {len(young)} file(s) changed less than {min_age} s ago and may still be written, such as {young[0]}."
-        )
+            unmarked = Markers(where, self.marker).unmarked(found.names)
+        sentences = []
+        if young:
+            few = f"{len(young)} file(s) changed less than {min_age} s ago and may still be written, such as {young[0]}."
+            sentences.append(f"In {where} {few}")
+        if unmarked:
+            few = f"{len(unmarked)} folder(s) with files have no {self.marker} yet, such as {unmarked[0]}"
+            sentences.append(f"In {where} {few}: they are read once it is there.")
+        return " ".join(sentences) or None
 
     def min_age(self, settings: Settings) -> int:
         """Return the age in seconds from which on a file counts as complete."""

@@ -61,7 +61,7 @@ class Reference:
         if is_url(self.files.folder):
             raise ValueError(f"Reference to {self.files.folder!r} cannot be frozen: only folders on a disk can be references.")
         usual = Files(self.files.folder, format="text")
-        for name in ("kind", "done_folder", "max_files", "max_bytes"):
+        for name in ("kind", "done_folder", "max_files", "max_bytes", "marker"):
             if getattr(self.files, name) != getattr(usual, name):
                 raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
 

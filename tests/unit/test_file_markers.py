@@ -1,0 +1,112 @@
+"""Folders that wait for their marker, on a disk: what is planned, what is said of the rest, and which markers are refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Files, Reference
+from jobs.sources.files.markers import unmarked_in
+from state_store import Settings
+
+DATA = "name,amount\na,1\n"
+
+
+def inbox(**source: Any) -> Files:
+    """Return a source of CSV files in dated folders."""
+    columns = {"name": "string", "amount": "int"}
+    return Files(
+        "in", **{"glob": "**/*.csv", "format": "csv", "schema": columns, "max_files": 99, "marker": "_SUCCESS", **source}
+    )
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a project folder, in which files count as complete at once."""
+    (tmp_path / "in").mkdir()
+    return Settings(home=tmp_path, min_file_age_seconds=0)
+
+
+def write(settings: Settings, *names: str) -> None:
+    """Write files below the source's folder."""
+    for name in names:
+        path = settings.home / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if path.name in ("_SUCCESS", "DONE") else DATA)
+
+
+def planned(settings: Settings, source: Files) -> list[str]:
+    """Return the names of the files in the first batch."""
+    metadata = source.coordinator(settings).initialize_transaction(1, None, None)
+    return [file["name"] for file in metadata["files"]] if metadata else []
+
+
+def test_a_folder_is_read_once_its_marker_is_there(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """One above it will do, but not that of the source's own folder, which completes the files there alone."""
+    caplog.set_level(logging.INFO)
+    source = inbox()
+    write(settings, "top.csv", "dt=1/a.csv", "dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv", "dt=3/e.csv")
+    assert planned(settings, source) == []
+    assert "not planned yet, because there is no _SUCCESS yet: ., dt=1, dt=1/hour=1 and 3 more" in caplog.text
+    write(settings, "dt=1/hour=1/_SUCCESS")
+    assert planned(settings, source) == ["dt=1/hour=1/b.csv"]
+    write(settings, "dt=2/_SUCCESS")
+    assert planned(settings, source) == ["dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv"]
+    write(settings, "_SUCCESS", "dt=2/late.csv")
+    assert planned(settings, source) == ["dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv", "dt=2/late.csv", "top.csv"]
+    assert source.held_back(settings) == (
+        f"In {settings.home / 'in'} 2 folder(s) with files have no _SUCCESS yet, such as dt=1: they are read once it is there."
+    )
+    write(settings, "dt=1/_SUCCESS", "dt=3/_SUCCESS")
+    assert len(planned(settings, source)) == 7
+    assert source.held_back(settings) is None
+
+
+def test_what_waits_does_not_keep_others_waiting(settings: Settings) -> None:
+    """A batch is filled with files of complete folders; a folder is no marker."""
+    write(settings, "dt=1/a.csv", "dt=2/b.csv", "dt=3/c.csv", "dt=2/DONE", "dt=3/DONE")
+    (settings.home / "in/dt=1/DONE").mkdir()
+    source = inbox(marker="DONE", max_files=1)
+    coordinator = source.coordinator(settings)
+    first = coordinator.initialize_transaction(1, None, None)
+    second = coordinator.initialize_transaction(2, first, None)
+    assert [file["name"] for metadata in (first, second) if metadata for file in metadata["files"]] == [
+        "dt=2/b.csv",
+        "dt=3/c.csv",
+    ]
+    assert coordinator.initialize_transaction(3, second, None) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ({"marker": ""}, "cannot have the marker ''"),
+        ({"marker": ".."}, "cannot have the marker '..'"),
+        ({"marker": "done/_SUCCESS"}, "cannot have the marker 'done/_SUCCESS': use a name, such as '_SUCCESS'"),
+        ({"marker": "done.csv"}, r"would read the marker done.csv as data: \*\*/\*.csv matches it"),
+        ({"marker": "_SUCCESS", "glob": "{*.csv,a/_*}"}, "would read the marker _SUCCESS as data"),
+    ],
+)
+def test_a_marker_that_cannot_work_is_refused(declared: dict[str, Any], why: str) -> None:
+    """When it is declared, with what to write instead."""
+    with pytest.raises(ValueError, match=why):
+        inbox(**declared)
+
+
+def test_a_reference_is_read_whole(settings: Settings) -> None:
+    """So it has no folders that are read one by one."""
+    with pytest.raises(ValueError, match="is read whole by each batch: leave marker out"):
+        Reference(Files("in", format="csv", schema={"name": "string"}, marker="_SUCCESS"))
+
+
+def test_how_folders_are_completed_may_be_changed() -> None:
+    """The rows are the same ones."""
+    assert inbox().identity == inbox(marker=None).identity == inbox(marker="DONE").identity
+
+
+def test_folders_without_a_marker_are_found_in_a_listing() -> None:
+    """Wherever in it the marker stands."""
+    names = ["_SUCCESS", "a/1", "a/b/2", "a/b/_SUCCESS", "c/_SUCCESS", "c/d/e/3", "f/4", "top"]
+    assert unmarked_in(names, "_SUCCESS") == ["a", "f"]
+    assert unmarked_in(names[1:], "_SUCCESS") == [".", "a", "f"]
