@@ -133,7 +133,9 @@ def modules_of(pipeline: Pipeline) -> set[str]:
 
 def packages_of(pipeline: Pipeline) -> set[str]:
     """Return the packages that tasks of a pipeline need besides what all tasks need."""
-    return {name for part in _parts(pipeline.source) for name in part.executor_packages}
+    references = pipeline.source.references.values() if isinstance(pipeline.source, Inputs) else []
+    read = [*_parts(pipeline.source), *(reference.files for reference in references)]
+    return {name for part in read for name in part.executor_packages}
 
 
 def _parts(source: Source) -> list[Source]:

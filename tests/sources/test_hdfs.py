@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from jobs import Files, Pipeline, State
 from jobs.engine.local_run import run_pipeline
-from jobs.sources.files import object_plan, objects
+from jobs.sources.files import object_listing, objects
 from jobs.sources.files.stores import hdfs
 from jobs.testing import Bench
 from state_store import Settings
@@ -228,7 +228,7 @@ def test_a_folder_of_many_files_is_read_page_by_page(folder: HdfsFolder, monkeyp
         ("**/*", 27, ["dt=1"] * 3 + ["dt=2", "other"]),
     ):
         asked.clear()
-        assert sum(len(page) for page in object_plan.named_objects(place, pattern)) == read
+        assert sum(len(page) for page in object_listing.named_objects(place, pattern)) == read
         assert asked == [folder.name, *(f"{folder.name}/{name}" for name in folders)]
 
 

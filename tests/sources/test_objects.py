@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import Count, Files, Inputs, Pipeline, State, Sum
+from jobs import Count, Files, Inputs, Pipeline, Reference, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import objects
 from jobs.sources.files.stores import buckets
@@ -235,6 +235,64 @@ def test_names_that_grow_are_listed_from_the_last_one_on(
     bucket.put("grows/3.csv", "name,amount\na,3\n")
     run_pipeline(settings, pipeline, run_id="three")
     assert stored(settings, pipeline) == [("a", 4, 6), ("b", 1, 7)]
+
+
+REFERENCES = {"csv": ("csv", None), "parquet": ("parquet", None), "own tasks": ("parquet", pa.uint16())}
+
+
+@pytest.mark.parametrize(("format", "kind"), REFERENCES.values(), ids=REFERENCES)
+def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, format: str, kind: pa.DataType | None
+) -> None:
+    """With other ones it is refused, or planned again if it is opaque; a plan is refused without any."""
+
+    def put(factor: int) -> None:
+        content = parquet(["a"], [factor], kind) if format == "parquet" else f"name,amount\na,{factor}\n"
+        bucket.put(f"factors/{factor // 10}.{format}", content)
+
+    factors = Reference(Files(f"{bucket.url}/factors", f"*.{format}", format, {"name": "string", "amount": "int"}))
+    pipeline = joined_with(factors, Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA))
+    register(pipeline)
+    bucket.put("in/1.csv", "name,amount\na,1\n")
+    with pytest.raises(SourceUnreadable, match=r"The reference has no files: nothing in s3a://.*/factors matches"):
+        steps.plan(settings, pipeline, run_id="early")
+    put(5)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    put(7)
+    with pytest.raises(SourceChanged, match="It is a reference of this batch: put back what was planned"):
+        steps.process(settings, pipeline, 1, owner="test")
+    put(5)
+    run_pipeline(settings, pipeline, run_id="run")
+    assert stored(settings, pipeline) == [("a", 1, 5)]
+
+    put(7)
+    put(17)
+    bucket.put("in/2.csv", "name,amount\na,1\n")
+    run_pipeline(settings, pipeline, run_id="next")
+    assert stored(settings, pipeline) == [("a", 3, 29)], "both objects of the new version"
+
+    opaque = joined_with(factors, Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA), kind="opaque")
+    register(opaque)
+    assert steps.plan(settings, opaque, run_id="run") == [1, 2]
+    put(9)
+    bucket.delete(f"factors/1.{format}")
+    run_pipeline(settings, opaque, run_id="run")
+    assert stored(settings, opaque) == [("a", 2, 18)]
+
+
+def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") -> Pipeline:
+    """Return a pipeline that multiplies rows by factors."""
+    return Pipeline(
+        f"joined_{kind}",
+        Inputs({"rows": rows, "factors": factors}, kind=kind),
+        {f"per_{kind}_name": replace(STATE, kind=kind)},
+        transform=lambda inputs: (
+            inputs["rows"]
+            .join(inputs["factors"].withColumnRenamed("amount", "factor"), "name")
+            .selectExpr("name", "amount * factor AS amount")
+        ),
+        retry_delay_seconds=0,
+    )
 
 
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:

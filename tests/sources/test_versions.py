@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import Files, Pipeline
+from jobs import Files, Pipeline, Reference
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.formats import parquet_columns
 from jobs.testing import PROMISES, Bench
@@ -20,7 +20,7 @@ from tests import steps
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
-from tests.sources.test_objects import STATE, ObjectsFeed, parquet, stored
+from tests.sources.test_objects import STATE, ObjectsFeed, joined_with, parquet, stored
 
 __all__ = ["server", "spark", "template"]  # fixtures
 
@@ -88,6 +88,26 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(
     if spoil == "overwritten":
         with pytest.raises(SourceChanged, match="was overwritten since it counted in txid 1"):
             steps.plan(settings, pipeline, run_id="later")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_batch_is_joined_with_the_versions_of_a_reference(
+    settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket, format: str
+) -> None:
+    """Although it was overwritten, and one of its objects deleted, before the batch was read; also if the batch is opaque."""
+    factors = Reference(Files(f"{bucket.url}/factors", "*", format, SCHEMA, versions=True))
+    bucket.put("in/1.csv", "name,amount\na,1\n")
+    for kind in ("transactional", "opaque"):
+        for number in (1, 2):
+            bucket.put(f"factors/{number}.{format}", content(format, number))
+        pipeline = joined_with(factors, Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA), kind)
+        register(pipeline)
+        assert steps.plan(settings, pipeline, run_id="run") == [1]
+        bucket.put(f"factors/1.{format}", content(format, 1000))
+        s3.delete(bucket.name, f"factors/2.{format}")
+        steps.process(settings, pipeline, 1, owner="test")
+        steps.commit(settings, pipeline, 1, owner="test")
+        assert stored(settings, pipeline) == [("a", 2, 3)]
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import Files, Reference
-from jobs.sources.files import object_plan, objects
+from jobs.sources.files import object_listing, objects
 from jobs.sources.files.objects import ObjectPath
 from jobs.sources.files.stores import FoundObject, buckets
 from state_store import Settings
@@ -45,10 +45,13 @@ def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[st
         Files(schema=COLUMNS, **declared)
 
 
-def test_a_reference_is_on_a_disk() -> None:
-    """Its versions are copied and compared as files."""
-    with pytest.raises(ValueError, match="only folders on a disk can be references"):
-        Reference(Files("s3a://lake/in", schema=COLUMNS))
+def test_a_reference_in_a_store_is_kept_by_versions_and_read_whole() -> None:
+    """It is not copied to a disk, and has no last name."""
+    with pytest.raises(ValueError, match=r"that is for folders on a disk\. Declare versions=True in its Files, if the bucket"):
+        Reference(Files("s3a://lake/in", schema=COLUMNS), keep_folder="kept")
+    with pytest.raises(ValueError, match="is read whole by each batch: leave names_grow out"):
+        Reference(Files("s3a://lake/in", schema=COLUMNS, names_grow=True))
+    Reference(Files("s3a://lake/in", schema=COLUMNS, versions=True))
 
 
 def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +107,7 @@ def found(name: str, etag: str | None = "1") -> FoundObject:
 
 def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[FoundObject]], ledger: Ledger, **source: Any) -> list[list[str]]:
     """Plan batches until there is nothing new; return their objects' names."""
-    monkeypatch.setattr(object_plan, "listed", lambda _place, _after=None, _enters=None: iter(pages))
+    monkeypatch.setattr(object_listing, "listed", lambda _place, _after=None, _enters=None: iter(pages))
     coordinator = Files("s3a://lake/in", format="csv", schema=COLUMNS, **source).coordinator(Settings())
     coordinator.look_back(ledger)
     batches, previous = [], None

@@ -6,35 +6,26 @@ object that was overwritten after it counted stops planning when the listing com
 """
 
 import logging
-import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator, History, LeftAlone
-from jobs.sources.files.content import digest_of
-from jobs.sources.files.formats.parquet import check_name
-from jobs.sources.files.glob import HIDDEN, Glob, Place
-from jobs.sources.files.listing import NOT_REACHED, UNCHECKED
-from jobs.sources.files.markers import Markers, unmarked_in
-from jobs.sources.files.objects import ObjectPath, listed, look, pinned
+from jobs.sources import Coordinator, History
+from jobs.sources.files.markers import Markers
+from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.objects import ObjectPath, look, pinned
 from jobs.sources.files.stores import FoundObject
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import SourceChanged
 from state_store.source_files import AFTER, TakenFile
 
 if TYPE_CHECKING:
     from jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
-
-MARKER = "is the mark of a folder"
-LONGEST_NAME_BYTES = 1024  # of a key, in every store
-LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
 class ObjectsCoordinator(Coordinator):
@@ -114,14 +105,14 @@ class ObjectsCoordinator(Coordinator):
                     if self._source.names_grow:
                         return  # as below
                     continue
-                found = self._complete(name, page[name])
+                found = completed(self._source, self._place / name, page[name])
                 if found is None:
                     continue
-                if why := self._unfinished(found):
+                if why := unfinished(found, self._min_age_seconds):
                     logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
                     if self._source.names_grow:
                         return  # if a later name were taken, this one would never be read
-                elif identity := self._identified(name, found):
+                elif identity := identified(self._source, self._place, name, found):
                     yield identity
 
     def _report_unmarked(self, folder: str) -> None:
@@ -152,8 +143,8 @@ class ObjectsCoordinator(Coordinator):
         if candidates and identity is None:
             if same := next((file for file in candidates if file.mtime_ns == found.mtime_ns), None):
                 return same
-            complete = self._complete(name, found)
-            entry = None if complete is None else self._identified(name, complete)
+            complete = completed(self._source, self._place / name, found)
+            entry = None if complete is None else identified(self._source, self._place, name, complete)
             if entry is None:
                 return candidates[0]  # gone since it was listed
             identity = entry["sha256"]
@@ -161,57 +152,6 @@ class ObjectsCoordinator(Coordinator):
         if same is not None and same.is_committed and found.identity is None:
             self._touched.append(replace(same, mtime_ns=found.mtime_ns))
         return same
-
-    def _complete(self, name: str, found: FoundObject) -> FoundObject | None:
-        """Return an object with its ETag, which a listing may lack; None if it is gone, or no object at all.
-
-        Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
-
-        Raises: SourceUnreadable, SourceUnavailable.
-        """
-        if found.size and found.identity is not None and not self._source.versions and not self._source.marker:
-            return found
-        try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
-            return replace(look(self._place / name), key=found.key)
-        except FileNotFoundError:
-            return None
-
-    def _unfinished(self, found: FoundObject) -> str | None:
-        """Return why an object may still be written; None if it is whole."""
-        if found.is_open:
-            return "is open for writing"
-        if time.time() - found.mtime_ns / 10**9 < self._min_age_seconds:
-            return f"changed less than {self._min_age_seconds} s ago"
-        return None
-
-    def _identified(self, name: str, found: FoundObject) -> dict[str, Any] | None:
-        """Return an object's entry in the metadata; None if it is gone.
-
-        Raises: SourceUnreadable, SourceUnavailable.
-        """
-        path = self._place / name
-        if UNCHECKED.search(name):
-            raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
-        if self._source.format == "parquet":
-            check_name(path)
-        if len(name.encode()) > LONGEST_NAME_BYTES:
-            raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-        described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
-        if found.identity is None:
-            try:
-                with path.open() as content:
-                    return {**described, "sha256": digest_of(content)}
-            except SourceChanged:
-                return None
-        entry = {**described, "sha256": found.identity, "etag": found.etag}
-        if not self._source.versions:
-            return entry
-        if found.version is None:
-            raise SourceUnreadable(
-                f"{path} has no version: the bucket does not keep them. Let its administrator turn versioning on, or leave "
-                "versions out of Files(...)."
-            )
-        return {**entry, "version": found.version}
 
     def _check_redo(self, txid: int, current: SourceMetadata) -> None:
         """Refuse to redo a batch of which an object is gone: the redo would take its rows away.
@@ -228,87 +168,6 @@ class ObjectsCoordinator(Coordinator):
                     f"{self._place / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "
                     "rows away. Put it back."
                 ) from None
-
-
-def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, FoundObject]]:
-    """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
-    sieve = _Sieve(pattern)
-    for page in listed(place, after, sieve.enters):
-        names = {_name_in(place, found): found for found in page}
-        yield {name: found for name, found in names.items() if sieve.why_not(name) is None}
-
-
-def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
-    """Return which of the first LOOKED_AT names are not read, by reason."""
-    sieve, read = _Sieve(pattern), 0
-    names: dict[str, list[str]] = defaultdict(list)
-    objects = (found for page in listed(place) for found in page)
-    for found in islice(objects, LOOKED_AT):
-        name = _name_in(place, found)
-        why = sieve.why_not(name)
-        if why is None:
-            read += 1
-        else:
-            names[why].append(name)
-    where = str(place) if next(objects, None) is None else f"{place} (its first {LOOKED_AT} names)"
-    return LeftAlone(where, pattern, read, dict(sorted(names.items())))
-
-
-def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
-    """Return which of the first LOOKED_AT names changed less than `min_age_seconds` ago."""
-    if min_age_seconds <= 0:
-        return []
-    since = (time.time() - min_age_seconds) * 10**9
-    objects = (item for page in named_objects(place, pattern) for item in page.items())
-    return [name for name, found in islice(objects, LOOKED_AT) if found.mtime_ns > since]
-
-
-def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
-    """Return the folders that are not complete, among the first LOOKED_AT names."""
-    sieve = _Sieve(pattern)
-    names = (_name_in(place, found) for page in listed(place) for found in page)
-    of_files = [name for name in islice(names, LOOKED_AT) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None]
-    last = of_files[-1] if next(names, None) is not None and of_files else None  # its folder's marker may be further on
-    return [folder for folder in unmarked_in(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
-
-
-class _Sieve:
-    """Compares names with a glob, folder by folder; neighbours in a listing share their folders."""
-
-    def __init__(self, pattern: str) -> None:
-        self._glob = Glob(pattern)
-        self._folder = ""
-        self._places = self._glob.start()
-        self._why: str | None = None
-
-    def enters(self, folder: str) -> bool:
-        """Return whether the glob leads into a folder."""
-        self._enter(folder)
-        return self._why is None
-
-    def why_not(self, name: str) -> str | None:
-        """Return why the glob does not take a name; None if it does."""
-        folder, _, last = name.rpartition("/")
-        if folder != self._folder:
-            self._enter(folder)
-        if self._why is not None:
-            return self._why
-        if not last:
-            return MARKER
-        return None if self._glob.takes(self._places, last) else self._glob.why_not(self._places, last)
-
-    def _enter(self, folder: str) -> None:
-        self._folder, self._places, self._why = folder, self._glob.start(), None
-        for part in folder.split("/") if folder else ():
-            inside: frozenset[Place] = self._glob.below(self._places, part)
-            if not inside:
-                self._why = HIDDEN if self._glob.below(self._places, part, strict=False) else NOT_REACHED
-                return
-            self._places = inside
-
-
-def _name_in(place: ObjectPath, found: FoundObject) -> str:
-    return found.key[len(place.key) + 1 :] if place.key else found.key
 
 
 def _last_name(previous: SourceMetadata | None) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.sources import Coordinator, Dataset, LeftAlone, Source
+from jobs.sources.files import object_listing
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.formats import READERS, parquet
@@ -227,7 +228,7 @@ class Files(Source):
 
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
-        if place := self._objects():
+        if place := self.objects():
             from jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
 
             return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
@@ -247,7 +248,7 @@ class Files(Source):
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the folder, and the batch's files as the locations within it."""
-        if place := self._objects():
+        if place := self.objects():
             namespace, name = dataset_of(place)
             return [Dataset(namespace, name, [str(place / file["name"]) for file in metadata["files"]])]
         folder = settings.home / self.folder
@@ -255,21 +256,17 @@ class Files(Source):
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
-        if place := self._objects():
-            from jobs.sources.files import object_plan  # noqa: PLC0415 - a declaration must not load SQLAlchemy
-
-            return object_plan.left_alone(place, self.glob)
+        if place := self.objects():
+            return object_listing.left_alone(place, self.glob)
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
         """Return a sentence on files that may still be written, by their age or for want of a marker."""
         min_age = self.min_age(settings)
         where: Place
-        if place := self._objects():
-            from jobs.sources.files import object_plan  # noqa: PLC0415 - a declaration must not load SQLAlchemy
-
-            where, young = place, object_plan.young_among(place, self.glob, min_age)
-            unmarked = object_plan.unmarked_among(place, self.glob, self.marker) if self.marker else []
+        if place := self.objects():
+            where, young = place, object_listing.young_among(place, self.glob, min_age)
+            unmarked = object_listing.unmarked_among(place, self.glob, self.marker) if self.marker else []
         else:
             found = self._listing(settings)
             where, young = found.folder, young_among(found.folder, found.names, min_age)
@@ -297,7 +294,7 @@ class Files(Source):
             parquet.check_name(folder / name)
         return identify(folder, name, min_age_seconds, follow_links=self.follow_links)
 
-    def _objects(self) -> ObjectPath | None:
+    def objects(self) -> ObjectPath | None:
         """Return the place in a store; None if the folder is on a disk."""
         place = place_of(Path(), self.folder)
         return place if isinstance(place, ObjectPath) else None

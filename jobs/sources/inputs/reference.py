@@ -1,10 +1,10 @@
 """References: file sets that batches are joined with, each batch with the version that was there when it was planned.
 
-    version = {"files": [{"name", "size", "mtime_ns", "sha256"}, ...]}
+    version = {"files": [{"name", "size", "mtime_ns", "sha256", "etag"?, "version"?}, ...]}
 
-The version is part of the batch's metadata, so an attempt reads exactly these bytes or none (I11). A plan reads all files of
-the reference, to know their digests; each attempt reads them twice more, before and after Spark. With a keep folder, a version
-names copies of the files instead, which are made when it is planned.
+The version is part of the batch's metadata, so an attempt reads exactly these bytes or none (I11). On a disk, a plan reads all
+files of the reference, to know their digests; each attempt reads them twice more, before and after Spark. With a keep folder, a
+version names copies of the files instead, which are made when it is planned. In a store, ETags or versions say what is read.
 """
 
 import time
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Dataset, LeftAlone
 from jobs.sources.files.listing import list_files, young_among
-from jobs.sources.files.objects import is_url
+from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
+from jobs.sources.files.stores import FoundObject
 from jobs.sources.inputs.copies import keep
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceUnreadable
@@ -44,9 +47,12 @@ class Reference:
     planned with: an attempt that finds another one is refused with SourceChanged, until the files are put back. If the
     `Inputs` are opaque, such a batch is planned again instead, with the version that is there.
 
-    `keep_folder` receives a copy of each file that differs from all before, when it is planned; batches read the copies, so
-    that the files may be replaced at any time. Planner and Spark must reach it, and nothing else may write there. Nothing
-    deletes copies: those of a version are not needed any more when every batch that was planned with it has committed.
+    The files may be in a store (docs/storage.md). Where its bucket keeps versions, ``Files(..., versions=True)`` freezes those
+    of the objects: they may then be overwritten and deleted at any time.
+
+    On a disk, `keep_folder` does the same: it receives a copy of each file that differs from all before, when it is planned,
+    and batches read the copies. Planner and Spark must reach it, and nothing else may write there. Nothing deletes copies:
+    those of a version are not needed any more when every batch that was planned with it has committed.
 
     New files do not make a batch. Nothing is planned while a file of the reference is younger than `min_age_seconds`, or when
     there is none at all: write a new version beside the old one, and rename it.
@@ -58,10 +64,13 @@ class Reference:
     def __post_init__(self) -> None:
         if not isinstance(self.files, Files):
             raise TypeError(f"Reference takes Files, not {type(self.files).__name__}: only files have a version to freeze.")
-        if is_url(self.files.folder):
-            raise ValueError(f"Reference to {self.files.folder!r} cannot be frozen: only folders on a disk can be references.")
+        if self.keep_folder is not None and self.files.objects():
+            raise ValueError(
+                f"Reference to {self.files.folder!r} cannot be copied to {self.keep_folder!r}: that is for folders on a disk. "
+                "Declare versions=True in its Files, if the bucket keeps versions."
+            )
         usual = Files(self.files.folder, format="text")
-        for name in ("kind", "done_folder", "max_files", "max_bytes", "marker"):
+        for name in ("kind", "done_folder", "max_files", "max_bytes", "marker", "names_grow"):
             if getattr(self.files, name) != getattr(usual, name):
                 raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
 
@@ -83,6 +92,8 @@ class Reference:
         return found
 
     def _look(self, settings: Settings, min_age: int) -> SourceMetadata | None:
+        if place := self.files.objects():
+            return self._look_at_objects(place, min_age)
         folder, names = self._listed(settings)
         if young_among(folder, names, min_age):
             return None
@@ -93,6 +104,18 @@ class Reference:
         kept = [self._kept(settings, folder, file) for file in files if file]
         return None if None in kept else {"files": kept}
 
+    def _look_at_objects(self, place: ObjectPath, min_age: int) -> SourceMetadata | None:
+        listed = self._listed_objects(place)
+        files = []
+        for name, found in listed.items():
+            if (whole := completed(self.files, place / name, found)) is None:
+                continue  # the mark of a folder; or gone, as the second listing shows
+            if unfinished(whole, min_age):
+                return None
+            files.append(identified(self.files, place, name, whole))
+        # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.
+        return {"files": files} if None not in files and self._listed_objects(place) == listed else None
+
     def _kept(self, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
         """Return the file as batches read it: itself or, with a keep folder, its copy; None if it changes meanwhile."""
         if self.keep_folder is None:
@@ -100,23 +123,36 @@ class Reference:
         return keep(folder / file["name"], file, settings.home / self.keep_folder, None if self.files.follow_links else folder)
 
     def _listed(self, settings: Settings) -> tuple[Path, list[str]]:
-        files = self.files
-        found = list_files(settings.home / files.folder, files.glob, follow_links=files.follow_links)
-        if not found.names:
-            raise SourceUnreadable(
-                f"The reference has no files: nothing in {found.folder} matches {found.pattern}. Put them there, or correct "
-                "the pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
-            )
-        if len(found.names) > MOST_FILES:
-            raise SourceUnreadable(
-                f"The reference has {len(found.names)} files in {found.folder}, and each batch would list them all: the most "
-                f"is {MOST_FILES}. Put their rows into fewer files."
-            )
+        found = list_files(settings.home / self.files.folder, self.files.glob, follow_links=self.files.follow_links)
+        self._check_count(found.folder, len(found.names))
         return found.folder, found.names
+
+    def _listed_objects(self, place: ObjectPath) -> dict[str, FoundObject]:
+        found: dict[str, FoundObject] = {}
+        for page in named_objects(place, self.files.glob):
+            found |= page
+            if len(found) > MOST_FILES:
+                break
+        self._check_count(place, len(found))
+        return found
+
+    def _check_count(self, where: Place, files: int) -> None:
+        if not files:
+            raise SourceUnreadable(
+                f"The reference has no files: nothing in {where} matches {self.files.glob}. Put them there, or correct the "
+                "pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
+            )
+        if files > MOST_FILES:
+            raise SourceUnreadable(
+                f"The reference has {files} files or more in {where}, and each batch would list them all: the most is "
+                f"{MOST_FILES}. Put their rows into fewer files."
+            )
 
     def emitter(self, spark: "SparkSession", settings: Settings, *, is_replanned: bool) -> "FileReader":
         """Return a reader of a version. With `is_replanned`, a batch with another version is planned again."""
-        reader = replace(self._read, kind="opaque" if is_replanned else "transactional").emitter(spark, settings)
+        # By versions, every batch can be read as it was planned.
+        is_opaque = is_replanned and not self.files.versions
+        reader = replace(self._read, kind="opaque" if is_opaque else "transactional").emitter(spark, settings)
         reader.advice = (
             "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the "
             "new version. Or give the batch up: tidegate skip."
@@ -141,7 +177,10 @@ class Reference:
 
         Raises: SourceUnreadable if there is none, or there are too many.
         """
-        self._listed(settings)
+        if place := self.files.objects():
+            self._listed_objects(place)
+        else:
+            self._listed(settings)
         return self.files.held_back(settings)
 
 

@@ -1,0 +1,76 @@
+"""Identifies an object that was listed: whether it is whole, and how the metadata of a batch names it.
+
+    entry = {"name", "size", "mtime_ns", "sha256", "etag"?, "version"?}
+
+`sha256` is the digest of the ETag or of HDFS' checksum, or of the content in a store that has neither.
+"""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources.files.content import digest_of
+from jobs.sources.files.formats.parquet import check_name
+from jobs.sources.files.listing import UNCHECKED
+from jobs.sources.files.objects import ObjectPath, look
+from jobs.sources.files.stores import FoundObject
+from state_store.errors import SourceChanged, SourceUnreadable
+
+if TYPE_CHECKING:
+    from jobs.sources.files.source import Files
+
+LONGEST_NAME_BYTES = 1024  # of a key, in every store
+
+
+def completed(source: "Files", path: ObjectPath, found: FoundObject) -> FoundObject | None:
+    """Return an object with its ETag and version, which a listing may lack; None if it is gone, or no object at all.
+
+    Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
+
+    Raises: SourceUnreadable, SourceUnavailable.
+    """
+    if found.size and found.identity is not None and not source.versions and not source.marker:
+        return found
+    try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
+        return replace(look(path), key=found.key)
+    except FileNotFoundError:
+        return None
+
+
+def unfinished(found: FoundObject, min_age_seconds: int) -> str | None:
+    """Return why an object may still be written; None if it is whole."""
+    if found.is_open:
+        return "is open for writing"
+    if time.time() - found.mtime_ns / 10**9 < min_age_seconds:
+        return f"changed less than {min_age_seconds} s ago"
+    return None
+
+
+def identified(source: "Files", place: ObjectPath, name: str, found: FoundObject) -> dict[str, Any] | None:
+    """Return a completed object's entry in the metadata; None if it is gone.
+
+    Raises: SourceUnreadable, SourceUnavailable.
+    """
+    path = place / name
+    if UNCHECKED.search(name):
+        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
+    if source.format == "parquet":
+        check_name(path)
+    if len(name.encode()) > LONGEST_NAME_BYTES:
+        raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
+    described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
+    if found.identity is None:
+        try:
+            with path.open() as content:
+                return {**described, "sha256": digest_of(content)}
+        except SourceChanged:
+            return None
+    entry = {**described, "sha256": found.identity, "etag": found.etag}
+    if not source.versions:
+        return entry
+    if found.version is None:
+        raise SourceUnreadable(
+            f"{path} has no version: the bucket does not keep them. Let its administrator turn versioning on, or leave "
+            "versions out of Files(...)."
+        )
+    return {**entry, "version": found.version}

@@ -1,0 +1,98 @@
+"""Lists the objects of a store, by their names below a place: those that a glob takes, and reports on the others."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+
+from jobs.sources import LeftAlone
+from jobs.sources.files.glob import HIDDEN, Glob, Place
+from jobs.sources.files.listing import NOT_REACHED
+from jobs.sources.files.markers import unmarked_in
+from jobs.sources.files.objects import ObjectPath, listed
+from jobs.sources.files.stores import FoundObject
+
+FOLDER = "is the mark of a folder"
+LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
+
+
+def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, FoundObject]]:
+    """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
+    sieve = _Sieve(pattern)
+    for page in listed(place, after, sieve.enters):
+        names = {name_in(place, found): found for found in page}
+        yield {name: found for name, found in names.items() if sieve.why_not(name) is None}
+
+
+def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
+    """Return which of the first LOOKED_AT names are not read, by reason."""
+    sieve, read = _Sieve(pattern), 0
+    names: dict[str, list[str]] = defaultdict(list)
+    objects = (found for page in listed(place) for found in page)
+    for found in islice(objects, LOOKED_AT):
+        name = name_in(place, found)
+        why = sieve.why_not(name)
+        if why is None:
+            read += 1
+        else:
+            names[why].append(name)
+    where = str(place) if next(objects, None) is None else f"{place} (its first {LOOKED_AT} names)"
+    return LeftAlone(where, pattern, read, dict(sorted(names.items())))
+
+
+def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
+    """Return which of the first LOOKED_AT names changed less than `min_age_seconds` ago."""
+    if min_age_seconds <= 0:
+        return []
+    since = (time.time() - min_age_seconds) * 10**9
+    objects = (item for page in named_objects(place, pattern) for item in page.items())
+    return [name for name, found in islice(objects, LOOKED_AT) if found.mtime_ns > since]
+
+
+def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
+    """Return the folders that are not complete, among the first LOOKED_AT names."""
+    sieve = _Sieve(pattern)
+    names = (name_in(place, found) for page in listed(place) for found in page)
+    of_files = [name for name in islice(names, LOOKED_AT) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None]
+    last = of_files[-1] if next(names, None) is not None and of_files else None  # its folder's marker may be further on
+    return [folder for folder in unmarked_in(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
+
+
+class _Sieve:
+    """Compares names with a glob, folder by folder; neighbours in a listing share their folders."""
+
+    def __init__(self, pattern: str) -> None:
+        self._glob = Glob(pattern)
+        self._folder = ""
+        self._places = self._glob.start()
+        self._why: str | None = None
+
+    def enters(self, folder: str) -> bool:
+        """Return whether the glob leads into a folder."""
+        self._enter(folder)
+        return self._why is None
+
+    def why_not(self, name: str) -> str | None:
+        """Return why the glob does not take a name; None if it does."""
+        folder, _, last = name.rpartition("/")
+        if folder != self._folder:
+            self._enter(folder)
+        if self._why is not None:
+            return self._why
+        if not last:
+            return FOLDER
+        return None if self._glob.takes(self._places, last) else self._glob.why_not(self._places, last)
+
+    def _enter(self, folder: str) -> None:
+        self._folder, self._places, self._why = folder, self._glob.start(), None
+        for part in folder.split("/") if folder else ():
+            inside: frozenset[Place] = self._glob.below(self._places, part)
+            if not inside:
+                self._why = HIDDEN if self._glob.below(self._places, part, strict=False) else NOT_REACHED
+                return
+            self._places = inside
+
+
+def name_in(place: ObjectPath, found: FoundObject) -> str:
+    """Return an object's name below a place."""
+    return found.key[len(place.key) + 1 :] if place.key else found.key
