@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, operations, staging, tables
+from state_store import attempts, batches, commits, cursors, operations, staging, tables
 from state_store.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
 from state_store.batches import BatchInput, decode_metadata, encode_metadata
 from state_store.commits import Commit
@@ -103,12 +103,12 @@ def begin(
     txid = request.txid
     batch = attempts.lock_batch(connection, spec.name, txid)
     if request.mode == "redo":
-        operations.check_redoable(spec, txid, commits.committed(connection, spec.name))
+        operations.check_redoable(spec, txid, cursors.committed(connection, spec.name))
         operations.check_not_followed(connection, spec, txid)
         operations.check_not_read(connection, spec, txid)
     elif done := commits.find(connection, spec.name, txid):
         return done
-    commits.check_history(connection, spec.name, witness)
+    cursors.check_history(connection, spec.name, witness)
     commits.check_declaration(connection, spec)
     previous = batches.input_of(connection, spec.name, txid - 1)
     planned = batches.existing_input(connection, spec.name, txid)

@@ -1,17 +1,15 @@
 """The ordered commit in one transaction: lock the cursor, check, merge, advance.
 
-A txid is a batch's number; the cursor is a pipeline's row with its last committed txid; the witness is a file outside Postgres
-that marks each pipeline's last commit. An attempt is a try at a batch, sealed once its staged rows are complete. Numbers such
-as I3 are rules of docs/protocol.md.
+A txid is a batch's number; the cursor is a pipeline's row with its last committed txid. An attempt is a try at a batch, sealed
+once its staged rows are complete. Numbers such as I3 are rules of docs/protocol.md.
 
 No function here opens or ends a transaction: their callers in `StateStore` do. If the process dies at any statement, Postgres
 rolls all of them back; if it dies after COMMIT was sent, the cursor's row shows the outcome (I10).
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
-from uuid import UUID
+from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -20,6 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from state_store import attempts, merges, source_files, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, BatchInput, existing_input
+from state_store.cursors import Cursor, lock_cursor
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
     AttemptNotSealed,
@@ -28,12 +27,10 @@ from state_store.errors import (
     GuardMismatch,
     HoleDetected,
     MetadataCorrupt,
-    SchemaOutOfDate,
     StagingLost,
-    StoreUnavailable,
 )
 from state_store.merges import NOTHING, Merged
-from state_store.witness import Mark, Witness
+from state_store.witness import Witness
 
 # How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
@@ -63,33 +60,6 @@ class Commit:
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
 
 
-class Cursor(NamedTuple):
-    """A pipeline's row in ``cursor``: its last commit, and the database's incarnation (`epoch`) that it was made in.
-
-    A new `history` begins when an operator accepts that commits are lost.
-    """
-
-    pipeline: str
-    txid: int
-    attempt: int | None
-    source_digest: bytes | None
-    epoch: str
-    history: UUID
-
-
-_ledger = getattr(sa.func, tables.LEDGER)
-CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
-
-
-class RegisteredPipeline(NamedTuple):
-    """A pipeline's row in ``pipeline``: whether it is paused, by whom and why."""
-
-    pipeline: str
-    paused_at: datetime | None
-    paused_by: str | None
-    paused_reason: str | None
-
-
 def set_limits(
     connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int, idle_timeout_seconds: int
 ) -> None:
@@ -112,153 +82,6 @@ def _durable() -> sa.ColumnElement[str]:
     """Return the setting by which a COMMIT waits for the disk, here and on standbys; a stricter one is kept."""
     found = sa.func.current_setting("synchronous_commit")
     return sa.case((found == "remote_apply", found), else_="on")
-
-
-def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
-    """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
-
-    Without `wait`, a cursor that another transaction has locked is an error at once.
-
-    Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), StoreUnavailable on
-    a standby, HoleDetected in a restored, promoted or copied database, or in one that is older than its witness.
-    """
-    c = tables.cursor.c
-    row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
-    if row is None:
-        raise _unregistered(pipeline)
-    cursor = Cursor(*row)
-    if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
-        raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
-    _check_history(connection, cursor, witness)
-    return cursor
-
-
-def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
-    """Refuse to plan or process in a database where no commit would be accepted.
-
-    Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered.
-    """
-    row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
-    if row is None:
-        raise _unregistered(pipeline)
-    _check_history(connection, Cursor(*row), witness)
-
-
-def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> None:
-    identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
-    if lost := what_is_lost(connection, cursor, witness):
-        raise HoleDetected(
-            f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
-            "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
-            "folder, then run: tidegate migrate --accept-epoch",
-            **identity,
-        )
-    if not is_same(cursor, epoch := current_epoch(connection), witness):
-        raise HoleDetected(
-            f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
-            f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
-            "tidegate migrate --accept-epoch",
-            **identity,
-        )
-
-
-def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
-    """Return as text which commits the witness knows and this database lacks, if any."""
-    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
-    if mark is None:
-        return None
-    c = tables.commit.c
-    found = connection.execute(
-        sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
-    ).one_or_none()
-    return lost_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
-
-
-class MarkedCommit(NamedTuple):
-    """What the table ``commit`` has of the commit that a mark names."""
-
-    attempt: int
-    committed_at: datetime
-
-
-def lost_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:
-    """Return as text which commits a mark shows to be lost, if any; `found` is the ledger's commit of the mark's txid."""
-    file = witness.file_of(mark.pipeline, mark.history)
-    if found is None and cursor.txid >= mark.txid:
-        return None  # the ledger's cursor and commits contradict each other: `check_no_hole` reports that
-    if found is None:
-        return (
-            f"it stands at txid {cursor.txid}, but {file} says that txid {mark.txid} committed at {mark.committed_at}, so "
-            f"{_span(cursor.txid + 1, mark.txid)} lost"
-        )
-    if (committed_at := _as_text(found.committed_at)) != mark.committed_at:
-        return (
-            f"its txid {mark.txid} committed at {committed_at}, but {file} says that txid {mark.txid} "
-            f"committed at {mark.committed_at}, so that commit, and those after it, are lost"
-        )
-    if found.attempt < mark.attempt:
-        return (
-            f"its txid {mark.txid} is that of attempt {found.attempt}, but {file} says that a redo has put attempt "
-            f"{mark.attempt} in its place, so the redo is lost"
-        )
-    return None
-
-
-def _span(first: int, last: int) -> str:
-    return f"txid {first} is" if first == last else f"txids {first} to {last} are"
-
-
-def _as_text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat()
-
-
-def mark(connection: Connection, pipeline: str) -> Mark | None:
-    """Return the mark for the witness of a pipeline's last commit, also of this transaction; None without one."""
-    c, k = tables.cursor.c, tables.commit.c
-    row = connection.execute(
-        sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
-        .join(tables.commit, sa.and_(k.pipeline == c.pipeline, k.txid == c.txid))
-        .where(c.pipeline == pipeline)
-    ).one_or_none()
-    return Mark(pipeline, str(row.history), row.epoch, row.txid, row.attempt, _as_text(row.committed_at)) if row else None
-
-
-class Epoch(NamedTuple):
-    """Which incarnation of the database answers: the server, its timeline, and the number of the database in it.
-
-    A restore or a promotion changes the system identifier or the timeline; a copy within its server changes the number.
-    """
-
-    server: str
-    timeline: str
-    number: str
-
-    def __str__(self) -> str:
-        return "/".join(self)
-
-    @classmethod
-    def of(cls, text: str) -> "Epoch":
-        """Return the epoch that a cursor keeps as text; from any other text, one that equals no real epoch."""
-        parts = text.split("/")
-        return cls(*parts) if len(parts) == len(cls._fields) else cls(text, "", "")
-
-    def was_promoted_from(self, before: "Epoch") -> bool:
-        """Return whether this epoch differs by a later timeline alone, as after the promotion of a standby."""
-        return self._replace(timeline="") == before._replace(timeline="") and self.timeline > before.timeline
-
-
-def current_epoch(connection: Connection) -> Epoch:
-    """Return which incarnation of the database answers."""
-    return Epoch.of(connection.execute(sa.select(_ledger.epoch())).scalar_one())
-
-
-def is_same(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
-    """Return whether the database is the one in which the cursor was made, so that no commit can be missing.
-
-    A promoted standby is accepted too if the setting `pg_failover` says that it has all commits.
-    """
-    before = Epoch.of(cursor.epoch)
-    return epoch == before or (witness.trusts_promotions and epoch.was_promoted_from(before))
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
@@ -409,35 +232,6 @@ def record(
         raise GuardMismatch(f"{pipeline}: the cursor left txid {txid - 1} while it was locked.", pipeline=pipeline, txid=txid)
     assert committed_at is not None
     return Commit(pipeline, txid, batch.attempt, merged.keys, committed_at, skipped_reason, already_committed=False)
-
-
-def committed(connection: Connection, pipeline: str) -> int:
-    """Return the last committed txid, read without a lock: it may grow meanwhile, but never shrinks.
-
-    Raises: SchemaOutOfDate if the pipeline is not registered.
-    """
-    txid: int | None = connection.scalar(sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline))
-    if txid is None:
-        raise _unregistered(pipeline)
-    return txid
-
-
-def registered(connection: Connection, pipeline: str) -> RegisteredPipeline:
-    """Return the pipeline's row.
-
-    Raises: SchemaOutOfDate if it is not registered.
-    """
-    p = tables.pipeline.c
-    row = connection.execute(
-        sa.select(p.pipeline, p.paused_at, p.paused_by, p.paused_reason).where(p.pipeline == pipeline)
-    ).one_or_none()
-    if row is None:
-        raise _unregistered(pipeline)
-    return RegisteredPipeline(*row)
-
-
-def _unregistered(pipeline: str) -> SchemaOutOfDate:
-    return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)
 
 
 def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:

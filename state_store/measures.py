@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import commits, tables
-from state_store.commits import CURSOR, Cursor
+from state_store import cursors, tables
 from state_store.copy_in import STAGING
+from state_store.cursors import CURSOR, Cursor
 from state_store.errors import HoleDetected
 from state_store.history import batches_view
 from state_store.search import UNCOMMITTED
@@ -65,17 +65,17 @@ class Measures:
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
     """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
     connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in BY_KEYS.items())))
-    cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
-    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in cursors])
+    found = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
+    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in found])
     now = {row.pipeline: row for row in connection.execute(_present())}
     phases, errors = _waiting(connection)
-    epoch = commits.current_epoch(connection)
-    found = []
-    for cursor in cursors:
+    epoch = cursors.current_epoch(connection)
+    pipelines = []
+    for cursor in found:
         name, row = cursor.pipeline, now[cursor.pipeline]
         counted = phases.get(name, {})
         uncounted = max(row.opened - cursor.txid - sum(counted.values()), 0)
-        found.append(
+        pipelines.append(
             PipelineMeasures(
                 pipeline=name,
                 committed=cursor.txid,
@@ -88,20 +88,20 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 staged_bytes=int(row.staged_bytes or 0),
                 acks_due=row.acks_due,
                 is_whole=row.last_commit == cursor.txid
-                and commits.is_same(cursor, epoch, witness)
+                and cursors.is_same(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),
                 phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in UNCOMMITTED},
                 errors=errors.get(name, {}),
                 totals=totals.get(name),
             )
         )
-    return Measures(found, connection.scalar(_staging_tables()) or 0)
+    return Measures(pipelines, connection.scalar(_staging_tables()) or 0)
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
     """Return whether the database has the last commit that the witness marked outside it; not if the mark is damaged."""
     try:
-        return commits.what_is_lost(connection, cursor, witness) is None
+        return cursors.what_is_lost(connection, cursor, witness) is None
     except HoleDetected:
         return False
 

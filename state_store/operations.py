@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, merges, source_files, tables
+from state_store import attempts, batches, commits, cursors, merges, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
-from state_store.commits import Commit, registered
+from state_store.commits import Commit
+from state_store.cursors import registered
 from state_store.declaration import PipelineSpec, followed_as, parts_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost
 from state_store.witness import Witness
@@ -82,7 +83,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
-    cursor = commits.lock_cursor(connection, spec.name, witness)
+    cursor = cursors.lock_cursor(connection, spec.name, witness)
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
     check_not_followed(connection, spec, txid)
@@ -207,7 +208,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
     """
-    cursor = commits.lock_cursor(connection, spec.name, witness)
+    cursor = cursors.lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:
         return commits.already_committed(connection, spec.name, txid, cursor.txid)
     commits.check_no_hole(connection, spec.name, cursor.txid)

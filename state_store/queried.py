@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import commits, hash_partitions, overview, schema, tables
+from state_store import cursors, hash_partitions, overview, schema, tables
 from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
 from state_store.state_reads import ALIAS, Reading
@@ -78,7 +78,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
                 pipeline=spec.name,
             )
         if query in latest:
-            found[query.of] = QueriedState(query, state, snapshot, commits.committed(connection, query.pipeline))
+            found[query.of] = QueriedState(query, state, snapshot, cursors.committed(connection, query.pipeline))
         else:
             found[query.of] = QueriedState(query, state)
     return found

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import commits, merges, tables
+from state_store import cursors, merges, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
@@ -54,9 +54,9 @@ def prune(
     The caller has made sure that no follower needs them. That stays true, as followers only move forward; the source of a
     pipeline that begins to follow later refuses to start.
 
-    Raises: RangeRefused if the txid has not committed; what `commits.lock_cursor` raises.
+    Raises: RangeRefused if the txid has not committed; what `cursors.lock_cursor` raises.
     """
-    committed = commits.lock_cursor(connection, spec.name, witness).txid
+    committed = cursors.lock_cursor(connection, spec.name, witness).txid
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
     table: Any = tables.changes_table_of(state)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import commits, hash_partitions, histories, operations, tables
+from state_store import cursors, hash_partitions, histories, operations, tables
 from state_store.declaration import PipelineSpec, StateSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
@@ -166,7 +166,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
     if declared:
         connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
-    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(commits.current_epoch(connection))}
+    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
@@ -238,12 +238,12 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
     shows lost commits by files outside Postgres, has no mark of that yet.
     """
-    epoch = commits.current_epoch(connection)
+    epoch = cursors.current_epoch(connection)
     c = tables.cursor.c
     accepted = {}
-    locked = connection.execute(sa.select(*commits.CURSOR).order_by(c.pipeline).with_for_update()).all()
-    for cursor in map(commits.Cursor._make, locked):
-        lost = commits.what_is_lost(connection, cursor, witness)
+    locked = connection.execute(sa.select(*cursors.CURSOR).order_by(c.pipeline).with_for_update()).all()
+    for cursor in map(cursors.Cursor._make, locked):
+        lost = cursors.what_is_lost(connection, cursor, witness)
         if lost is None and cursor.epoch == str(epoch):
             continue
         story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"

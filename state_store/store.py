@@ -21,6 +21,7 @@ from state_store import (
     batches,
     beginning,
     commits,
+    cursors,
     history,
     mending,
     merges,
@@ -119,7 +120,7 @@ class StateStore:
         Raises: SchemaOutOfDate if the pipeline is not registered.
         """
         with self._transaction("reading the cursor") as connection:
-            return commits.committed(connection, pipeline)
+            return cursors.committed(connection, pipeline)
 
     def uncommitted(self, pipeline: str, limit: int) -> list[int]:
         """Return the opened txids that have not committed, in order, at most `limit`."""
@@ -188,9 +189,9 @@ class StateStore:
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
             operations.check_not_paused(connection, spec.name)
-            commits.check_history(connection, spec.name, self.witness)
+            cursors.check_history(connection, spec.name, self.witness)
             batches.note_window(connection, spec)
-            if (committed := commits.mark(connection, spec.name)) is not None:
+            if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it
             if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
                 connection.rollback()
@@ -508,7 +509,7 @@ class StateStore:
         while True:
             with self._transaction("replaying quarantined records") as connection:
                 self._set_limits(connection)
-                commits.check_history(connection, spec.name, self.witness)
+                cursors.check_history(connection, spec.name, self.witness)
                 opened = operations.replay_quarantined(connection, spec.name, owner, storable(reason), txid)
                 if opened is not False:
                     return opened
@@ -529,7 +530,7 @@ class StateStore:
         for tries_left in reversed(range(RESOLVE_TRIES)):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
-                    commits.lock_cursor(connection, pipeline, self.witness)
+                    cursors.lock_cursor(connection, pipeline, self.witness)
                     return commits.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:
@@ -543,7 +544,7 @@ class StateStore:
         with self._transaction(doing) as connection:
             self._set_limits(connection)
             yield connection
-            committed = commits.mark(connection, pipeline)
+            committed = cursors.mark(connection, pipeline)
         if committed is not None:
             self.witness.advance(committed)
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, tables
-from state_store.commits import CURSOR, Cursor, MarkedCommit, current_epoch, is_same, lost_since
+from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, is_same, lost_since
 from state_store.errors import HoleDetected
 from state_store.turns import turns
 from state_store.witness import Mark, Witness

@@ -1,7 +1,7 @@
 """A witness outside the database: the last commit of each pipeline, to detect an older copy in its place.
 
 A database that was restored from an archive, promoted or copied elsewhere has other identifiers than before, by which it is
-noticed (`commits.current_epoch`). A copy of the data folder, or a base backup, that is put back in its own place has the same
+noticed (`cursors.current_epoch`). A copy of the data folder, or a base backup, that is put back in its own place has the same
 ones. So after each commit a mark of it is written to a file outside Postgres. Before anything is planned, processed or
 committed, the database has to contain the marked commit.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import migrations
-from state_store import Settings, StateStore, commits, witness
+from state_store import Settings, StateStore, cursors, witness
 from state_store.errors import HoleDetected
 from state_store.witness import Mark, Witness
 from tests.conftest import Server, register_pipelines
@@ -263,7 +263,7 @@ def test_a_lost_redo_is_noticed(tally: Tally, settings: Settings, as_role: Execu
     """The same txid with an older attempt is an older copy, from before the redo."""
     commit_next(settings)
     with migrations.connected(settings) as connection:
-        done = commits.mark(connection, "tally")
+        done = cursors.mark(connection, "tally")
     assert done is not None
     tally.store.witness.advance(replace(done, attempt=2))
     assert_halted(settings, "txid 1 is that of attempt 1, but .* a redo has put attempt 2 in its place, so the redo is lost")
