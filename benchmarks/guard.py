@@ -30,7 +30,7 @@ from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
 from state_store.copy_in import copy_partition
 from state_store.staging import StagedPartition, digest_statement
-from state_store.tables import staging_table_of
+from state_store.state_tables import staging_table_of
 
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"

@@ -8,20 +8,20 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import hash_partitions, histories, tables
+from state_store import hash_partitions, histories, state_tables, tables
 from state_store.schema import VERSION_TABLE
 
 
 def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
     """Compare only our two schemas: staging tables come and go, and other schemas belong to others."""
-    return type_ != "schema" or name in (tables.LEDGER, tables.STATE)
+    return type_ != "schema" or name in (tables.LEDGER, state_tables.STATE)
 
 
 def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
     """Ignore Alembic's own table, and state tables whose pipeline is no longer declared: they hold data."""
     if type_ != "table":
         return True
-    return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == tables.STATE)
+    return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == state_tables.STATE)
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -32,25 +32,25 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     """
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
-        if isinstance(operation, ops.CreateTableOp) and operation.schema == tables.STATE:
+        if isinstance(operation, ops.CreateTableOp) and operation.schema == state_tables.STATE:
             script.upgrade_ops.ops += _statements(after[operation.table_name])
         if isinstance(operation, ops.CreateTableOp | ops.ModifyTableOps) and operation.table_name in views:
             drop = ops.ExecuteSQLOp(views[operation.table_name])  # registration makes it again
             script.downgrade_ops.ops.insert(0, drop)
             if isinstance(operation, ops.ModifyTableOps):
                 script.upgrade_ops.ops.insert(0, drop)
-    for declared, found in hash_partitions.differing(connection, tables.STATE, specs):
+    for declared, found in hash_partitions.differing(connection, state_tables.STATE, specs):
         script.upgrade_ops.ops += _made_again(declared, found)
         script.downgrade_ops.ops[:0] = _made_again(found, declared)
 
 
 def _made_again(state, before):  # noqa: ANN001, ANN202
-    table = tables.state_table_of(state)
+    table = state_tables.state_table_of(state)
     return [
         *_statements([views[table.name]] if table.name in views else []),
         *_statements(hash_partitions.set_aside(table, before)),
         ops.CreateTableOp.from_table(table),
-        *_statements(tables.after_create(state, table.name)),
+        *_statements(state_tables.after_create(state, table.name)),
         *_statements(hash_partitions.moved_back(table)),
     ]
 
@@ -62,18 +62,18 @@ def _statements(statements):  # noqa: ANN001, ANN202
 connection = context.config.attributes["connection"]
 specs = context.config.attributes["specs"]
 after = {
-    table: tables.after_create(state, table)
+    table: state_tables.after_create(state, table)
     for spec in specs
     for state in spec.readable
     for table in (state.table_name, state.records)
     if table
 }
-views = {s.table_name: histories.drop_of(tables.STATE, s) for spec in specs for s in spec.readable if s.history}
+views = {s.table_name: histories.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, tables.state_tables(specs)],
+    target_metadata=[tables.ledger, state_tables.metadata_of(specs)],
     version_table=VERSION_TABLE,
     version_table_schema=tables.LEDGER,
     include_schemas=True,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import overview, reads, schema, tables
+from state_store import overview, reads, schema, state_tables
 from state_store.declaration import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
 from state_store.reader import LedgerReader
@@ -123,7 +123,7 @@ def _value(connection: Connection, query: Asked, name: str, given: str | Sequenc
         )
     one = kind.element or kind
     # Without precision and scale, to which a cast would round.
-    type_ = sa.Numeric() if one.precision_and_scale else tables.sql_type(one)
+    type_ = sa.Numeric() if one.precision_and_scale else state_tables.sql_type(one)
     sent = sa.bindparam("given", given, sa.Text if is_one else sa.ARRAY(sa.Text))
     try:
         with connection.begin_nested():

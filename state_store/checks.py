@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import tables
+from state_store import state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
@@ -43,7 +43,7 @@ class CheckedBatch:
 
     def state(self, name: str) -> Table:
         """Return a state as it would be: keys, values, derived values and txid."""
-        return tables.readable_of(self._found(name))
+        return state_tables.readable_of(self._found(name))
 
     def partials(self, name: str) -> sa.Subquery:
         """Return the batch's partials for a state: a row per key, or per appended row."""

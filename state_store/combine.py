@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 from sqlalchemy.schema import DropTable
 
-from state_store import combiners, tables
+from state_store import combiners, state_tables
 from state_store.copy_in import STAGING
 from state_store.declaration import StateSpec, staged_in_order_of
 
@@ -67,7 +67,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
     sums = [_sums(state, rows).where(part) for part in parts]
     # Only within a FROM does Postgres give each of these queries its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
-    added = sa.CreateTableAs(query, tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
+    added = sa.CreateTableAs(query, state_tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
     with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
         keys: int = connection.execute(added).rowcount
     yield Combined(sa.select(added.table), keys)

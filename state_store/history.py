@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import schema, tables
+from state_store import schema, state_tables, tables
 from state_store.batches import existing_input
 from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
 
@@ -267,7 +267,7 @@ def changes(connection: Connection, state: StateSpec, after_txid: int, limit: in
     """
     if state.stream is None:
         raise ValueError(f"State {state.name} does not record changes.")
-    table = tables.state_table_of(state) if state.appends else tables.changes_table_of(state)
+    table = state_tables.state_table_of(state) if state.appends else state_tables.changes_table_of(state)
     order = [table.c.txid, *(table.c[key.name] for key in state.keys)]
     columns = [table.c[column.name] for column in state.stream[1]]
     statement = sa.select(*columns).where(table.c.txid > after_txid).order_by(*order).limit(limit)

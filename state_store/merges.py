@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
-from state_store import checks, combiners, staging, tables, updates, windows
+from state_store import checks, combiners, staging, state_tables, tables, updates, windows
 from state_store.combine import StagedBatch, combined
 from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
@@ -167,7 +167,9 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
     """
     for batch in staged:
         rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
-        added = insert(tables.state_table_of(state)).from_select([*(column.name for column in rows.selected_columns)], rows)
+        added = insert(state_tables.state_table_of(state)).from_select(
+            [*(column.name for column in rows.selected_columns)], rows
+        )
         try:
             missing = batch.rows - connection.execute(added).rowcount
         except IntegrityError as error:
@@ -188,7 +190,7 @@ def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why:
 
 def _recorded(state: StateSpec, upsert: Insert) -> Insert:
     """Return an upsert that also records the rows that it writes in the state's table of changes."""
-    target, changes = tables.state_table_of(state), tables.changes_table_of(state)
+    target, changes = state_tables.state_table_of(state), state_tables.changes_table_of(state)
     assert state.stream is not None
     names = [column.name for column in state.stream[1]]
     written = upsert.returning(*(target.c[name] for name in names)).cte("written")
@@ -199,7 +201,7 @@ def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: i
     """Move the attempt's bad records into quarantine, all or none; return their number."""
     staged = QuarantineSpec(spec.name)
     sealed = staging.recount(connection, spec.name, staged, txid, attempt)
-    stage = tables.staging_table_of(staged, txid, attempt)
+    stage = state_tables.staging_table_of(staged, txid, attempt)
     names = [column.name for column in staged.columns]
     found = sa.select(
         sa.literal(spec.name),
@@ -220,12 +222,12 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 
     The whole table is read: an index on txid would make every update slower (not HOT) for the sake of a rare operation.
     """
-    table = tables.state_table_of(state)
+    table = state_tables.state_table_of(state)
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return
     if state.records:
-        records = tables.changes_table_of(state)
+        records = state_tables.changes_table_of(state)
         connection.execute(sa.delete(records).where(records.c.txid == txid))
     if state.window:
         windows.take_back(connection, state, txid)
@@ -237,7 +239,7 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 
 def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, partial: TextRow) -> TextRow:
     """Return the values that the merge of a partial into a row, or into no row, would keep; all are Postgres' text."""
-    columns = tables.state_table_of(state).c
+    columns = state_tables.state_table_of(state).c
 
     def row(values: TextRow, name: str) -> sa.Subquery:
         given = (sa.cast(sa.literal(values[v.name], sa.Text), columns[v.name].type).label(v.name) for v in state.values)
@@ -253,7 +255,7 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
 def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, attempt: int) -> StagedBatch:
     """Return the sealed rows of one attempt, after their recount: the state's columns and, if its rows carry it, the txid."""
     sealed = staging.recount(connection, spec.name, state, txid, attempt)
-    stage = tables.staging_table_of(state, txid, attempt)
+    stage = state_tables.staging_table_of(state, txid, attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
     stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
@@ -267,7 +269,7 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = 
     For one batch, a kept row with a txid that has not committed is left as it is, which the row count shows; for several, it is
     an error of the statement, and so is a sum beyond half of the limit of its type.
     """
-    target = tables.state_table_of(state)
+    target = state_tables.state_table_of(state)
     keys = [key.name for key in state.keys]
     # For index locality, and the same lock order in every commit.
     rows = rows.order_by(*(rows.selected_columns[key] for key in keys))

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import cursors, hash_partitions, overview, schema, tables
+from state_store import cursors, hash_partitions, overview, schema, state_tables
 from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
 from state_store.state_reads import ALIAS, Reading
@@ -33,7 +33,7 @@ class QueriedState:
 
     def reading(self, txid: int, columns: Sequence[str]) -> Reading:
         """Return how a batch's attempt reads these columns of the state."""
-        row = tables.state_table_of(self.spec).alias(ALIAS)
+        row = state_tables.state_table_of(self.spec).alias(ALIAS)
         own: dict[str, sa.ColumnElement[Any]] = {column.name: row.c[column.name] for column in self.spec.shown}
         condition: sa.ColumnElement[bool] = sa.true()
         newest = None
@@ -70,7 +70,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     found = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
-        hash_partitions.check_whole(connection, tables.STATE, state)
+        hash_partitions.check_whole(connection, state_tables.STATE, state)
         if not schema.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "
@@ -107,7 +107,9 @@ def _before(state: StateSpec, row: sa.FromClause, txid: int) -> Mapping[str, sa.
     """Return the columns of an opaque state's row as they were before a txid."""
     is_of_txid = row.c.txid == txid
     before: dict[str, sa.ColumnElement[Any]] = {value.name: row.c[previous_name(value.name)] for value in state.values}
-    before |= {each.name: sa.cast(tables.derived_from(each, before), tables.sql_type(each.type)) for each in state.derived}
+    before |= {
+        each.name: sa.cast(state_tables.derived_from(each, before), state_tables.sql_type(each.type)) for each in state.derived
+    }
     before["txid"] = row.c[PREVIOUS_TXID]
     return {name: sa.case((is_of_txid, value), else_=row.c[name]) for name, value in before.items()}
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, merges, tables
+from state_store import cursors, merges, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
@@ -59,7 +59,7 @@ def prune(
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
-    table: Any = tables.changes_table_of(state)
+    table: Any = state_tables.changes_table_of(state)
     merges.open_tables(connection, spec)
     removed = connection.execute(sa.delete(table).where(table.c.txid <= up_to_txid)).rowcount
     s = tables.state_table.c

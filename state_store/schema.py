@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import cursors, hash_partitions, histories, operations, tables
+from state_store import cursors, hash_partitions, histories, operations, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
@@ -200,20 +200,20 @@ def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> No
 def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
     """Let Spark's tasks read the states that a pipeline's transform reads; a table that does not exist yet is left out."""
     for query in spec.queries:
-        if is_readable(connection, query.state, tables.STAGER) is False:
-            connection.execute(sa.DDL(tables.FOLLOWED.format(table=f"{tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+        if is_readable(connection, query.state, state_tables.STAGER) is False:
+            connection.execute(sa.DDL(state_tables.FOLLOWED.format(table=f"{state_tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
     """Let commits remove the windows of states that do not keep all of them, also if that was declared later."""
     for state in spec.states:
         if state.window and state.window.keep is not None:
-            connection.execute(sa.DDL(tables.SHRINKS.format(table=f"{tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
+            connection.execute(sa.DDL(state_tables.SHRINKS.format(table=f"{state_tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
 
 
 def is_readable(connection: Connection, state: str, role: str) -> bool | None:
     """Return whether a role may read a state's table; None if there is no such table."""
-    table = sa.cast(sa.func.to_regclass(f"{tables.STATE}.{state}"), OID)
+    table = sa.cast(sa.func.to_regclass(f"{state_tables.STATE}.{state}"), OID)
     return connection.scalar(sa.select(sa.func.has_table_privilege(role, table, "SELECT")))
 
 
@@ -222,14 +222,14 @@ def readable_table(connection: Connection, state: StateSpec) -> Table:
 
     Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
     """
-    hash_partitions.check_whole(connection, tables.STATE, state)
-    return tables.readable_of(state)
+    hash_partitions.check_whole(connection, state_tables.STATE, state)
+    return state_tables.readable_of(state)
 
 
 def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
     for state in spec.readable:
         if state.history:
-            histories.put_view(connection, state, tables.state_table_of(state), is_changed=is_changed)
+            histories.put_view(connection, state, state_tables.state_table_of(state), is_changed=is_changed)
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:

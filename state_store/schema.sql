@@ -288,7 +288,7 @@ GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the
--- tables by which other pipelines follow states (tables.FOLLOWED): appended rows, changes, final windows; and the states that
+-- tables by which other pipelines follow states (state_tables.FOLLOWED): appended rows, changes, final windows; and the states that
 -- transforms read (schema.grant_queried).
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import combiners, tables
+from state_store import combiners, state_tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -64,7 +64,7 @@ def join(
 
     Raises: GuardMismatch.
     """
-    target = tables.state_table_of(state)
+    target = state_tables.state_table_of(state)
     names = [*(column.name for column in state.columns), "txid"]
     pieces = batch.partials.cte("pieces")
     touched = _touched(state, pieces, "touched")
@@ -117,7 +117,7 @@ def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
     Sessions of a key do not overlap, so of those that begin before a piece only the last can reach into it. The key's index is
     used for that one, and for those that begin within.
     """
-    kept, earlier = tables.state_table_of(state).alias("kept"), tables.state_table_of(state).alias("earlier")
+    kept, earlier = state_tables.state_table_of(state).alias("kept"), state_tables.state_table_of(state).alias("earlier")
     start, end = pieces.c[WINDOW_START], pieces.c[WINDOW_END]
     last = (
         sa.select(earlier.c[WINDOW_START], earlier.c[WINDOW_END])

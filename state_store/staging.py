@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
-from state_store import tables
+from state_store import state_tables, tables
 from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
@@ -52,7 +52,7 @@ class StagedPartition:
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
     """Create an attempt's staging tables, which Spark's executors may fill."""
     for staged in spec.staged:
-        table = tables.staging_table_of(staged, txid, attempt)
+        table = state_tables.staging_table_of(staged, txid, attempt)
         connection.execute(CreateTable(table))
         connection.execute(STAGER_GRANT.against(table))
 
@@ -68,7 +68,7 @@ def digest_of(stage: Table) -> sa.ColumnElement[int]:
 
 def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
     """Return the SQL for the number and digest of the rows that a task, %(task_attempt)s, has staged."""
-    stage = tables.staging_table_of(staged, txid, attempt)
+    stage = state_tables.staging_table_of(staged, txid, attempt)
     of_task = stage.c.task_attempt == sa.bindparam("task_attempt", type_=sa.BigInteger)
     statement = sa.select(sa.func.count(), digest_of(stage)).select_from(stage).where(of_task)
     return str(statement.compile(dialect=psycopg2.dialect()))  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
             )
         )
     ]
-    staging = tables.staging_table_of(staged, txid, attempt)
+    staging = state_tables.staging_table_of(staged, txid, attempt)
     if connection.scalar(sa.select(sa.func.to_regclass(f'{STAGING}."{staging.name}"'))) is None:
         raise _lost(staged, txid, attempt, "its table is gone")
     found: dict[int, tuple[int, int]] = {}
@@ -167,7 +167,7 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
                 # The bad records too: an earlier declaration may have set some aside.
                 everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
                 for staged in everything:
-                    connection.execute(DropTable(tables.staging_table_of(staged, txid, number), if_exists=True))
+                    connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
                 connection.execute(
                     sa.update(tables.attempt)
                     .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)

@@ -32,7 +32,7 @@ from state_store import (
     search,
     source_files,
     staging,
-    tables,
+    state_tables,
     turns,
     waits,
     windows,
@@ -313,7 +313,7 @@ class StateStore:
 
         Raises: StoreUnavailable, also for an error that `content` raises while it is read.
         """
-        table = tables.staging_table_of(staged, attempt.txid, attempt.number)
+        table = state_tables.staging_table_of(staged, attempt.txid, attempt.number)
         columns = [*(column.name for column in staged.columns), "task_attempt"]
         digest = staging.digest_statement(staged, attempt.txid, attempt.number)
         with self._transaction(f"staging {staged.name}") as connection, closing(connection.connection.cursor()) as cursor:

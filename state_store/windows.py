@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, sessions, tables
+from state_store import combiners, sessions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -69,7 +69,7 @@ class EventTime:
         w = tables.watermark.c
         read = sa.select(w.txid, _microseconds(w.watermark), _microseconds(w.removed_until)).where(w.state == state.name)
         row = connection.execute(read).one_or_none()
-        if row is None and connection.scalar(sa.select(sa.exists().select_from(tables.state_table_of(state)))):
+        if row is None and connection.scalar(sa.select(sa.exists().select_from(state_tables.state_table_of(state)))):
             raise GuardMismatch(
                 f"{spec.name}: state.{state.name} has rows, but the ledger has no watermark of it. Nothing was committed; "
                 "restore tidegate.watermark.",
@@ -193,7 +193,7 @@ class EventTime:
 
     def _emit(self, after: int | None, until: int) -> None:
         """Record the windows that become final by this commit, with their last values."""
-        target, final = tables.state_table_of(self._state), tables.changes_table_of(self._state)
+        target, final = state_tables.state_table_of(self._state), state_tables.changes_table_of(self._state)
         names = [column.name for column in self._state.columns]
         ended = target.c[WINDOW_END]
         windows = sa.select(sa.literal(self._txid, sa.BigInteger), *(target.c[name] for name in names)).where(
@@ -210,7 +210,7 @@ class EventTime:
         this batch removes the first. Which ones are left depends on the windows alone, not on the run.
         """
         self._removed_until = until
-        target = tables.state_table_of(self._state)
+        target = state_tables.state_table_of(self._state)
         ended, bound = target.c[WINDOW_END], _at(until, self._window)
         most = max(REMOVED_AT_ONCE, 2 * self._partials)
         oldest = sa.select(ended).where(ended <= bound).order_by(ended).offset(most - 1).limit(1)

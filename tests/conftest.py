@@ -19,7 +19,7 @@ from psycopg2 import sql
 
 import migrations
 from jobs import Pipeline
-from state_store import Settings, StateStore, schema, tables
+from state_store import Settings, StateStore, schema, state_tables
 from state_store.settings import STACK_FOLDER
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
@@ -191,7 +191,7 @@ def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
     """Create the state tables of pipelines, as their migrations would, and register them."""
     specs = tuple(pipeline.spec for pipeline in pipelines)
     with migrations.connected(settings) as connection:
-        tables.state_tables(specs).create_all(connection)
+        state_tables.metadata_of(specs).create_all(connection)
         for spec in specs:
             schema.register(connection, spec)
 

@@ -13,7 +13,7 @@ from state_store.attempts import Attempt
 from state_store.declaration import Staged, StateSpec
 from state_store.settings import Settings
 from state_store.staging import NO_TASK, StagedPartition, digest_statement
-from state_store.tables import staging_table_of
+from state_store.state_tables import staging_table_of
 
 # At most this number of partials of a state is fetched and staged in process: a bound in rows, and so in memory.
 FEW_ROWS = 10_000

@@ -21,7 +21,7 @@ import pytest
 from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from jobs.aggregates import Aggregate
 from jobs.sources import Coordinator, Emitter, Source
-from state_store import Settings, StateStore, tables
+from state_store import Settings, StateStore, state_tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import NewInput, NotStarted, ReplanNeeded
@@ -231,7 +231,7 @@ class Flow:
         spec = self.spec.state(staged) if isinstance(staged, str) else staged
         assert spec is not None
         task_attempt = next(_task_attempts)
-        table = tables.staging_table_of(spec, attempt.txid, attempt.number)
+        table = state_tables.staging_table_of(spec, attempt.txid, attempt.number)
         content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
         conninfo = self.settings.conninfo(user=self.settings.pg_stager)
         digest = digest_statement(spec, attempt.txid, attempt.number)

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
-from state_store import Settings, tables
+from state_store import Settings, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.beginning import NotStarted
 from state_store.declaration import QuarantineSpec
@@ -68,7 +68,7 @@ def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: 
 def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, settings: Settings, loss: str) -> None:
     """Their recount is as strict as that of the partials: none is lost or altered on the way (I7)."""
     attempt = mixed.process(1)
-    stage = tables.staging_table_of(QuarantineSpec("flow"), 1, attempt.number)
+    stage = state_tables.staging_table_of(QuarantineSpec("flow"), 1, attempt.number)
     b = stage.c.payload == "b:-2"
     damage = {"its table": DropTable(stage), "a row": sa.delete(stage).where(b), "a byte": sa.update(stage).where(b)}[loss]
     with mixed.store.engine.begin() as connection:

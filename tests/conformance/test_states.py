@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from jobs import Count, Pipeline, State
-from state_store import Settings, tables
+from state_store import Settings, state_tables, tables
 from state_store.beginning import NotStarted
 from state_store.declaration import StateKind
 from state_store.errors import (
@@ -54,7 +54,7 @@ class Counts(Flow):
 
     def put(self, word: str, **row: int | None) -> None:
         """Write a row by hand, as the start of an example."""
-        table = tables.state_table_of(self.spec.states[0])
+        table = state_tables.state_table_of(self.spec.states[0])
         with self.owner.engine.begin() as connection:
             connection.execute(sa.select(sa.func.set_config("tidegate.writer", self.spec.name, True)))
             connection.execute(sa.insert(table).values(word=word, **row))
@@ -361,7 +361,7 @@ def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: State
         connection.execute(sa.select(sa.func.set_config("tidegate.writer", "flow", True)))
         if kind != "non-transactional":
             for state in f.spec.states:
-                connection.execute(sa.update(tables.state_table_of(state)).values(txid=txid))
+                connection.execute(sa.update(state_tables.state_table_of(state)).values(txid=txid))
 
     assert f.plan(1, 1, run_id="far") == [txid + 1, txid + 2]
     for number in (1, 2):

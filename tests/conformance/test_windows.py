@@ -21,7 +21,7 @@ from state_store.declaration import StateSpec
 from state_store.errors import AccessRefused, GuardMismatch, RangeRefused
 from state_store.mending import Mend
 from state_store.staging import StagedPartition
-from state_store.tables import state_table_of
+from state_store.state_tables import state_table_of
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial

@@ -14,7 +14,7 @@ from psycopg2 import sql
 
 import migrations
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, tables
+from state_store import Settings, StateStore, state_tables, tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
 from state_store.beginning import Mode
@@ -68,7 +68,7 @@ class Tally:
         spec = self.spec.state(state)
         assert spec is not None
         task_attempt = next(_task_attempts)
-        table = tables.staging_table_of(spec, attempt.txid, attempt.number)
+        table = state_tables.staging_table_of(spec, attempt.txid, attempt.number)
         content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
         conninfo = self.store.settings.conninfo(user=self.store.settings.pg_stager)
         digest = digest_statement(spec, attempt.txid, attempt.number)
@@ -105,7 +105,7 @@ def contents(settings: Settings) -> dict[str, list[str]]:
         rows = sa.select(sa.column("t").cast(sa.Text))
         return {
             f"{schema}.{name}": sorted(connection.scalars(rows.select_from(sa.table(name, schema=schema).alias("t"))))
-            for schema in (tables.LEDGER, tables.STATE)
+            for schema in (tables.LEDGER, state_tables.STATE)
             for name in found.get_table_names(schema=schema)
         }
 

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from jobs import Query
-from state_store import Settings, StateStore, tables
+from state_store import Settings, StateStore, state_tables
 from state_store.answers import Answer, ask
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
 from state_store.reader import LedgerReader
@@ -199,7 +199,7 @@ def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings
 def test_the_reader_may_not_write_even_if_it_tried(settings: Settings, tally: Tally) -> None:
     """By its privileges alone, in a transaction that allows it."""
     del tally
-    table = tables.state_table_of(TALLY.spec.states[0])
+    table = state_tables.state_table_of(TALLY.spec.states[0])
     with (
         StateStore.connect(settings, user=settings.pg_reader) as store,
         store.engine.connect() as connection,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 import migrations
 from jobs import Files, History, Pipeline
-from state_store import Settings, schema, tables
+from state_store import Settings, schema, state_tables
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged
 from tests.conftest import Server
@@ -41,7 +41,7 @@ def register(settings: Settings, spec: PipelineSpec, *statements: str) -> str:
     with migrations.connected(settings) as connection:
         for statement in statements:
             connection.execute(sa.text(statement))
-        tables.state_tables((spec,)).create_all(connection)
+        state_tables.metadata_of((spec,)).create_all(connection)
         schema.register(connection, spec)
     (view,) = (view for view in shape(settings)["views"] if "plane_versions" in view)
     return view
@@ -62,7 +62,7 @@ def test_the_view_follows_the_declaration(empty: Settings) -> None:
     (relation,) = (line for line in shape(empty)["relations"] if line.startswith("state.plane v"))
     assert "tidegate_reader=r/" in relation
     with migrations.connected(empty) as connection:
-        tables.state_tables((more,)).drop_all(connection)
+        state_tables.metadata_of((more,)).drop_all(connection)
     assert shape(empty)["relations"] == before
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import migrations
 from jobs import Count, Files, Max, Pipeline, State
-from state_store import Settings, StateStore, lookup, schema, tables
+from state_store import Settings, StateStore, lookup, schema, state_tables
 from state_store.attempts import Tracked
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
 from tests.conftest import Server
@@ -55,7 +55,7 @@ def filled(server: Server, template: str) -> Iterator[Settings]:
     name = server.create_database(template)
     settings = replace(server.settings, pg_database=name)
     with migrations.connected(settings) as connection:
-        tables.state_tables((KEYED.spec,)).create_all(connection)
+        state_tables.metadata_of((KEYED.spec,)).create_all(connection)
         schema.register(connection, KEYED.spec)
     with StateStore.connect(settings) as store:
         tally = Tally(store, KEYED.spec)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 import migrations
 from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, schema, tables
+from state_store import Settings, StateStore, schema, state_tables, tables
 from state_store.declaration import ColumnType, KeyColumn, ValueColumn
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
@@ -138,8 +138,8 @@ def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings,
     try:
         migrations.upgrade(declared, [])
         with migrations.connected(declared) as connection:
-            tables.state_tables(tuple(SPECS)).drop_all(connection)
-            tables.state_tables(tuple(SPECS)).create_all(connection)
+            state_tables.metadata_of(tuple(SPECS)).drop_all(connection)
+            state_tables.metadata_of(tuple(SPECS)).create_all(connection)
         assert shape(declared) == shape(empty)
     finally:
         server.drop_database(name)

@@ -13,7 +13,7 @@ from sqlalchemy.schema import CreateSchema
 
 import migrations
 from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, schema, tables
+from state_store import Settings, StateStore, schema, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
@@ -37,12 +37,12 @@ def test_the_migrations_lead_to_the_documented_schema(settings: Settings, server
     try:
         migrations.upgrade(migrated, specs)
         with migrations.connected(written) as connection:
-            for name in (tables.LEDGER, tables.STATE, tables.STAGING):
+            for name in (tables.LEDGER, state_tables.STATE, state_tables.STAGING):
                 connection.execute(CreateSchema(name))
             tables.ledger.create_all(connection)
             with closing(connection.connection.cursor()) as cursor:
                 cursor.execute(Path(schema.__file__).with_suffix(".sql").read_text())
-            tables.state_tables(tuple(specs)).create_all(connection)
+            state_tables.metadata_of(tuple(specs)).create_all(connection)
 
         assert _without_alembic(shape(written)) == _without_alembic(shape(migrated))
     finally:
@@ -213,7 +213,7 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
     """A declaration that changed without being registered halts its own pipeline only (I19)."""
     other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
     with migrations.connected(settings) as connection:
-        tables.state_tables((other,)).create_all(connection)
+        state_tables.metadata_of((other,)).create_all(connection)
     register_spec(other)
     with pytest.raises(DeclarationChanged):
         tally.store.start_attempt(replace(SPEC, version=9), tally.plan()[0], "new code")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from jobs import Count, Files, Newest, Pipeline, Rows, State
 from state_store import StateStore, lookup
 from state_store.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
-from state_store.tables import state_table_of
+from state_store.state_tables import state_table_of
 from tests import steps
 from tests.jobs.conftest import Tables
 

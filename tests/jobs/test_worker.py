@@ -9,7 +9,7 @@ from sqlalchemy.schema import DropTable
 
 from jobs import Pipeline
 from jobs.engine.processing import Processed
-from state_store import Settings, StateStore, tables
+from state_store import Settings, StateStore, state_tables, tables
 from state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -312,7 +312,7 @@ def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, 
 
 def staging(txid: int, attempt: int) -> sa.Table:
     """Return the staging table of one attempt at a batch of sales."""
-    return tables.staging_table_of(SALES.spec.states[0], txid, attempt)
+    return state_tables.staging_table_of(SALES.spec.states[0], txid, attempt)
 
 
 def meddle(settings: Settings, statement: sa.Executable) -> None:

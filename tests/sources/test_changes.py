@@ -12,7 +12,7 @@ from jobs import Avg, Changes, Count, Files, Inputs, Pipeline, Reference, Rows, 
 from jobs.sources.changes import removable
 from state_store import Settings, StateStore
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
-from state_store.tables import changes_table_of
+from state_store.state_tables import changes_table_of
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox

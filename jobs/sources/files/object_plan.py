@@ -92,33 +92,39 @@ class ObjectsCoordinator(Coordinator):
         after = _last_name(previous) if self._source.names_grow else None
         before = {file["name"] for file in previous["files"]} if previous else set()
         for page in named_objects(self._place, self._source.glob, after):
-            if self._history is None:
-                new = [name for name in page if name not in before]
-            else:
-                taken = self._history.taken_files(list(page), txid)
-                new = [name for name, earlier in taken if self._is_new(name, page[name], earlier)]
-                self._history.note_times(self._touched)
-                self._touched.clear()
-            for name in new:
-                if folder := self._markers.awaited(name):
-                    self._report_unmarked(folder)
-                    if self._source.names_grow:
-                        return  # as below
-                    continue
-                found = completed(self._source, self._place / name, page[name])
-                if found is None:
-                    continue
-                if why := unfinished(found, self._min_age_seconds):
-                    logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
-                    if self._source.names_grow:
-                        return  # if a later name were taken, this one would never be read
-                elif identity := identified(self._source, self._place, name, found):
-                    yield identity
+            for name in self._not_taken(page, txid, before):
+                found, is_held_back = self._looked_at(name, page[name])
+                if is_held_back and self._source.names_grow:
+                    return  # if a later name were taken, this one would never be read
+                if found and not is_held_back and (entry := identified(self._source, self._place, name, found)):
+                    yield entry
 
-    def _report_unmarked(self, folder: str) -> None:
-        if folder not in self._unmarked:
+    def _looked_at(self, name: str, listed: FoundObject) -> tuple[FoundObject | None, bool]:
+        """Return an object with its ETag, None if it is gone; and whether it is left to a later plan."""
+        if self._waits_for_marker(name):
+            return listed, True
+        found = completed(self._source, self._place / name, listed)
+        if found and (why := unfinished(found, self._min_age_seconds)):
+            logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
+            return found, True
+        return found, False
+
+    def _not_taken(self, page: dict[str, FoundObject], txid: int, before: set[str]) -> list[str]:
+        """Return the names in a page that no batch before the txid has taken; without a history, none but those `before`."""
+        if self._history is None:
+            return [name for name in page if name not in before]
+        taken = self._history.taken_files(list(page), txid)
+        new = [name for name, earlier in taken if self._is_new(name, page[name], earlier)]
+        self._history.note_times(self._touched)
+        self._touched.clear()
+        return new
+
+    def _waits_for_marker(self, name: str) -> bool:
+        folder = self._markers.awaited(name)
+        if folder is not None and folder not in self._unmarked:
             logger.info("%s/%s has no %s yet: its objects are not planned.", self._place, folder, self._source.marker)
             self._unmarked.add(folder)
+        return folder is not None
 
     def _is_new(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> bool:
         """Return whether no batch has taken an object.
