@@ -6,8 +6,9 @@ with all their rows: that is less work, and takes less memory at a time. Rows th
 that order; all others are grouped by hash.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ ATTEMPT = 0  # in the name of the table that takes the sums: attempts are number
 MEMORY_MIB = 256
 # Memory of all sorts together: enough for ten batches of a million keys. Larger ones are sorted in files, which takes longer.
 SORTING_MEMORY_MIB = 1024
+Columns = sa.ColumnCollection[str, Any]
+Part = Callable[[Columns], sa.ColumnElement[bool]]  # the condition for a process' share of the keys
 _WORKERS = "max_parallel_workers_per_gather"
 _ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
 
@@ -61,24 +64,35 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
         rows = _rows(staged)
         yield Combined(_sums(state, rows), _count_keys(connection, state, rows))
         return
-    only_key = staged_in_order_of(state) if len(state.keys) == 1 else None
-    rows = _rows(staged, in_order_of=only_key)
-    parts = _parts(connection, state, staged, rows)
-    sums = [_sums(state, rows).where(part) for part in parts]
+    is_in_order = _keeps_whole_rows(state) or (len(state.keys) == 1 and staged_in_order_of(state) is not None)
+    rows = _rows(staged, in_order_of=state if is_in_order else None)
+    parts = _parts(connection, state, staged)
+    sums = [_sums(state, rows, part) for part in parts]
     # Only within a FROM does Postgres give each of these queries its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, state_tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
-    with _planned_for(connection, staged, len(parts), in_order=only_key is not None):
+    with _planned_for(connection, staged, len(parts), in_order=is_in_order):
         keys: int = connection.execute(added).rowcount
     yield Combined(sa.select(added.table), keys)
     connection.execute(DropTable(added.table))
 
 
-def _rows(staged: Sequence[StagedBatch], *, in_order_of: str | None = None) -> sa.Subquery:
+def _rows(staged: Sequence[StagedBatch], *, in_order_of: StateSpec | None = None) -> sa.Subquery:
     partials = [batch.partials for batch in staged]
-    if in_order_of:
-        partials = [rows.order_by(rows.selected_columns[in_order_of]) for rows in partials]
+    if in_order_of is not None:
+        partials = [rows.order_by(*_order(in_order_of, rows.selected_columns)) for rows in partials]
     return sa.union_all(*partials).subquery("partials")
+
+
+def _order(state: StateSpec, columns: Columns) -> list[sa.ColumnElement[Any]]:
+    """Return the order by key and, where whole rows are kept, by what decides which: the first of a key is kept."""
+    keys: list[sa.ColumnElement[Any]] = [columns[key.name] for key in state.keys]
+    return [*keys, *combiners.in_order(state.values[0], columns)] if _keeps_whole_rows(state) else keys
+
+
+def _keeps_whole_rows(state: StateSpec) -> bool:
+    """Return whether all values of a key are those of the same row, the first or last in an order."""
+    return bool(state.keys and state.values[0].order) and len({(value.merge, value.order) for value in state.values}) == 1
 
 
 def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> int:
@@ -88,26 +102,46 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
     return connection.execute(sa.select(sa.func.count()).select_from(different)).scalar_one()
 
 
-def _sums(state: StateSpec, rows: sa.Subquery) -> sa.Select[Any]:
+def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None) -> sa.Select[Any]:
+    """Return the combined partials of each key, or of each key in a part."""
     keys = [rows.c[key.name] for key in state.keys]
-    if keys and len({(value.merge, value.order) for value in state.values}) == 1 and state.values[0].order:
-        return _whole_rows(state, rows, keys)
+    if _keeps_whole_rows(state):
+        return _whole_rows(state, rows, part)
     values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
-    stamp = [sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")] if state.has_txid else []
-    return sa.select(*keys, *values, *stamp).group_by(*keys)
+    stamp = [_last_txid(rows)] if state.has_txid else []
+    return sa.select(*keys, *values, *stamp).where(*_in(part, rows)).group_by(*keys)
 
 
-def _whole_rows(state: StateSpec, rows: sa.Subquery, keys: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
-    """Return the first or last row of each key, where all values are those of the same row, with the key's last txid."""
-    order = combiners.in_order(state.values[0], rows.c)
-    stamp = [sa.func.max(rows.c.txid).over(partition_by=keys).label("txid")] if state.has_txid else []
-    found = sa.select(*keys, *(rows.c[value.name] for value in state.values), *stamp)
-    return found.order_by(*keys, *order).ext(distinct_on(*keys))
+def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None) -> sa.Select[Any]:
+    """Return the row of each key that is kept, with the key's last txid.
+
+    Postgres runs no window function in parallel. So parts find the txids by a second pass and a join, unless a key may be NULL:
+    such keys would be joined row by row.
+    """
+    keys = [rows.c[key.name] for key in state.keys]
+    found = sa.select(*keys, *(rows.c[value.name] for value in state.values)).where(*_in(part, rows))
+    found = found.order_by(*_order(state, rows.c)).ext(distinct_on(*keys))
+    if not state.has_txid:
+        return found
+    if part is None or any(key.nullable for key in state.keys):
+        return found.add_columns(sa.func.max(rows.c.txid).over(partition_by=keys).label("txid"))
+    again = rows.alias("again")
+    keys = [again.c[key.name] for key in state.keys]
+    first = found.subquery("first")
+    last = sa.select(*keys, _last_txid(again)).where(part(again.c)).group_by(*keys).subquery("last")
+    same = sa.and_(*(first.c[key.name] == last.c[key.name] for key in state.keys))
+    return sa.select(*first.c, last.c.txid).join_from(first, last, same)
 
 
-def _parts(
-    connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], rows: sa.Subquery
-) -> list[sa.ColumnElement[bool]]:
+def _last_txid(rows: sa.FromClause) -> sa.ColumnElement[Any]:
+    return sa.func.tidegate.latest(rows.c.txid, type_=sa.BigInteger).label("txid")
+
+
+def _in(part: Part | None, rows: sa.Subquery) -> list[sa.ColumnElement[bool]]:
+    return [] if part is None else [part(rows.c)]
+
+
+def _parts(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch]) -> list[Part]:
     """Return a condition per process, so that every row meets exactly one; none if only one process can be used.
 
     The key column with the most different values in a sample is divided at the sample's quantiles; the sums do not depend on
@@ -130,10 +164,15 @@ def _parts(
     name, (_, bounds) = max(divisions.items(), key=lambda division: division[1][0])
     if not bounds:
         return []
+    return [partial(_is_between, name, *ends) for ends in pairwise([None, *bounds, None])]
+
+
+def _is_between(name: str, least: str | None, end: str | None, columns: Columns) -> sa.ColumnElement[bool]:
+    """Return whether a key column is at least the one bound and below the other; NULL counts as above all."""
+    column = columns[name]
     # "Is true" and "is not true", because a NULL key is neither below nor above.
-    column = rows.c[name]
-    below = [sa.false(), *((column < _constant(column, bound)).is_(sa.true()) for bound in bounds), sa.true()]
-    return [sa.and_(sa.not_(before), this) for before, this in pairwise(below)]
+    below = [sa.true() if bound is None else (column < _constant(column, bound)).is_(sa.true()) for bound in (least, end)]
+    return below[1] if least is None else sa.and_(sa.not_(below[0]), below[1])
 
 
 def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
@@ -148,7 +187,8 @@ def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processe
 
     By itself it would not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
     """
-    settings: dict[str, str] = {}
+    # It also takes groups of unknown number for 200, and would join them row by row.
+    settings = {"enable_nestloop": "off"}
     if processes:
         _set(connection, {"default_statistics_target": "1"})  # a sample of a few hundred rows, which is quick
         for batch in staged:

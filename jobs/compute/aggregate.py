@@ -113,16 +113,15 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
 
 
 def _of_row_in_order(part: Part, inputs: Mapping[str, Column]) -> Column:
-    """Return a column of the first or last row. Spark computes that row once for all columns that are ordered alike."""
-    is_first = part.function == "first"
-    # Spark takes NULL for the smallest value: a boolean before each column puts rows with a value first, or last.
-    parts = [
-        field
-        for number, column in enumerate(inputs[name] for name in part.order)
-        for field in (
-            (column.isNull() if is_first else column.isNotNull()).alias(f"known_{number}"),
-            column.alias(f"v_{number}"),
-        )
-    ]
-    row = F.min(F.struct(*parts)) if is_first else F.max(F.struct(*parts))
+    """Return a column of the first or last row, in which NULL never wins over a value.
+
+    Spark computes that row once for all columns that are ordered alike.
+    """
+    columns = {f"v_{number}": inputs[name] for number, name in enumerate(part.order)}
+    if part.function == "last":
+        row = F.max(F.struct(*(column.alias(name) for name, column in columns.items())))
+    else:
+        # Spark takes NULL for the smallest value: a boolean before each column puts rows with a value first.
+        fields = ((column.isNull().alias(f"no_{name}"), column.alias(name)) for name, column in columns.items())
+        row = F.min(F.struct(*(field for both in fields for field in both)))
     return row.getField(f"v_{part.order.index(part.name)}")

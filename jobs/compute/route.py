@@ -19,7 +19,7 @@ from state_store.declaration import StateSpec
 # One task reads a batch of up to UNSPLIT_BYTES in no more time than several tasks and a shuffle take. Without a transform,
 # which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep
 # the other cores busy. Opening a file costs about as much as reading OPENING_BYTES.
-UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024, 64 * 1024
+UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 32 * 1024 * 1024, 64 * 1024
 
 
 @dataclass(frozen=True)

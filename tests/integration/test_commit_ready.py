@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from jobs import Check, Count, Files, Max, Min, Pipeline, Rows, State, Sum
+from jobs import Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum
 from state_store import Settings, StateStore, combine
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
@@ -180,6 +180,61 @@ def test_uuids_times_without_zone_and_bytes_are_merged_together(
                 ]
                 for key, values in groups.items()
             }
+
+
+VERSIONS = Pipeline(
+    name="versions",
+    source=Files("versions", glob="*.csv", format="csv", schema={"number": "int", "shop": "string", "at": "bigint"}),
+    states={
+        name: Newest(key, {"label": "text"}, {"at": "bigint"}, null_keys=name == "per_maybe")
+        for name, key in {
+            "per_number": {"number": "bigint"},
+            "per_shop": {"shop": "text"},
+            "per_both": {"number": "bigint", "shop": "text"},
+            "per_maybe": {"shop": "text"},
+        }.items()
+    },
+)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(
+    settings: Settings, register: Callable[..., None], as_role: Execute, processes: int
+) -> None:
+    """Also if an earlier batch has brought it, if versions are equal or NULL, and whatever process finds it."""
+    as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
+    register(VERSIONS)
+    draw = random.Random(processes)
+    kept: dict[str, dict[Row, tuple[Any, int]]] = {state: {} for state in VERSIONS.states}
+    with StateStore.connect(settings) as store:
+        versions = Tally(store, VERSIONS.spec)
+        versions.plan(6)
+        for txid in range(1, 7):
+            attempt = versions.start(txid)
+            staged = []
+            for state, newest in kept.items():
+                names = [key.name for key in versions.spec.state(state).keys]  # type: ignore[union-attr]
+                numbers = draw.sample(range(60), 30)
+                keys = [tuple(number if name == "number" else f"shop {number % 9}" for name in names) for number in numbers]
+                keys += [(None,)] if state == "per_maybe" else []
+                rows = [[*key, draw.choice([None, 1, 2, 3]), draw.choice([None, "a", "b"])] for key in dict.fromkeys(keys)]
+                staged.append(versions.stage(attempt, state, rows))
+                for *key, at, label in rows:
+                    before = newest.get(tuple(key), ((None, None), 0))[0]
+                    newest[tuple(key)] = (max(before, (at, label), key=_rank), txid)
+            store.seal(attempt, staged, Tracked(0))
+        assert len(store.commit_ready(VERSIONS.spec, "test", max_batches=2)) == 2
+        assert len(store.commit_ready(VERSIONS.spec, "test")) == 4
+        for state, newest in kept.items():
+            width = len(versions.spec.state(state).keys)  # type: ignore[union-attr]
+            found = {row[:width]: (row[width:-1], row[-1]) for row in versions.state(state)}
+            assert found == newest, state
+
+
+def _rank(row: Row) -> list[tuple[bool, Any]]:
+    """Return what a version is compared by: NULL comes before every value."""
+    return [(False, 0) if value is None else (True, value) for value in row]
 
 
 def _as_text(value: Any) -> str | None:
