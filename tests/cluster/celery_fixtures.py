@@ -116,10 +116,12 @@ class Machine:
 
     def kill(self) -> None:
         """Kill all of them at once, as a machine that loses power does."""
-        for process in self.processes():
+        processes = self.processes()
+        for process in processes:
             process.kill()
         assert self.process is not None
         self.process.wait(30)
+        assert components.wait_until(lambda: not any(map(components.is_alive, processes)), 30)
 
     def end(self) -> None:
         """End them."""

@@ -384,6 +384,7 @@ class Gate:
     def __init__(self, address: str, port: int) -> None:
         self.address, self._port = address, port
         self._open: list[socket.socket] = []
+        self._in_use: set[socket.socket] = set()
         self._server: socket.socket | None = None
 
     def open(self) -> None:
@@ -392,6 +393,11 @@ class Gate:
             return
         self._server = socket.create_server((self.address, self._port))
         threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there is a connection through it."""
+        return bool(self._in_use)
 
     def close(self) -> None:
         """Break all connections, and refuse new ones."""
@@ -410,14 +416,15 @@ class Gate:
                 inner, _ = server.accept()
                 outer = socket.create_connection(("127.0.0.1", self._port))
                 self._open += [inner, outer]
+                self._in_use.add(inner)
                 for source, target in ((inner, outer), (outer, inner)):
                     threading.Thread(target=self._pass_on, args=[source, target], daemon=True).start()
 
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while content := source.recv(65536):
                 target.sendall(content)
+        self._in_use -= {source, target}
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
