@@ -7,6 +7,7 @@ source's own folder needs the marker there.
 from collections.abc import Iterable, Iterator
 
 from jobs.sources.files.objects import ObjectPath, Place, look
+from state_store.errors import SourceUnreadable
 
 
 class Markers:
@@ -41,7 +42,10 @@ class Markers:
     def _exists(self, name: str) -> bool:
         path = self._place / name
         if not isinstance(path, ObjectPath):
-            return path.is_file()
+            try:
+                return path.is_file()
+            except OSError as error:
+                raise SourceUnreadable(f"{path} cannot be looked up: {error.strerror}. Make its folder readable.") from error
         try:
             look(path)
         except FileNotFoundError:
