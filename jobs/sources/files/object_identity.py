@@ -31,7 +31,7 @@ def completed(source: "Files", path: ObjectPath, found: FoundObject) -> FoundObj
     """
     if found.size and found.identity is not None and not source.versions and not source.marker:
         return found
-    try:  # a listing may also show the mark of a folder, which is empty, under the folder's name
+    try:  # a listing may also show an empty object that stands for a folder, under the folder's name
         return replace(look(path), key=found.key)
     except FileNotFoundError:
         return None

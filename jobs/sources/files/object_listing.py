@@ -12,7 +12,7 @@ from jobs.sources.files.markers import unmarked_in
 from jobs.sources.files.objects import ObjectPath, listed
 from jobs.sources.files.stores import FoundObject
 
-FOLDER = "is the mark of a folder"
+FOLDER = "stands for a folder"
 LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 

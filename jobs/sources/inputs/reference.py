@@ -109,7 +109,7 @@ class Reference:
         files = []
         for name, found in listed.items():
             if (whole := completed(self.files, place / name, found)) is None:
-                continue  # the mark of a folder; or gone, as the second listing shows
+                continue  # it stands for a folder; or it is gone, as the second listing shows
             if unfinished(whole, min_age):
                 return None
             files.append(identified(self.files, place, name, whole))
