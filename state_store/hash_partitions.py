@@ -55,13 +55,20 @@ def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
     """
     table = f"{schema}.{state.table_name}"
     moduli = _moduli(connection, table)
-    if moduli is not None and set(moduli) != {len(moduli)}:
-        divided = f"{len(moduli)} of {max(moduli)}" if moduli else "none"
-        raise SchemaOutOfDate(
-            f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
-            "detached is missing with all its keys: attach it again with its former modulus and remainder "
-            f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
-        )
+    if moduli is not None and (refusal := why_not_whole(table, moduli)):
+        raise refusal
+
+
+def why_not_whole(table: str, moduli: Sequence[int]) -> SchemaOutOfDate | None:
+    """Return the error for a table with these moduli, one per partition; None if it has all partitions."""
+    if set(moduli) == {len(moduli)}:
+        return None
+    divided = f"{len(moduli)} of {max(moduli)}" if moduli else "none"
+    return SchemaOutOfDate(
+        f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
+        "detached is missing with all its keys: attach it again with its former modulus and remainder "
+        f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
+    )
 
 
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:

@@ -16,6 +16,14 @@ from state_store.settings import Settings
 
 STATE = "state"
 KEYS_PER_STATEMENT = 1000
+# A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
+_MODULI = r"""
+    SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
+    FROM pg_catalog.pg_class AS divided
+    LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid
+    LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
+    WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
+"""
 
 
 def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
@@ -25,7 +33,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     has the empty key.
 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
-    SchemaOutOfDate.
+    SchemaOutOfDate, also if a hash partition of the table is missing: its keys would have no rows.
     """
     check_widths(state, keys)
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
@@ -35,11 +43,30 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             for position, row in rows(connection, state, keys):
                 found[position] = row
+            if state.hash_partitions > 1 and None in found:
+                _check_whole(connection, state)
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
     return found
+
+
+def _check_whole(connection: Any, state: StateSpec) -> None:
+    """Refuse a table that lacks a hash partition.
+
+    Raises: SchemaOutOfDate.
+    """
+    table = f"{STATE}.{state.table_name}"
+    with connection.cursor() as cursor:
+        cursor.execute(_MODULI, [table])
+        moduli = [modulus for (modulus,) in cursor]
+    if not moduli or set(moduli) == {len(moduli)}:
+        return
+    from state_store.hash_partitions import why_not_whole  # noqa: PLC0415 - SQLAlchemy takes longer than the command
+
+    if refusal := why_not_whole(table, [modulus for modulus in moduli if modulus]):
+        raise refusal
 
 
 def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:

@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from jobs import Count, Pipeline, State
-from state_store import Settings, state_tables, tables
+from state_store import Settings, lookup, state_tables, tables
 from state_store.beginning import NotStarted
-from state_store.declaration import StateKind
+from state_store.declaration import StateKind, StateSpec
 from state_store.errors import (
     CommitOutOfOrder,
     GuardMismatch,
@@ -161,6 +162,11 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
         for read in reading:
             with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
                 read()
+    spec, keys = pipeline.spec.states[0], [(word,) for word in "abcdefgh"]
+    known = [key for key in keys if _is_there(settings, spec, key)]
+    assert 0 < len(known) < len(keys), "keys that are found are as they were"
+    with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
+        lookup.get(settings, spec, keys)
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
     before = contents(settings)
@@ -169,8 +175,20 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     assert contents(settings) == before
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
     assert flow.rows("counts") == kept
+    assert lookup.get(settings, spec, [("z",), ("a",)]) == [None, kept[0]]
+    assert lookup.get(settings, replace(spec, hash_partitions=1), [("z",)]) == [None]
     flow.commit(2)
     assert {row["word"]: row["count"] for row in flow.rows("counts")} == {**dict.fromkeys("abcdefgh", 2), "i": 1}
+    as_owner(sa.text('DROP TABLE state."counts$0", state."counts$1"'))
+    with pytest.raises(SchemaOutOfDate, match=r"of its hash partitions, it has none\."):
+        lookup.get(settings, spec, keys)
+
+
+def _is_there(settings: Settings, spec: StateSpec, key: tuple[str]) -> bool:
+    try:
+        return lookup.get(settings, spec, [key])[0] is not None
+    except SchemaOutOfDate:
+        return False
 
 
 # the rules, for every kind
