@@ -24,7 +24,7 @@ from tests.conftest import Server
 from tests.sources.beside_store import check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
-from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, parquet, stored
+from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, check_reference, parquet, stored
 
 __all__ = ["server", "spark", "template"]  # fixtures
 
@@ -175,6 +175,14 @@ def test_a_file_that_is_written_waits_until_it_is_closed(
     folder.append("2.csv", "a,1000\n")
     with pytest.raises(SourceChanged, match=r"2.csv was overwritten since it counted in txid 2"):
         steps.plan(settings, pipeline, run_id="three")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_batch_is_joined_with_the_files_that_were_there_when_it_was_planned(
+    settings: Settings, register: Callable[..., None], folder: HdfsFolder, format: str
+) -> None:
+    """Known by the checksums of HDFS."""
+    check_reference(settings, register, folder, format)
 
 
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], folder: HdfsFolder) -> None:

@@ -245,16 +245,24 @@ def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
     settings: Settings, register: Callable[..., None], bucket: Bucket, format: str, kind: pa.DataType | None
 ) -> None:
     """With other ones it is refused, or planned again if it is opaque; a plan is refused without any."""
+    check_reference(settings, register, bucket, format, kind)
+
+
+def check_reference(
+    settings: Settings, register: Callable[..., None], folder: Any, format: str, kind: pa.DataType | None = None
+) -> None:
+    """Check that a batch is joined with the version of a reference that was there, in a store; `folder` puts and deletes."""
 
     def put(factor: int) -> None:
         content = parquet(["a"], [factor], kind) if format == "parquet" else f"name,amount\na,{factor}\n"
-        bucket.put(f"factors/{factor // 10}.{format}", content)
+        folder.put(f"factors/{factor // 10}.{format}", content)
 
-    factors = Reference(Files(f"{bucket.url}/factors", f"*.{format}", format, {"name": "string", "amount": "int"}))
-    pipeline = joined_with(factors, Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA))
+    factors = Reference(Files(f"{folder.url}/factors", f"*.{format}", format, {"name": "string", "amount": "int"}))
+    pipeline = joined_with(factors, Files(f"{folder.url}/in", "*.csv", "csv", SCHEMA))
     register(pipeline)
-    bucket.put("in/1.csv", "name,amount\na,1\n")
-    with pytest.raises(SourceUnreadable, match=r"The reference has no files: nothing in s3a://.*/factors matches"):
+    folder.put("in/1.csv", "name,amount\na,1\n")
+    folder.put("factors/README", "Factors, by name.")
+    with pytest.raises(SourceUnreadable, match=r"The reference has no files: nothing in .*/factors matches"):
         steps.plan(settings, pipeline, run_id="early")
     put(5)
     assert steps.plan(settings, pipeline, run_id="run") == [1]
@@ -267,15 +275,15 @@ def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
 
     put(7)
     put(17)
-    bucket.put("in/2.csv", "name,amount\na,1\n")
+    folder.put("in/2.csv", "name,amount\na,1\n")
     run_pipeline(settings, pipeline, run_id="next")
     assert stored(settings, pipeline) == [("a", 3, 29)], "both objects of the new version"
 
-    opaque = joined_with(factors, Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA), kind="opaque")
+    opaque = joined_with(factors, Files(f"{folder.url}/in", "*.csv", "csv", SCHEMA), kind="opaque")
     register(opaque)
     assert steps.plan(settings, opaque, run_id="run") == [1, 2]
     put(9)
-    bucket.delete(f"factors/1.{format}")
+    folder.delete(f"factors/1.{format}")
     run_pipeline(settings, opaque, run_id="run")
     assert stored(settings, opaque) == [("a", 2, 18)]
 
