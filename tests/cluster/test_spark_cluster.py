@@ -28,6 +28,7 @@ from psycopg2 import sql
 
 import migrations
 from jobs import Pipeline
+from jobs.compute import route
 from jobs.compute.session import spark_session
 from jobs.engine.local_run import RunResult, run_pipeline
 from jobs.pipelines import flights
@@ -325,7 +326,12 @@ def test_an_executor_ends_in_mid_batch(
 
 @long
 def test_an_executor_is_cut_off_from_postgres(
-    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, caplog: pytest.LogCaptureFixture
+    cluster: SparkCluster,
+    gate: Gate,
+    author: Callable[..., Author],
+    days: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In mid-run, for some seconds: Spark repeats its tasks elsewhere, or the batch is tried again; each counts once."""
     written = author(pause=0.2, files_per_batch=1).module().PIPELINE
@@ -337,15 +343,19 @@ def test_an_executor_is_cut_off_from_postgres(
     def has_failed() -> bool:
         return "while staging per_route on " in caplog.text + events_of(cluster)[before:]
 
+    monkeypatch.setattr(route, "FEW_ROWS", 0)  # executors stage all batches, not only the first
     closed = 0
     with Run(settings, pipeline) as run:
-        while run.is_on and closed < 5 and not has_failed():  # a task may end just before the gate is closed
+        while run.is_on and closed < 5:
             if gate.is_in_use:
                 gate.close()
                 closed += 1
                 time.sleep(5)
                 gate.open()
-            time.sleep(0.01)
+                if has_failed():
+                    break  # else the task had ended just before
+            time.sleep(0.005)
+    assert closed, "no task of an executor behind the gate has staged"
     wait_until(has_failed, 60)
     assert len(run.result.commits) == DAYS
     assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
