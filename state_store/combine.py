@@ -66,22 +66,22 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
         return
     is_in_order = _keeps_whole_rows(state) or (len(state.keys) == 1 and staged_in_order_of(state) is not None)
     rows = _rows(staged, in_order_of=state if is_in_order else None)
-    parts = _parts(connection, state, staged)
-    sums = [_sums(state, rows, part) for part in parts]
+    parts, again = _parts(connection, state, staged), _rows(staged, name="again")
+    sums = [_sums(state, rows, part, again) for part in parts]
     # Only within a FROM does Postgres give each of these queries its own process.
     query = sa.select(sa.union_all(*sums).subquery("sums")) if parts else _sums(state, rows)
     added = sa.CreateTableAs(query, state_tables.staging_table_of(state, txid, ATTEMPT).name, schema=STAGING)
-    with _planned_for(connection, staged, len(parts), in_order=is_in_order):
+    with _planned_for(connection, state, staged, len(parts), in_order=is_in_order):
         keys: int = connection.execute(added).rowcount
     yield Combined(sa.select(added.table), keys)
     connection.execute(DropTable(added.table))
 
 
-def _rows(staged: Sequence[StagedBatch], *, in_order_of: StateSpec | None = None) -> sa.Subquery:
+def _rows(staged: Sequence[StagedBatch], *, in_order_of: StateSpec | None = None, name: str = "partials") -> sa.Subquery:
     partials = [batch.partials for batch in staged]
     if in_order_of is not None:
         partials = [rows.order_by(*_order(in_order_of, rows.selected_columns)) for rows in partials]
-    return sa.union_all(*partials).subquery("partials")
+    return sa.union_all(*partials).subquery(name)
 
 
 def _order(state: StateSpec, columns: Columns) -> list[sa.ColumnElement[Any]]:
@@ -102,30 +102,29 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
     return connection.execute(sa.select(sa.func.count()).select_from(different)).scalar_one()
 
 
-def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None) -> sa.Select[Any]:
-    """Return the combined partials of each key, or of each key in a part."""
+def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: sa.Subquery | None = None) -> sa.Select[Any]:
+    """Return the combined partials of each key, or of each key in a part; `again` has the same rows, for a second pass."""
     keys = [rows.c[key.name] for key in state.keys]
     if _keeps_whole_rows(state):
-        return _whole_rows(state, rows, part)
+        return _whole_rows(state, rows, part, again)
     values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
     stamp = [_last_txid(rows)] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).where(*_in(part, rows)).group_by(*keys)
 
 
-def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None) -> sa.Select[Any]:
+def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None, again: sa.Subquery | None) -> sa.Select[Any]:
     """Return the row of each key that is kept, with the key's last txid.
 
     Postgres runs no window function in parallel. So parts find the txids by a second pass and a join, unless a key may be NULL:
-    such keys would be joined row by row.
+    such keys would be joined row by row. The second pass sorts nothing: its groups are few bytes each, and hashed.
     """
     keys = [rows.c[key.name] for key in state.keys]
     found = sa.select(*keys, *(rows.c[value.name] for value in state.values)).where(*_in(part, rows))
     found = found.order_by(*_order(state, rows.c)).ext(distinct_on(*keys))
     if not state.has_txid:
         return found
-    if part is None or any(key.nullable for key in state.keys):
+    if part is None or again is None or any(key.nullable for key in state.keys):
         return found.add_columns(sa.func.max(rows.c.txid).over(partition_by=keys).label("txid"))
-    again = rows.alias("again")
     keys = [again.c[key.name] for key in state.keys]
     first = found.subquery("first")
     last = sa.select(*keys, _last_txid(again)).where(part(again.c)).group_by(*keys).subquery("last")
@@ -182,7 +181,9 @@ def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any
 
 
 @contextmanager
-def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processes: int, *, in_order: bool) -> Iterator[None]:
+def _planned_for(
+    connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], processes: int, *, in_order: bool
+) -> Iterator[None]:
     """Make Postgres plan for this many processes, and merge rows that are in key order.
 
     By itself it would not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
@@ -195,7 +196,7 @@ def _planned_for(connection: Connection, staged: Sequence[StagedBatch], processe
             connection.execute(_ANALYZE.against(batch.stage))
         settings[_WORKERS] = str(processes)
     if in_order:
-        settings["enable_hashagg"] = "off"
+        settings["enable_hashagg"] = "on" if _keeps_whole_rows(state) else "off"
         settings["work_mem"] = f"{SORTING_MEMORY_MIB * 1024 // (len(staged) * max(1, processes))}kB"
     before = {name: _setting(connection, name) for name in settings}
     _set(connection, settings)

@@ -67,11 +67,13 @@ class Glob:
 
     def takes(self, places: frozenset[Place], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
-        return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in self._last(places))
+        return self._is_taken(self._last(places), name)
 
     def takes_somewhere(self, name: str) -> bool:
         """Return whether the glob takes a file of this name in some folder."""
-        last = [names[-1] for names in self._alternatives]
+        return self._is_taken((names[-1] for names in self._alternatives), name)
+
+    def _is_taken(self, last: Iterator[str], name: str) -> bool:
         return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in last)
 
     def why_not(self, places: frozenset[Place], name: str) -> str:
