@@ -28,6 +28,7 @@ from jobs.queries import Query
 from jobs.sketches import ApproxDistinct, ApproxQuantiles
 from jobs.sources import Source
 from jobs.sources.changes import Changes
+from jobs.sources.delta.source import Delta
 from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.inputs.reference import Reference
@@ -53,6 +54,7 @@ __all__ = [
     "CollectSet",
     "Combiner",
     "Count",
+    "Delta",
     "Files",
     "First",
     "FixedBatches",

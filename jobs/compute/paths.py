@@ -44,7 +44,7 @@ def paths(pipeline: Pipeline) -> list[Path]:
     attempt = Attempt(pipeline.name, 1, 1, {}, rows_before={})
     return [
         _path(pipeline, attempt, batch, facts)
-        for batch, facts in (_FILES if pipeline.source.keeps_files else {"any": InputFacts()}).items()
+        for batch, facts in (_FILES if pipeline.source.reads_files else {"any": InputFacts()}).items()
     ]
 
 

@@ -296,6 +296,11 @@ class Source(Protocol):
         return False
 
     @property
+    def reads_files(self) -> bool:
+        """Whether batches are files whose sizes and numbers of rows are known before Spark reads them."""
+        return self.keeps_files
+
+    @property
     def wants_acks(self) -> bool:
         """Whether `ack` does anything; otherwise no task is started to call it."""
         return type(self).ack is not Source.ack

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from jobs import Files, Pipeline, State, Sum
+from jobs import Delta, Files, Pipeline, Rows, State, Sum
 from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.markers import Markers
 from state_store import Settings, StateStore
+from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
 from tests import steps
 from tests.conftest import Server, migrated_database
 from tests.sources.feeds import SCHEMA
@@ -75,3 +79,55 @@ def check_markers(settings: Settings, register: Callable[..., None], folder: Any
     with StateStore.connect(settings) as store:
         assert [row["amount"] for row in store.state_rows(pipeline.spec.states[0])] == [11]
     assert source.held_back(settings) is None
+
+
+def check_delta(settings: Settings, register: Callable[..., None], folder: Any) -> None:
+    """Check that a Delta table in a store is followed, and what is said of one that is not there; `folder` puts and deletes."""
+    local = settings.home / "table"
+    source = Delta(f"{folder.url}/table", schema={"name": "string"}, partitions={"day": "string"}, max_files=2)
+    pipeline = Pipeline("followed", source, {"followed_rows": Rows({"name": "text", "day": "text"})}, retry_delay_seconds=0)
+    register(pipeline)
+
+    def append(*names: str) -> None:
+        rows = pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]})
+        write_deltalake(str(local), rows, mode="append", partition_by=["day"])
+        upload()
+
+    def upload() -> None:
+        for path in sorted(local.rglob("*"), key=lambda path: "_delta_log" in path.parts):
+            if path.is_file() and path not in uploaded:
+                folder.put(f"table/{path.relative_to(local)}", path.read_bytes())
+                uploaded.add(path)
+
+    def stored() -> list[str]:
+        with StateStore.connect(settings) as store:
+            return sorted(row["name"] for row in store.state_rows(pipeline.spec.states[0]) if row["name"] in row["day"])
+
+    uploaded: set[Path] = set()
+    folder.put("table/_delta_log/_staged", "")
+    with pytest.raises(SourceUnreadable, match=r"is no Delta table: .* has no version"):
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    append("a", "b", "c")
+    run_pipeline(settings, pipeline, run_id="first")
+    append("d")
+    DeltaTable(str(local)).optimize.compact()
+    DeltaTable(str(local)).create_checkpoint()
+    append("e")
+    run_pipeline(settings, pipeline, run_id="second")
+    assert stored() == ["a", "b", "c", "d", "e"]
+
+    append("f")
+    steps.plan(settings, pipeline, run_id="third")
+    (name,) = [path.relative_to(local) for path in uploaded if path.parent.name.startswith("day=50%25 f")]
+    folder.put(f"table/{name}", b"other content")
+    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
+        run_pipeline(settings, pipeline, run_id="third")
+    folder.put(f"table/{name}", (local / name).read_bytes())
+    append("g")
+    (name,) = [path.relative_to(local) for path in uploaded if path.parent.name.startswith("day=50%25 g")]
+    folder.delete(f"table/{name}")
+    with pytest.raises(RangeExpired, match="which version 5 has, is gone"):
+        run_pipeline(settings, pipeline, run_id="fourth")
+    folder.put(f"table/{name}", (local / name).read_bytes())
+    run_pipeline(settings, pipeline, run_id="fifth")
+    assert stored() == ["a", "b", "c", "d", "e", "f", "g"]

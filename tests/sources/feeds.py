@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import Any
 
 import psycopg2
+import pyarrow as pa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import write_deltalake
 
-from jobs import Changes, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Rows
+from jobs import Changes, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Rows
 from jobs.sources.kafka.login import kafka_client
 from jobs.testing import NotPossible
 from state_store import Settings
@@ -79,6 +81,35 @@ class InputsFeed:
     def hide(self) -> AbstractContextManager[None]:
         """Take a file of the first folder away for a while."""
         return self._first.hide()
+
+
+class DeltaFeed:
+    """A Delta table, two rows a version, two data files a batch."""
+
+    def __init__(self, settings: Settings, number: int) -> None:
+        self.folder = settings.home / f"table_{number}"
+        self.source = Delta(self.folder.name, schema=SCHEMA, max_files=2)
+        self._rows = 0
+
+    def put(self, count: int) -> list[tuple]:
+        """Append rows in new versions."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        for start in range(0, count, 2):
+            names, amounts = zip(*rows[start : start + 2], strict=True)
+            write_deltalake(str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode="append")
+        return rows
+
+    def change(self) -> None:
+        """Change a byte of each data file, but restore sizes and times."""
+        for path in self.folder.glob("*.parquet"):
+            before, content = path.stat(), path.read_bytes()
+            path.write_bytes(content.replace(b"row 0", b"row 9"))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def hide(self) -> Any:
+        """Refuse: a table whose files are away is broken."""
+        raise NotPossible
 
 
 class FixedFeed:
@@ -258,6 +289,7 @@ FEEDS: dict[str, Callable[[Settings, int], Any]] = {
     "opaque Files with a done folder": _files(kind="opaque", done=True),
     "Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}"),
     "opaque Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}", kind="opaque"),
+    "Delta": DeltaFeed,
     "FixedBatches": lambda _settings, _number: FixedFeed(),
     "Changes": ChangesFeed,
     "PostgresTable by key": lambda settings, _number: TableFeed(settings, by_time=False),

@@ -354,6 +354,29 @@ def test_a_key_that_no_record_of_a_json_file_has_is_refused_or_declared(inbox: I
     assert len(inbox.read(JSON)) == 4
 
 
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int16()], ids=["Spark's reader", "our tasks"])
+def test_a_column_that_a_parquet_file_lacks_is_refused_or_declared_null(inbox: Inbox, kind: pa.DataType) -> None:
+    """Also beside INT96 and in a file that lacks all columns, but not if the file has it in another case."""
+    times = pa.array([datetime(2026, 1, 2), None])
+    pq.write_table(
+        pa.table({"amount": pa.array([1, 2], kind), "at": times}),
+        inbox.folder / "1.parquet",
+        use_deprecated_int96_timestamps=True,
+    )
+    pq.write_table(pa.table({"name": ["c"], "amount": pa.array([3], kind)}), inbox.folder / "2.parquet")
+    pq.write_table(pa.table({"other": [4, 5]}), inbox.folder / "3.parquet")
+    schema = {**SCHEMA, "at": "timestamp"}
+    lenient = Files("inbox", glob="*.parquet", schema=schema, missing="null", max_files=3)
+    at = datetime(2026, 1, 2, tzinfo=UTC).astimezone().replace(tzinfo=None)
+    rows = [(None, 1, at), (None, 2, None), ("c", 3, None), (None, None, None), (None, None, None)]
+    assert inbox.read(lenient) == sorted(rows, key=repr)
+    with pytest.raises(MalformedRecord, match=r"column name of the schema is missing; it has amount, at"):
+        inbox.read(replace(lenient, missing="refuse"))
+    pq.write_table(pa.table({"Name": ["d"], "amount": pa.array([3], kind)}), inbox.folder / "2.parquet")
+    with pytest.raises(MalformedRecord, match=r"it has Name: upper and lower case differ"):
+        inbox.read(lenient)
+
+
 @pytest.mark.parametrize(
     ("content", "line", "why"),
     [
@@ -1155,7 +1178,7 @@ def test_a_folder_of_another_form_is_refused_with_its_file(inbox: Inbox) -> None
     pipeline = inbox.declare(Files("inbox", glob="**/*", format="json", schema=SCHEMA, partitions={"dt": "date"}))
     assert inbox.plan(pipeline, "run") == [1]
 
-    assert "inbox/dt=2024-1-5/x.json: its folder dt=2024-1-5: '2024-1-5' is no date" in inbox.refused(pipeline, MalformedRecord)
+    assert "inbox/dt=2024-1-5/x.json: partition dt=2024-1-5: '2024-1-5' is no date" in inbox.refused(pipeline, MalformedRecord)
 
 
 # ------------------------------------------------------------------------------------------------------- links

@@ -21,7 +21,7 @@ from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadabl
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
-from tests.sources.beside_store import check_markers, server, spark, template
+from tests.sources.beside_store import check_delta, check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
 from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, check_reference, parquet, stored
@@ -183,6 +183,11 @@ def test_a_batch_is_joined_with_the_files_that_were_there_when_it_was_planned(
 ) -> None:
     """Known by the checksums of HDFS."""
     check_reference(settings, register, folder, format)
+
+
+def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], folder: HdfsFolder) -> None:
+    """Its log and its data files are reached as all files are."""
+    check_delta(settings, register, folder)
 
 
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], folder: HdfsFolder) -> None:

@@ -27,7 +27,7 @@ from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, Sourc
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
-from tests.sources.beside_store import check_markers, server, spark, template
+from tests.sources.beside_store import check_delta, check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
 
@@ -301,6 +301,11 @@ def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") ->
         ),
         retry_delay_seconds=0,
     )
+
+
+def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """Its log and its data files are reached as all files are."""
+    check_delta(settings, register, bucket)
 
 
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:

@@ -48,23 +48,32 @@ class Partitions:
 
         Raises: ValueError that says what is wrong with the names of the file's folders.
         """
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-
-        from jobs.sources.files import typed_values  # noqa: PLC0415
-
-        values: dict[str, pa.Array] = {}
+        texts_of: dict[str, str | None] = {}
         found = folders_of(name) if self.schema else []
-        for column, kind in self.kinds.items():
+        for column in self.schema:
             texts = [text for key, text in found if key == column]
             if len(texts) != 1:
                 many = "none" if not texts else "more than one"
                 raise ValueError(f"{many} of its folders is called {column}=..., which the source's partitions declare")
             if texts[0] == "":
                 raise ValueError(f"its folder {column}= has no value: NULL is written {column}={NOTHING}")
-            text = None if texts[0] == NOTHING else _decoded(column, texts[0])
-            values[column], bad = typed_values.from_texts(kind, pa.array([text], pa.string()), self.zone)
+            texts_of[column] = None if texts[0] == NOTHING else _decoded(column, texts[0])
+        return self.parsed(texts_of)
+
+    def parsed(self, texts: Mapping[str, str | None]) -> "dict[str, pa.Array]":
+        """Return each column's value, given as text or None, as an array of length 1.
+
+        Raises: ValueError for a text that is no value of its column's type.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+        from jobs.sources.files import typed_values  # noqa: PLC0415
+
+        values: dict[str, pa.Array] = {}
+        for column, kind in self.kinds.items():
+            values[column], bad = typed_values.from_texts(kind, pa.array([texts[column]], pa.string()), self.zone)
             if bad:
-                raise ValueError(f"its folder {column}={texts[0]}: {bad[0]}")
+                raise ValueError(f"partition {column}={texts[column]}: {bad[0]}")
         return values
 
 

@@ -154,7 +154,7 @@ class FileReader(Emitter):
             if self._done and self._done.has(attempt.txid, file["name"]):  # a file of this name in the folder is then a new one
                 path = self._done.path(attempt.txid, file["name"])
             self._inodes[path] = self._check_planned(file, path)
-            self._values[path] = self._partition_values(file["name"], path)
+            self._values[path] = self._partition_values(file, path)
             self._files.append((file, path))
             self._names[path] = file["name"]
             self._check_content(path)
@@ -230,9 +230,12 @@ class FileReader(Emitter):
             return error
         return None
 
-    def _partition_values(self, name: str, path: Place) -> "dict[str, pa.Array]":
+    def _partition_values(self, file: dict[str, Any], path: Place) -> "dict[str, pa.Array]":
+        """Return the values that the file's metadata has or, without them, those in the names of its folders."""
         try:
-            return self._partitions.values_of(name)
+            if "partition" in file:
+                return self._partitions.parsed(file["partition"])
+            return self._partitions.values_of(file["name"])
         except ValueError as error:
             raise MalformedRecord(f"{path}: {error}.") from None
 

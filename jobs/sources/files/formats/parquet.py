@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.objects import ObjectPath, Place, hadoop_options
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import Partitions, undeclared
 from jobs.sources.files.read import FileReader, columns_of, quoted
 from state_store.errors import SourceUnreadable, TidegateError
 
@@ -102,11 +102,21 @@ class ParquetReader(FileReader):
         from jobs.sources.files.formats.parquet_columns import read_footer  # noqa: PLC0415 - loads pyarrow
 
         footers = [
-            read_footer(path, types, self._schema, self._partitions.schema, self._partition_advice(self._names[path]))
-            for _, path in self._files
+            read_footer(
+                *(path, types, self._schema, () if "partition" in file else self._partitions.schema),
+                self._partition_advice(self._names[path]),
+                may_lack=self._may_lack(file),
+            )
+            for file, path in self._files
         ]
         self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
         return footers
+
+    def _may_lack(self, file: dict[str, Any]) -> set[str]:
+        """Return the columns that are NULL if a file lacks them: not those in its folders' names, which are misplaced."""
+        if self._source.missing == "refuse":
+            return set()
+        return set(self._schema) if "partition" in file else set(self._schema) - set(undeclared(file["name"], self._schema))
 
     def _read_natively(self, group: "_Group", *, flagged: bool) -> "DataFrame":
         """Return the rows as Spark's reader returns them, all of them good."""

@@ -86,16 +86,20 @@ def read_footer(
     declared: Mapping[str, str],
     partitions: Collection[str] = (),
     advice: str = "",
+    *,
+    may_lack: Collection[str] = (),
 ) -> Footer:
     """Read a footer and compare its columns with the declared ones, by name; other columns are ignored.
 
-    `partitions` are the columns in the names of folders; `advice` is added to the error for a missing column.
+    `partitions` are the columns in the names of folders; `advice` is added to the error for a missing column. Those that the
+    file `may_lack` are NULL instead.
 
     Raises: MalformedRecord if a declared column is missing, present twice, or of a type that does not fit without loss;
     SourceUnreadable.
     """
     with _opened(path) as file:
         found, metadata, leaves = file.schema_arrow, file.metadata, file.schema
+    types = _without(types, _lacking(found.names, may_lack))
     _check_names(path, found.names, types, partitions, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
     all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
@@ -137,6 +141,16 @@ def _check_names(path: Place, found: list[str], declared: Iterable[str], partiti
             f"{path}: column {twice[0]} is there {found.count(twice[0])} times, so nothing tells which one is meant. Write the "
             "file with names of their own, or leave the column out of the schema."
         )
+
+
+def _lacking(found: list[str], names: Iterable[str]) -> set[str]:
+    """Return the columns that a file lacks, also in another case, in which Spark would take them for the same."""
+    lower = {name.lower() for name in found}
+    return {name for name in names if name.lower() not in lower}
+
+
+def _without(types: dict[str, pa.DataType], names: Collection[str]) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind in types.items() if name not in names}
 
 
 def _listed(names: list[str]) -> str:

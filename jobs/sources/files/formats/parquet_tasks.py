@@ -51,7 +51,7 @@ class RowsReader(TaskReader):
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece."""
         row = piece.first_row
-        found = _batches(piece, list(self.types))
+        found = _batches(piece, self.types)
         while True:
             try:
                 batch, exact = next(found)
@@ -136,16 +136,26 @@ def _check_bounds(found: pa.Array, first: int, last: int) -> None:
         raise pa.ArrowInvalid("a year that not all can read")
 
 
-def _batches(piece: Piece, names: list[str]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
+def _batches(piece: Piece, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
     """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
+    names = list(types)
     with pq.ParquetFile(for_arrow(piece.path), coerce_int96_timestamp_unit="us") as file:
         found = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
         if not piece.int96:
-            yield from ((batch, None) for batch in found)
+            yield from ((_completed(batch, types), None) for batch in found)
             return
         with pq.ParquetFile(for_arrow(piece.path)) as again:
             exact = again.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
-            yield from zip(found, exact, strict=True)
+            yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(found, exact, strict=True))
+
+
+def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
+    """Return rows with NULL in the columns that their file lacks, where the source allows that."""
+    lacking = [name for name in types if name not in batch.schema.names]
+    if not lacking:
+        return batch
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    return pa.RecordBatch.from_pydict(columns | {name: pa.nulls(batch.num_rows, types[name]) for name in lacking})
 
 
 def _of_int96(found: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:

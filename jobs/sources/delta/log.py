@@ -1,0 +1,326 @@
+"""Reads the log of a Delta table: which files each version adds, and which a snapshot has.
+
+The log is a folder `_delta_log` with a JSON file for each version, written once, and now and then a checkpoint, a Parquet file
+with all that is left of the versions up to its own. Both may be deleted after a time, except for what the newest snapshot
+needs. What the actions mean is said by Delta's protocol (PROTOCOL.md of delta-io/delta).
+
+Nothing here holds all files of a table: a snapshot holds those that were added or removed since its checkpoint.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+from urllib.parse import unquote
+
+from jobs.sources.files.content import open_file
+from jobs.sources.files.objects import ObjectPath, Place, for_arrow, listed
+from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+
+FOLDER = "_delta_log"
+# Features that change nothing for those who read whole Parquet files. A deleted row is refused where a file has one.
+READ_FEATURES = frozenset({"deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
+LAST_READER_VERSION = 3
+ROWS_AT_ONCE = 10_000
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_OF_CHECKPOINT = ("protocol", "metaData", "add.path", "add.partitionValues", "add.size", "add.deletionVector")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a version adds: its name below the table's folder, its size, and its partition values as text.
+
+    `change` is what happened to all of its rows; None if the file's own column `_change_type` says it row by row.
+    `deletions` identifies which of its rows do not count any more; None if all do.
+    """
+
+    name: str
+    size: int | None
+    partition: Mapping[str, str | None]
+    version: int
+    change: str | None = "insert"
+    deletions: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """Return what a later action calls this file."""
+        return self.name, self.deletions
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the log says of the table as a whole, up to a version."""
+
+    id: str
+    columns: tuple[str, ...]
+    partitions: tuple[str, ...]
+    records_changes: bool
+
+
+@dataclass
+class Commit:
+    """What a version does, by its JSON file, which has this digest; `table` only if the version changes it."""
+
+    version: int
+    digest: str
+    operation: str = "an unknown operation"
+    adds: int = 0
+    removes: int = 0
+    change_files: int = 0
+    table: Table | None = None
+
+
+@dataclass
+class Snapshot:
+    """The table as of a version: what it is, and the place from which its files are read, one after another."""
+
+    version: int
+    table: Table
+    checkpoint: tuple[str, ...]  # the names of its files; empty if the log goes back to the table's first version
+    # By their keys: the files since the checkpoint that are there; None for those that were removed since.
+    since: dict[tuple[str, str | None], DataFile | None] = field(default_factory=dict)
+
+
+class Log:
+    """The log of the table in a folder, on a disk or in a store."""
+
+    def __init__(self, folder: Place) -> None:
+        self.table = folder
+        self._folder = folder / FOLDER
+
+    def following(self, version: int) -> Iterator[Commit]:
+        """Yield what the versions after a version do, as far as the log goes; -1 for all.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired if a version is missing.
+        """
+        while True:
+            version += 1
+            try:
+                commit = self.commit(version)
+            except FileNotFoundError:
+                if (newest := self._newest()) < version:
+                    return
+                commit = self._commit_before(version, newest)
+            yield commit
+
+    def _commit_before(self, version: int, newest: int) -> Commit:
+        """Return what a version does that has a later one: it was written before this one, so it is there or was removed."""
+        try:
+            return self.commit(version)
+        except FileNotFoundError:
+            raise RangeExpired(
+                f"{self._folder} has version {newest}, and no longer version {version}, which was to be read: the table "
+                "removes its old log after a time (delta.logRetentionDuration). Put the JSON file back, or begin again by a "
+                "new version of the pipeline."
+            ) from None
+
+    def commit(self, version: int) -> Commit:
+        """Return what a version does.
+
+        Raises: FileNotFoundError; SourceUnreadable for a log that cannot be read as Delta's.
+        """
+        digest = sha256()
+        commit = Commit(version, "")
+        actions: dict[str, Any] = {}
+        for line in self._lines(version):
+            digest.update(line)
+            action = self._action(version, line)
+            for name, found in action.items():
+                if name == "add":
+                    commit.adds += bool(found["dataChange"])
+                elif name == "remove":
+                    commit.removes += bool(found["dataChange"])
+                elif name == "cdc":
+                    commit.change_files += 1
+                elif name == "commitInfo":
+                    commit.operation = str(found.get("operation") or commit.operation)
+                else:
+                    actions[name] = found
+        commit.digest = digest.hexdigest()
+        if "protocol" in actions:
+            self._check_protocol(actions["protocol"])
+        if "metaData" in actions:
+            commit.table = self._table_of(actions["metaData"])
+        return commit
+
+    def files(self, commit: Commit, *, changes: bool = False) -> Iterator[DataFile]:
+        """Yield the files that a version adds, in the order of its JSON file; with `changes`, all that tell changed rows.
+
+        Raises: FileNotFoundError, SourceUnreadable.
+        """
+        by_row = changes and commit.change_files > 0
+        for line in self._lines(commit.version):
+            action = self._action(commit.version, line)
+            if by_row:
+                if found := action.get("cdc"):
+                    yield self._whole(self._data_file(found, commit.version, None))
+            elif (found := action.get("add")) and found["dataChange"]:
+                yield self._whole(self._data_file(found, commit.version))
+            elif changes and (found := action.get("remove")) and found["dataChange"]:
+                yield self._whole(self._data_file(found, commit.version, "delete"))
+
+    def snapshot(self, version: int | None = None) -> Snapshot:
+        """Return the table as of a version; None for the newest.
+
+        Raises: SourceUnreadable if there is no such table; RangeExpired if the log does not go back to the version.
+        """
+        checkpoints = _checkpoints_among(list(self._names()))
+        newest = max(self._newest(), *checkpoints, -1)
+        if newest < 0:
+            raise SourceUnreadable(
+                f"{self.table} is no Delta table: {self._folder} has no version. Correct the pipeline's Delta(...)."
+            )
+        version = newest if version is None else version
+        begun = max((each for each in checkpoints if each <= version), default=None)
+        table = None if begun is None else self._table_in(checkpoints[begun])
+        since: dict[tuple[str, str | None], DataFile | None] = {}
+        for each in range(0 if begun is None else begun + 1, version + 1):
+            table = self._commit_before(each, newest).table or table
+            self._note(each, since)
+        if table is None:
+            raise SourceUnreadable(f"{self._folder} does not say what the table is up to version {version}.")
+        return Snapshot(version, table, () if begun is None else checkpoints[begun], since)
+
+    def files_in(self, snapshot: Snapshot) -> Iterator[DataFile]:
+        """Yield the files of a snapshot, in no certain order.
+
+        Raises: SourceUnreadable.
+        """
+        for name in snapshot.checkpoint:
+            for row in self._rows(name):
+                if row["add"] is not None:
+                    found = self._data_file(row["add"], snapshot.version)
+                    if found.key not in snapshot.since:
+                        yield self._whole(found)
+        for each in snapshot.since.values():
+            if each is not None:
+                yield self._whole(replace(each, version=snapshot.version))
+
+    def _note(self, version: int, since: dict[tuple[str, str | None], DataFile | None]) -> None:
+        for line in self._lines(version):
+            action = self._action(version, line)
+            for name in ("remove", "add"):
+                if found := action.get(name):
+                    file = self._data_file(found, version)
+                    since[file.key] = file if name == "add" else None
+
+    def _newest(self) -> int:
+        """Return the newest version that has a JSON file; -1 if there is none."""
+        return max((int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name))), default=-1)
+
+    def _names(self) -> Iterator[str]:
+        """Yield the names in the log's folder."""
+        if isinstance(self._folder, ObjectPath):
+            for page in listed(self._folder):
+                yield from (found.key[len(self._folder.key) + 1 :] for found in page)
+            return
+        try:
+            yield from (path.name for path in self._folder.iterdir())
+        except FileNotFoundError:
+            raise SourceUnreadable(
+                f"{self.table} is no Delta table: it has no folder {FOLDER}. Correct the pipeline's Delta(...)."
+            ) from None
+        except OSError as error:
+            raise SourceUnreadable(f"{self._folder} cannot be listed: {error.strerror}. Make it readable.") from error
+
+    def _lines(self, version: int) -> Iterator[bytes]:
+        path = self._folder / f"{version:020}.json"
+        try:
+            with open_file(path) as content:
+                yield from content
+        except SourceChanged:  # what objects that are gone raise
+            raise FileNotFoundError(str(path)) from None
+        except PermissionError as error:
+            raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable.") from error
+
+    def _action(self, version: int, line: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(line) if line.strip() else {}
+        except ValueError as error:
+            raise SourceUnreadable(
+                f"Version {version} of {self.table} cannot be read: its log has a line that is no JSON ({error})."
+            ) from None
+        if not isinstance(found, dict):
+            raise SourceUnreadable(f"Version {version} of {self.table} cannot be read: its log has a line that is no action.")
+        return found
+
+    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a checkpoint's file, with what is needed of their actions."""
+        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        path = self._folder / name
+        try:
+            with pq.ParquetFile(for_arrow(path)) as file:
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(_OF_CHECKPOINT)):
+                    yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise SourceUnreadable(f"{path} is no checkpoint that can be read: {str(error).splitlines()[0]}.") from error
+
+    def _table_in(self, checkpoint: tuple[str, ...]) -> Table | None:
+        table = None
+        for name in checkpoint:
+            for row in self._rows(name):
+                if row.get("protocol") is not None:
+                    self._check_protocol(row["protocol"])
+                if row.get("metaData") is not None:
+                    table = self._table_of(row["metaData"])
+        return table
+
+    def _data_file(self, action: Mapping[str, Any], version: int, change: str | None = "insert") -> DataFile:
+        vector = action.get("deletionVector")
+        deletions = vector and f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
+        values = dict(action.get("partitionValues") or {})
+        partition = {key: text or None for key, text in values.items()}  # Delta writes NULL as null or as an empty text
+        return DataFile(self._name_of(action["path"]), action.get("size"), partition, version, change, deletions)
+
+    def _whole(self, file: DataFile) -> DataFile:
+        """Refuse a file of which only some rows count."""
+        if file.deletions is not None:
+            raise SourceUnreadable(
+                f"{self.table / file.name} has deleted rows in version {file.version} (a deletion vector), which are not told "
+                "apart here. Let Delta write such files again: REORG TABLE ... APPLY (PURGE)."
+            )
+        return file
+
+    def _name_of(self, path: str) -> str:
+        name = unquote(path, errors="strict")
+        if "://" in path or name.startswith("/") or re.match(r"[a-z][a-z0-9]*:/", path) or ".." in name.split("/"):
+            raise SourceUnreadable(
+                f"{self.table} lists a file outside its folder: {path}. Such tables, as shallow clones are, are not read."
+            )
+        return name
+
+    def _check_protocol(self, protocol: Mapping[str, Any]) -> None:
+        version, features = protocol["minReaderVersion"], set(protocol.get("readerFeatures") or ())
+        unknown = sorted(features - READ_FEATURES)
+        if version > LAST_READER_VERSION or unknown:
+            what = f"the feature {unknown[0]}" if unknown else f"version {version} of Delta's protocol"
+            raise SourceUnreadable(f"{self.table} needs {what} of its readers, which is not there.")
+
+    def _table_of(self, found: Mapping[str, Any]) -> Table:
+        configuration = dict(found.get("configuration") or {})
+        if (mode := configuration.get("delta.columnMapping.mode", "none")) != "none":
+            raise SourceUnreadable(
+                f"{self.table} has other names for its columns in its files (column mapping by {mode}), which is not read."
+            )
+        columns = [field["name"] for field in json.loads(found["schemaString"])["fields"]]
+        records_changes = configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
+        return Table(found["id"], tuple(columns), tuple(found["partitionColumns"] or ()), records_changes)
+
+
+def _checkpoints_among(names: list[str]) -> dict[int, tuple[str, ...]]:
+    """Return the files of each checkpoint that is there as a whole, by its version."""
+    single: dict[int, tuple[str, ...]] = {}
+    parts: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        if match := _CHECKPOINT.fullmatch(name):
+            if match[3] is None:
+                single[int(match[1])] = (name,)
+            else:
+                parts.setdefault((int(match[1]), int(match[3])), []).append(name)
+    whole = {version: tuple(sorted(found)) for (version, count), found in parts.items() if len(found) == count}
+    return whole | single

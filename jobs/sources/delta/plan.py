@@ -1,0 +1,247 @@
+"""Cuts a Delta table into batches: first the files of a snapshot, in the order of their names, then those of each version.
+
+    metadata = {"table": id, "version": v, "commit": digest of v's JSON file or null, "snapshot": is it still v's files,
+                "after": name or null, "taken": n or null, "data_files": [{...}, ...]}
+
+`version` is the last one of which files were taken. In a snapshot, `after` is the last name taken; in a version, `taken` counts
+its files so far. Both are null once there are no more. So a position needs no list of files, and a snapshot can be read on
+from another checkpoint than the one it was begun from.
+
+The digest shows on each plan that the log is still that of the table which was read, and not that of a table which was made
+again in its place, or of a copy that was restored.
+"""
+
+import heapq
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Coordinator
+from jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
+from jobs.sources.files.object_identity import identified
+from jobs.sources.files.objects import ObjectPath, look, place_of
+from state_store.declaration import SourceMetadata
+from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.sources.delta.source import Delta
+
+logger = logging.getLogger(__name__)
+
+NAMES_AT_ONCE = 10_000  # of a snapshot, that a plan has in memory
+RESTORE = "RESTORE"
+
+
+@dataclass(frozen=True)
+class Position:
+    """What has been taken up to a place, as metadata keep it."""
+
+    table: str
+    version: int
+    commit: str | None
+    snapshot: bool = False
+    after: str | None = None
+    taken: int | None = None
+
+    def metadata(self) -> SourceMetadata:
+        """Return the position as a batch's metadata name it."""
+        return dict(vars(self))
+
+
+class DeltaCoordinator(Coordinator):
+    """Plans batches of data files: those of a snapshot first, then those that versions add."""
+
+    def __init__(self, source: "Delta", settings: Settings) -> None:
+        self._source = source
+        self._folder = place_of(settings.home, source.table)
+        self._log = Log(self._folder)
+        self._new: Iterator[tuple[DataFile, Position]] | None = None
+        self._next: tuple[DataFile, Position] | None = None
+
+    def initialize_transaction(
+        self,
+        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
+    ) -> SourceMetadata | None:
+        """Return the next data files; None if the table has no new ones.
+
+        Raises: SourceUnreadable, SourceUnavailable; SourceChanged for a version that takes rows away, or another table;
+        RangeExpired for a version, or a file, that is gone.
+        """
+        if current_metadata is not None:
+            return current_metadata
+        if self._new is None:
+            self._new = self._find_new(previous_metadata)
+        found = list(self._take())
+        if not found:
+            return None
+        return {**found[-1][1].metadata(), "data_files": [self._entry(file) for file, _ in found]}
+
+    def _take(self) -> Iterator[tuple[DataFile, Position]]:
+        """Take new files until the batch is full."""
+        source, size = self._source, 0
+        assert self._new is not None
+        for number in range(source.max_files):
+            found = self._next or next(self._new, None)
+            self._next = None
+            if found is None:
+                return
+            size += found[0].size or 0
+            if number and source.max_bytes is not None and size > source.max_bytes:
+                self._next = found
+                return
+            yield found
+
+    def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile, Position]]:
+        """Yield each new file with the position after it."""
+        if previous is None:
+            position = self._begin()
+        else:
+            position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
+            position = replace(position, commit=self._checked(position))
+        if position.snapshot:
+            yield from self._rest_of_snapshot(position)
+        elif position.taken is not None:
+            begun = next(self._log.following(position.version - 1))
+            yield from self._files_of(begun, position.table, position.taken)
+        for commit in self._log.following(position.version):
+            if self._counts(commit, position.table):
+                yield from self._files_of(commit, position.table, 0)
+
+    def _begin(self) -> Position:
+        """Return the position before the first batch, after checking that the table can be read as it is declared."""
+        start, newest = self._source.starting_version, self._log.snapshot()
+        self._check(newest.table, newest.version)
+        if start is None:
+            return Position(newest.table.id, newest.version, self._digest(newest.version), snapshot=True)
+        if start > newest.version:
+            raise SourceUnreadable(f"{self._folder} has no version {start}: its newest is {newest.version}.")
+        return Position(newest.table.id, start - 1, None)
+
+    def _checked(self, position: Position) -> str | None:
+        """Return the digest of the position's version, if it is in the log.
+
+        Raises: SourceChanged if the log has another version of this number, or ends before it.
+        """
+        digest = self._digest(position.version)
+        if digest is None and position.commit is not None and next(self._log.following(position.version), None) is None:
+            raise self._other_table(f"its log ends before version {position.version}, which has been read")
+        if None not in (digest, position.commit) and digest != position.commit:
+            raise self._other_table(f"version {position.version} of its log is not the one that has been read")
+        return digest or position.commit
+
+    def _digest(self, version: int) -> str | None:
+        try:
+            return self._log.commit(version).digest
+        except FileNotFoundError:
+            return None
+
+    def _rest_of_snapshot(self, position: Position) -> Iterator[tuple[DataFile, Position]]:
+        """Yield the files of a snapshot after a name, in the order of their names."""
+        snapshot = self._log.snapshot(position.version)
+        if snapshot.table.id != position.table:
+            raise self._other_table(f"it has the id {snapshot.table.id}, and was {position.table}")
+        after = position.after
+        while page := self._page(snapshot, after):
+            is_last = len(page) <= NAMES_AT_ONCE
+            page = page[:NAMES_AT_ONCE]
+            for file in page:
+                after = file.name
+                is_end = is_last and file is page[-1]
+                yield file, replace(position, snapshot=not is_end, after=None if is_end else after)
+            if is_last:
+                return
+
+    def _page(self, snapshot: Snapshot, after: str | None) -> list[DataFile]:
+        """Return the next files of a snapshot, and one more if there is one."""
+        rest = (file for file in self._log.files_in(snapshot) if after is None or file.name > after)
+        return heapq.nsmallest(NAMES_AT_ONCE + 1, rest, key=lambda file: file.name)
+
+    def _counts(self, commit: Commit, table: str) -> bool:
+        """Return whether a version adds rows that are to be read.
+
+        Raises: SourceChanged if it takes rows away, which the pipeline does not allow; SourceUnreadable.
+        """
+        if commit.table is not None:
+            if commit.table.id != table:
+                raise self._other_table(f"from version {commit.version} on it has the id {commit.table.id}, and was {table}")
+            self._check(commit.table, commit.version)
+        if self._source.changes or not (commit.removes or (commit.adds and commit.operation == RESTORE)):
+            return bool(commit.adds or commit.removes or commit.change_files)
+        what = f"Version {commit.version} of {self._folder} ({commit.operation}) deletes or rewrites rows"
+        if self._source.skip_change_commits:
+            logger.warning("%s: it is not read, as skip_change_commits says.", what)
+            return False
+        raise SourceChanged(
+            f"{what} that may have counted: {commit.removes} file(s) are removed and {commit.adds} added. Nothing new is "
+            "planned meanwhile. Declare Delta(..., skip_change_commits=True) to go on without what such versions change; or, "
+            "in a new version of the pipeline, changes=True to read the changes themselves."
+        )
+
+    def _files_of(self, commit: Commit, table: str, taken: int) -> Iterator[tuple[DataFile, Position]]:
+        """Yield the files of a version, except for the first ones."""
+        total = commit.adds + commit.removes if self._source.changes else commit.adds
+        if self._source.changes and commit.change_files:
+            total = commit.change_files
+        for number, file in enumerate(self._log.files(commit, changes=self._source.changes), start=1):
+            if number > taken:
+                yield file, Position(table, commit.version, commit.digest, taken=None if number == total else number)
+
+    def _check(self, table: Table, version: int) -> None:
+        """Check that the declaration fits the table as of a version.
+
+        Raises: SourceUnreadable.
+        """
+        place = f"Version {version} of {self._folder}"
+        source = self._source
+        if lacking := [name for name in (*source.schema, *source.partitions) if name not in table.columns]:
+            raise SourceUnreadable(f"{place} has no column {lacking[0]}; it has {', '.join(table.columns)}.")
+        if wrong := [name for name in source.schema if name in table.partitions]:
+            raise SourceUnreadable(f"{place} is partitioned by {wrong[0]}: declare it in partitions, and not in the schema.")
+        if wrong := [name for name in source.partitions if name not in table.partitions]:
+            raise SourceUnreadable(
+                f"{place} is not partitioned by {wrong[0]}: declare it in the schema, and not in partitions."
+            )
+        if source.changes and not table.records_changes:
+            raise SourceUnreadable(
+                f"{place} does not record changes: set its property delta.enableChangeDataFeed to true, or leave changes out."
+            )
+
+    def _entry(self, file: DataFile) -> dict[str, Any]:
+        """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
+
+        Raises: RangeExpired if it is gone; SourceUnreadable.
+        """
+        try:
+            found = self._found(file.name)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            raise RangeExpired(
+                f"{self._folder / file.name}, which version {file.version} has, is gone: the table no longer needs it, and "
+                "VACUUM removed it (delta.deletedFileRetentionDuration). Put it back, or begin again by a new version of the "
+                "pipeline."
+            )
+        if file.size not in (None, found["size"]):
+            raise SourceUnreadable(
+                f"{self._folder / file.name} has {found['size']} bytes, and {file.size} in the log of version {file.version}."
+            )
+        partition = {name: file.partition.get(name) for name in self._source.partitions}
+        told = {} if file.change is None else {"change": file.change}
+        return {**found, "partition": partition, "commit_version": file.version, **told}
+
+    def _found(self, name: str) -> dict[str, Any] | None:
+        """Return the identity of the file that has this name now; None if it is gone, or being written."""
+        files = self._source.files
+        if isinstance(self._folder, ObjectPath):
+            return identified(files, self._folder, name, look(self._folder / name))
+        return files.identified(self._folder, name, 0) if (self._folder / name).exists() else None
+
+    def _other_table(self, why: str) -> SourceChanged:
+        return SourceChanged(
+            f"{self._folder} is another table than the one that has been read: {why}. Nothing is planned. Put the table back, "
+            "or let a pipeline of another name read this one."
+        )

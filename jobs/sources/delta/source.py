@@ -1,0 +1,109 @@
+"""A source that follows a table of Delta Lake: each row that a version adds is read once, in the order of the versions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from jobs.sources import Coordinator, Dataset, Source
+from jobs.sources.files.source import Files
+from state_store.declaration import SourceKind, SourceMetadata
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.sources.delta.read import DeltaReader
+
+# What Delta calls the columns of its change data feed, and their types.
+CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
+CHANGE_COLUMNS = {CHANGE_TYPE: "string", COMMIT_VERSION: "bigint"}
+
+
+@dataclass(frozen=True)
+class Delta(Source):
+    """A Delta table, on a disk or in a store (docs/storage.md): ``Delta("s3a://lake/sales", schema={"shop": "string"})``.
+
+    The first plan takes the table's newest snapshot, and what follows are the rows that later versions add. With
+    `starting_version` there is no snapshot: the first rows are those that this version adds. Files that are only written
+    again (OPTIMIZE) add nothing. A batch is the next `max_files` data files, or fewer when they would exceed `max_bytes`; it
+    may end within a version, and its metadata name each file with its identity, as those of `Files` do.
+
+    A version that deletes or rewrites rows (DELETE, UPDATE, MERGE, overwrite) stops planning with SourceChanged, because these
+    rows may have counted. `skip_change_commits` leaves out such versions, with all that they add. With `changes`, the changes
+    themselves are the rows: of a table with ``delta.enableChangeDataFeed``, and with two more columns, `_change_type`
+    (``insert``, ``update_preimage``, ``update_postimage`` or ``delete``) and `_commit_version`.
+
+    `schema` maps columns to Spark types, and `partitions` those by which the table is partitioned. A column that was added to
+    the table later is NULL in older files. Other names in files than in the table (column mapping), files of which some rows
+    are deleted (deletion vectors), checkpoints of the second version and shallow clones are refused by name.
+
+    A data file that was removed by VACUUM, or a version whose log was removed, before it was planned is RangeExpired.
+    """
+
+    table: str
+    schema: Mapping[str, str]
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    max_files: int = 100
+    max_bytes: int | None = None
+    starting_version: int | None = None
+    skip_change_commits: bool = False
+    changes: bool = False
+    kind: SourceKind = field(default="transactional", init=False)
+
+    def __post_init__(self) -> None:
+        """Check the declaration.
+
+        Raises: ValueError.
+        """
+        try:
+            self.files  # noqa: B018 - Files checks place, columns and numbers
+        except ValueError as error:
+            raise ValueError(str(error).replace("Files(", "Delta(", 1)) from None
+        if reserved := [name for name in (*self.schema, *self.partitions) if name.lower() in CHANGE_COLUMNS]:
+            raise ValueError(f"Delta({self.table!r}) cannot declare {reserved[0]}: with changes=True it is there.")
+        if self.starting_version is not None and self.starting_version < 0:
+            raise ValueError(f"Delta({self.table!r}) cannot start with version {self.starting_version}: the first one is 0.")
+        if self.skip_change_commits and self.changes:
+            raise ValueError(f"Delta({self.table!r}) reads changes, and so leaves none out: skip_change_commits is not for it.")
+
+    @cached_property
+    def files(self) -> Files:
+        """The table's data files, as they are read."""
+        return Files(
+            self.table,
+            glob="**/*.parquet",
+            schema=self.schema,
+            partitions=self.partitions,
+            missing="null",
+            max_files=self.max_files,
+            max_bytes=self.max_bytes,
+        )
+
+    @property
+    def identity(self) -> str:
+        """Return what identifies the rows: the table, the columns, and which of its versions are read how."""
+        parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes]
+        return f"delta {json.dumps(parts)}"
+
+    def coordinator(self, settings: Settings) -> Coordinator:
+        """Return a coordinator that reads the table's log as it plans."""
+        from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
+
+        return DeltaCoordinator(self, settings)
+
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
+        """Return a reader of the data files that the metadata name."""
+        from jobs.sources.delta.read import DeltaReader  # noqa: PLC0415
+
+        return DeltaReader(self, spark, settings)
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return the table, and the batch's data files as the locations in it."""
+        return self.files.datasets({"files": metadata["data_files"]}, settings)
+
+    @property
+    def reads_files(self) -> bool:
+        """Batches are files, whose sizes and rows are known before they are read."""
+        return True

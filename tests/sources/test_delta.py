@@ -1,0 +1,401 @@
+"""`Delta` over tables that delta-rs writes: each row once, whatever becomes of them; delta-rs' own reader is the oracle."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
+
+from jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
+from jobs.engine.local_run import run_pipeline
+from jobs.sources.delta import plan
+from state_store import Settings, StateStore
+from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tests.sources.feeds import SCHEMA
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+COLUMNS = {"name": "text", "amount": "integer"}
+
+
+class Table:
+    """A Delta table in the project folder, and the pipeline that reads it."""
+
+    def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
+        self.settings = settings
+        self.folder = settings.home / "sales"
+        self.log = self.folder / "_delta_log"
+        self.source = Delta("sales", schema=SCHEMA)
+        self._register = register
+
+    @property
+    def delta(self) -> DeltaTable:
+        """The table as it is now."""
+        return DeltaTable(str(self.folder))
+
+    def append(self, *rows: tuple[str, int], mode: Any = "append", **options: Any) -> None:
+        """Add rows, in one version."""
+        names, amounts = zip(*rows, strict=True)
+        write_deltalake(
+            str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode=mode, **options
+        )
+
+    def declare(self, source: Any, **states: Any) -> Pipeline:
+        """Declare and register a pipeline over the table; by default its rows are appended."""
+        pipeline = Pipeline("sales", source, states=states or {"appended": Rows(COLUMNS)}, retry_delay_seconds=0)
+        self._register(pipeline)
+        return pipeline
+
+    def run(self, pipeline: Pipeline) -> list[tuple]:
+        """Run what there is to run; return the rows of the first state, in order."""
+        run_pipeline(self.settings, pipeline, run_id=f"run {len(list(self.log.iterdir()))}")
+        return self.stored(pipeline)
+
+    def stored(self, pipeline: Pipeline) -> list[tuple]:
+        """Return the rows of the first state, without txids and positions."""
+        spec = pipeline.spec.states[0]
+        with StateStore.connect(self.settings) as store:
+            rows = list(store.state_rows(spec))
+        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
+        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+
+    def there(self, *columns: str) -> list[tuple]:
+        """Return the rows that the table has, as delta-rs reads them."""
+        found = self.delta.to_pyarrow_table(columns=list(columns) or None).to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def plan(self, source: Delta, previous: Mapping[str, Any] | None = None) -> Any:
+        """Return the metadata of the next batch, of a plan of its own."""
+        return source.coordinator(self.settings).initialize_transaction(1, previous, None)
+
+
+@pytest.fixture
+def table(settings: Settings, register: Callable[..., None]) -> Table:
+    """A table that is not there yet."""
+    return Table(settings, register)
+
+
+def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Table) -> None:
+    """Also NULL and odd partition values, files that OPTIMIZE wrote again, a checkpoint, and two of a batch's files at once."""
+
+    def append(day: str | None, *rows: tuple[Any, ...], **columns: Any) -> None:
+        names, amounts = zip(*rows, strict=True)
+        given = {"name": names, "amount": pa.array(amounts, pa.int32()), "day": pa.array([day] * len(rows), pa.string())}
+        write_deltalake(str(table.folder), pa.table(given | columns), mode="append", partition_by=["day"], **options)
+
+    options: dict[str, Any] = {}
+    source = Delta("sales", schema=SCHEMA, partitions={"day": "string"}, max_files=2)
+    pipeline = table.declare(source, appended=Rows({**COLUMNS, "day": "text"}))
+    append("2026-01-01", ("a", 1), ("b", 2))
+    append("50% a=b/c ü", ("c", 3))
+    append(None, ("d", 4))
+    assert table.run(pipeline) == table.there()
+    append("2026-01-01", ("e", 5))
+    table.delta.optimize.compact()
+    table.delta.create_checkpoint()
+    append("2026-01-02", ("f", 6))
+    assert table.run(pipeline) == table.there()
+    assert len(table.stored(pipeline)) == 6
+
+    options["schema_mode"] = "merge"
+    append("2026-01-03", ("g", 7), shop=pa.array(["here"]))
+    assert table.run(pipeline) == table.there("name", "amount", "day")
+
+
+def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
+    """Read by Spark, and by our own tasks where Spark's reader would not do: here, for a number that becomes wider."""
+    table.append(("a", 1))
+    table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
+    rows = pa.table({"name": ["b"], "amount": pa.array([2], pa.int32()), "shop": ["here"]})
+    write_deltalake(str(table.folder), rows, mode="append")
+    for amount, kind in (("int", "integer"), ("bigint", "bigint")):
+        source = Delta("sales", schema={"name": "string", "amount": amount, "shop": "string"})
+        state = {f"with_{amount}": Rows({"name": "text", "amount": kind, "shop": "text"})}
+        pipeline = Pipeline(f"sales_{amount}", source, states=state)
+        table._register(pipeline)
+        assert table.run(pipeline) == [("a", 1, None), ("b", 2, "here")] == table.there()
+
+
+def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
+    """Rows that were deleted or rewritten before do not count."""
+    table.append(("a", 1), ("b", 2))
+    table.append(("c", 3))
+    table.delta.delete("name = 'a'")
+    table.delta.update({"amount": "30"}, predicate="name = 'c'")
+    assert table.run(table.declare(table.source)) == table.there() == [("b", 2), ("c", 30)]
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_snapshot_is_read_on_while_the_table_goes_on(
+    table: Table, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
+) -> None:
+    """Each plan reads one file and finds its place by its name, though the files were compacted and more came."""
+    monkeypatch.setattr(plan, "NAMES_AT_ONCE", 2)
+    for number in range(7):
+        table.append((f"row {number}", number))
+    if has_checkpoint:
+        table.delta.create_checkpoint()
+    source = replace(table.source, max_files=1)
+    pipeline = table.declare(source)
+    previous, names = None, []
+    for number in range(12):
+        found = table.plan(source, previous)
+        if found is None:
+            break
+        names += [file["name"] for file in found["data_files"]]
+        previous = found
+        if number == 2:
+            table.append(("late", 100))
+            table.delta.optimize.compact()
+            table.append(("later", 200))
+    assert len(names) == len(set(names)) == 9
+    assert names[:7] == sorted(names[:7])
+    run_pipeline(table.settings, pipeline, run_id="run")
+    assert len(table.stored(pipeline)) == 9
+
+
+def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
+    """A batch may end within a version; a version's files come in the order of the log."""
+    table.append(("first", 0))
+    source = replace(table.source, max_files=3)
+    pipeline = table.declare(source)
+    assert table.run(pipeline) == [("first", 0)]
+    _write_version(table, 1, [json.dumps({"add": _added(table, f"part-{number}.parquet", number)}) for number in range(7)])
+    previous, sizes = None, []
+    while found := table.plan(replace(source, starting_version=1), previous):
+        previous = found
+        sizes.append(len(found["data_files"]))
+    assert sizes == [3, 3, 1]
+    assert len(table.run(pipeline)) == 8
+    assert table.run(pipeline) == table.there()
+
+
+def _added(table: Table, name: str, amount: int) -> dict[str, Any]:
+    """Write a data file, and return the action that adds it."""
+    path = table.folder / name
+    pq.write_table(pa.table({"name": [name], "amount": pa.array([amount], pa.int32())}), path)
+    size = path.stat().st_size
+    return {"path": name, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
+
+
+def _write_version(table: Table, version: int, actions: list[str]) -> None:
+    (table.log / f"{version:020}.json").write_text("\n".join(actions) + "\n")
+
+
+def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: Table) -> None:
+    """Nothing is planned after such a version, until the pipeline says what it means."""
+    table.append(("a", 1), ("b", 2))
+    pipeline = table.declare(table.source)
+    assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    table.append(("c", 3))
+    table.delta.delete("name = 'a'")
+    table.append(("d", 4))
+    with pytest.raises(
+        SourceChanged, match=r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows .*: 1 file\(s\) are rem"
+    ):
+        table.run(pipeline)
+    skipping = Pipeline("sales", replace(table.source, skip_change_commits=True), states=pipeline.states)
+    assert table.run(skipping) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    table.delta.restore(1)
+    assert table.run(skipping) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)], "RESTORE added rows that had counted"
+
+
+def test_changes_make_a_copy_of_the_table(table: Table) -> None:
+    """Appended, updated, deleted, merged, overwritten and compacted: after each, the newest rows per key are the table's."""
+    table.append(("a", 1), ("b", 2), ("c", 3), configuration=FEED)
+    source = replace(table.source, changes=True, max_files=1)
+
+    def versions(rows: Any) -> Any:
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        gone = F.col("_change_type") == "delete"
+        return rows.where("_change_type <> 'update_preimage'").withColumns(
+            {"gone": gone, "version": F.col("_commit_version"), "is_there": F.when(gone, 0).otherwise(1)}
+        )
+
+    copy = Newest(
+        {"name": "text"}, {"amount": "integer"}, order_by={"version": "bigint", "is_there": "integer"}, deleted="gone"
+    )
+    pipeline = Pipeline("sales", source, transform=versions, states={"copied": copy})
+    table._register(pipeline)
+
+    def copied() -> list[tuple]:
+        run_pipeline(table.settings, pipeline, run_id=f"version {table.delta.version()}")
+        with StateStore.connect(table.settings) as store:
+            rows = store.state_rows(pipeline.spec.states[0])
+            return sorted((row["name"], row["amount"]) for row in rows if not row["gone"])
+
+    assert copied() == table.there()
+    table.delta.update({"amount": "amount + 10"}, predicate="name = 'a'")
+    table.append(("d", 4))
+    assert copied() == table.there()
+    table.delta.delete("name = 'b'")
+    table.delta.optimize.compact()
+    assert copied() == table.there()
+    changed = pa.table({"name": ["b", "c"], "amount": pa.array([7, 8], pa.int32())})
+    merge = table.delta.merge(changed, "s.name = t.name", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+    assert copied() == table.there()
+    table.append(("a", 5), ("e", 6), mode="overwrite")
+    assert copied() == table.there() == [("a", 5), ("e", 6)]
+
+
+def test_a_starting_version_leaves_out_what_was_before(table: Table) -> None:
+    """Rows of that version are the first."""
+    for number in range(3):
+        table.append((f"row {number}", number))
+    assert table.run(table.declare(replace(table.source, starting_version=1))) == [("row 1", 1), ("row 2", 2)]
+    with pytest.raises(SourceUnreadable, match="has no version 9: its newest is 2"):
+        table.plan(replace(table.source, starting_version=9))
+
+
+def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
+    """Made again with fewer versions, with more, and restored from a copy that then went on otherwise."""
+    table.append(("a", 1))
+    copy = table.folder.with_name("copy")
+    shutil.copytree(table.folder, copy)
+    table.append(("b", 2))
+    found = table.plan(table.source)
+    assert table.plan(table.source, found) is None
+    for rows, why in ((1, "its log ends before version 1"), (3, "version 1 of its log is not the one")):
+        shutil.rmtree(table.folder)
+        for number in range(rows):
+            table.append((f"other {number}", number))
+        with pytest.raises(SourceChanged, match=f"is another table than the one that has been read: {why}"):
+            table.plan(table.source, found)
+    shutil.rmtree(table.folder)
+    shutil.copytree(copy, table.folder)
+    table.append(("c", 3))
+    with pytest.raises(SourceChanged, match="version 1 of its log is not the one"):
+        table.plan(table.source, found)
+
+
+def test_versions_and_files_that_were_removed_are_named(table: Table) -> None:
+    """The log's cleanup and VACUUM are no reason to pass over rows."""
+    table.append(("a", 1))
+    found = table.plan(table.source)
+    for number in range(3):
+        table.append((f"row {number}", number))
+    table.delta.create_checkpoint()
+    (table.log / f"{1:020}.json").unlink()
+    with pytest.raises(RangeExpired, match="has version 3, and no longer version 1"):
+        table.plan(table.source, found)
+    table.delta.optimize.compact()
+    table.delta.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    whole = table.plan(table.source)
+    assert len(whole["data_files"]) == 1, "the newest snapshot has one file"
+    with pytest.raises(RangeExpired, match=r"which version 2 has, is gone: .* VACUUM removed it"):
+        table.plan(replace(table.source, starting_version=2))
+    (table.log / f"{0:020}.json").unlink()
+    (table.log / f"{3:020}.checkpoint.parquet").unlink()
+    with pytest.raises(RangeExpired, match="has version 6, and no longer version 0"):
+        table.plan(table.source)
+
+
+REFUSED = {
+    "column mapping": (
+        {"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}},
+        "has other names for its columns",
+    ),
+    "an unknown feature": (
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["variantType"]}},
+        "needs the feature variantType of its readers",
+    ),
+    "checkpoints of another kind": (
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["v2Checkpoint"]}},
+        "needs the feature v2Checkpoint",
+    ),
+    "a later protocol": ({"protocol": {"minReaderVersion": 4}}, "needs version 4 of Delta's protocol"),
+    "deleted rows": (
+        {"add": {"deletionVector": {"storageType": "i", "pathOrInlineDv": "wi5b", "sizeInBytes": 4, "cardinality": 1}}},
+        "has deleted rows in version 0",
+    ),
+    "a clone": ({"add": {"path": "s3://other/part.parquet"}}, "lists a file outside its folder: s3://other/part.parquet"),
+    "a way out": ({"add": {"path": "../part.parquet"}}, r"lists a file outside its folder: \.\./part"),
+    "another size": ({"add": {"size": 1}}, "bytes, and 1 in the log of version 0"),
+    "a column less": ({"metaData": {"schemaString": '{"fields": [{"name": "name"}]}'}}, "has no column amount; it has name"),
+    "a partition": ({"metaData": {"partitionColumns": ["name"]}}, "is partitioned by name: declare it in partitions"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> None:
+    """By the first plan, with what it is; and when a later version says so."""
+    changed, message = REFUSED[what]
+    table.append(("a", 1))
+    path = table.log / f"{0:020}.json"
+    actions = [json.loads(line) for line in path.read_text().splitlines()]
+    found = table.plan(table.source)
+    altered = [{name: {**action, **changed.get(name, {})} for name, action in each.items()} for each in actions]
+    later = [each for each in altered if "add" not in each] if "add" not in changed else altered
+    _write_version(table, 1, [json.dumps(each) for each in later])
+    with pytest.raises(SourceUnreadable, match=message.replace("version 0", "version 1")):
+        table.plan(table.source, found)
+    (table.log / f"{1:020}.json").unlink()
+    path.write_text("\n".join(map(json.dumps, altered)))
+    with pytest.raises(SourceUnreadable, match=message):
+        table.plan(table.source)
+
+
+def test_what_is_no_table_is_refused(table: Table) -> None:
+    """A folder that is not there, one without a log, an empty log, and a log that is none."""
+    with pytest.raises(SourceUnreadable, match="no Delta table: it has no folder _delta_log"):
+        table.plan(table.source)
+    table.log.mkdir(parents=True)
+    with pytest.raises(SourceUnreadable, match=r"no Delta table: .* has no version"):
+        table.plan(table.source)
+    _write_version(table, 0, ["no JSON"])
+    with pytest.raises(SourceUnreadable, match="its log has a line that is no JSON"):
+        table.plan(table.source)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"table": "ftp://x/y"}, r"Delta\('ftp://x/y'\): ftp:// is not read"),
+        ({"schema": {}}, r"Delta\('sales'\) needs a schema"),
+        ({"max_files": 0}, r"Delta\('sales'\) needs max_files and max_bytes of at least 1"),
+        ({"schema": {"_change_type": "string"}}, "cannot declare _change_type"),
+        ({"starting_version": -1}, "cannot start with version -1: the first one is 0"),
+        ({"skip_change_commits": True, "changes": True}, "reads changes, and so leaves none out"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -> None:
+    """Where it is declared."""
+    with pytest.raises(ValueError, match=message):
+        Delta(**{"table": "sales", "schema": SCHEMA, **changed})
+
+
+def test_changes_need_a_table_that_records_them(table: Table) -> None:
+    """Otherwise updated rows could not be told from new ones."""
+    table.append(("a", 1))
+    with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
+        table.plan(replace(table.source, changes=True))
+
+
+def test_a_table_is_one_of_several_inputs(table: Table) -> None:
+    """Beside a folder of files, both under one txid."""
+    table.append(("a", 1), ("b", 2))
+    folder = table.settings.home / "inbox"
+    folder.mkdir()
+    (folder / "1.csv").write_text("name,amount\na,10\n")
+    source = Inputs({"table": table.source, "files": Files("inbox", format="csv", schema=SCHEMA)})
+    per_name = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+    pipeline = Pipeline("sales", source, states={"per_name": per_name})
+    table._register(pipeline)
+    assert table.run(pipeline) == [("a", 2, 11), ("b", 1, 2)]
+    table.append(("b", 5))
+    assert table.run(pipeline) == [("a", 2, 11), ("b", 2, 7)]
+
+
+def test_a_pipeline_that_quarantines_reads_the_same_rows(table: Table) -> None:
+    """Its rows also have the names of their files."""
+    table.append(("a", 1), ("b", 2))
+    pipeline = Pipeline("sales", table.source, states={"appended": Rows(COLUMNS)}, on_poison="quarantine")
+    table._register(pipeline)
+    assert table.run(pipeline) == [("a", 1), ("b", 2)]
