@@ -87,6 +87,8 @@ def _why_unanswerable(spec: PipelineSpec, query: StateQuery) -> str | None:
         return ": only a State or a Newest has rows by key."
     if query.is_repeatable and not state.has_txid:
         return ": a non-transactional state does not know which txid wrote a row."
+    if query.is_repeatable and state.window is not None and state.window.keep is not None:
+        return ", which keeps windows for a time: a redo would miss those that its batch has removed. Leave keep out."
     return None
 
 

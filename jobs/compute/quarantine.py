@@ -39,6 +39,7 @@ JSON_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+_AS_JSON = {"ignoreNullFields": "false", **JSON_TIMES}
 # Marks the payload of a refused record that is not raw. No raw payload has this character: Postgres' text cannot hold it.
 NOT_RAW = "\0"
 _WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string())])
@@ -127,32 +128,47 @@ def waiting_records(
         reader = _WaitingReader(conninfo, pipeline, txid, tasks, kind)
         return spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string")
 
-    columns = emitter.row_schema()
-    row = F.from_json(F.col(PAYLOAD), columns, JSON_TIMES)
-    nothing = F.lit(None).cast("string")
-    rows = (
-        waiting("columns")
-        .select(row.alias("row"), ORIGIN)
-        .select("row.*", ORIGIN, nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
-    )
-    mended = _mended_rows(waiting("mended"), rows.drop(*HIDDEN).schema)
-    return rows.unionByName(mended).unionByName(emitter.parse_payloads(waiting("raw")))
+    columns = T.StructType.fromDDL(emitter.row_schema())
+    assert isinstance(columns, T.StructType)
+    kept = _kept_rows(waiting("columns"), columns)
+    mended = _rows_of_json(waiting("mended"), columns)
+    return kept.unionByName(mended).unionByName(emitter.parse_payloads(waiting("raw")))
 
 
-def _mended_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
-    """Return the rows of corrected records, written as JSON; those that do not fit the columns exactly are flagged.
+def _kept_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
+    """Return the rows of records that were kept by their columns; those whose columns are others today are flagged.
+
+    Such a record has all columns that it had then. If it lacks one of today's and has one that is no more, that was renamed
+    rather than added, and its value must not become NULL.
+    """
+    names = F.array(*(F.lit(field.name) for field in columns))
+    keys = F.json_object_keys(PAYLOAD)
+    lacking, more = F.array_except(names, keys), F.array_except(keys, names)
+    is_renamed = (F.size(lacking) > 0) & (F.size(more) > 0)
+    why = F.concat(F.lit("it has no column "), lacking[0], F.lit(", but "), more[0], F.lit(", which the schema does not name"))
+    renamed = records.where(is_renamed).withColumn(REFUSAL, why)
+    return _rows_of_json(records.where(~is_renamed), columns).unionByName(_flagged(renamed, columns))
+
+
+def _rows_of_json(records: DataFrame, columns: T.StructType) -> DataFrame:
+    """Return the rows of records in JSON; those that do not fit the columns exactly are flagged, all if text lacks their types.
 
     Spark's `from_json` would round decimals, and turn unreadable values into NULL.
     """
     try:
         parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns})
     except ValueError as error:
-        why = F.lit(f"a mended record cannot be read: {error}")
-        empty = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns]
-        rows = records.select(*empty, ORIGIN, why.alias(REFUSAL), PAYLOAD)
-    else:
-        reader = PayloadsReader(parser, Partitions({}))
-        rows = records.mapInArrow(reader, schema_of(parser.types, flagged=True))
+        return _flagged(records.withColumn(REFUSAL, F.lit(f"it cannot be read from JSON: {error}")), columns)
+    return _not_raw(records.mapInArrow(PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)))
+
+
+def _flagged(records: DataFrame, columns: T.StructType) -> DataFrame:
+    """Return flagged records as rows without values."""
+    empty = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns]
+    return _not_raw(records.select(*empty, ORIGIN, REFUSAL, PAYLOAD))
+
+
+def _not_raw(rows: DataFrame) -> DataFrame:
     return rows.withColumn(PAYLOAD, F.when(F.col(REFUSAL).isNotNull(), F.concat(F.lit(NOT_RAW), F.col(PAYLOAD))))
 
 
@@ -172,7 +188,7 @@ def check_all_read(attempt: "Attempt", planned: int, found: int) -> None:
 def _payload(records: DataFrame) -> Column:
     columns = [F.col(quoted(name)) for name in records.columns if name not in HIDDEN]
     kept = F.ltrim(F.col(PAYLOAD), F.lit(NOT_RAW))
-    return F.coalesce(kept, F.to_json(F.struct(*columns), {"ignoreNullFields": "false", **JSON_TIMES}))
+    return F.coalesce(kept, F.to_json(F.struct(*columns), _AS_JSON))
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,10 @@ def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> 
 
     Then Spark need not read columns that nothing uses. Without a transform, the columns of the states are hashed all the same,
     because staging is compared with these hashes. Which columns a transform uses, only Spark finds out.
+
+    Checks and the policy for bad records play no part in it: they may change between two attempts whose rows are compared.
     """
-    if not facts.is_verified or is_flagged(pipeline, attempt):
+    if not facts.is_verified or QUARANTINED in attempt.source_metadata:
         return "all"
     if pipeline.transform is not None:
         return "none"

@@ -34,6 +34,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.library_internals import note_not_streaming
 from jobs.pipeline import Pipeline
+from jobs.sources import PAYLOAD
 from state_store.errors import DeclarationInvalid, RowsLost
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
@@ -139,14 +140,17 @@ def total(sums: Sequence[RowSums]) -> RowSums:
 
 
 def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column:
-    """Return the 64-bit hash of these columns, as far as the schema has them, and of the input's name if there is one."""
+    """Return the 64-bit hash of these columns, as far as the schema has them, and of the input's name if there is one.
+
+    The raw text of a bad record comes last and is NULL for a good one, whose hash is the same without this column.
+    """
     fields = {field.name: field for field in schema}
     parts: list[Column] = [F.lit(of)] if of else []
     for name in columns:
         if field := fields.get(name):
             column = F.col(f"`{name.replace('`', '``')}`")
             parts.append(_hashable(column, field.dataType))
-            if field.nullable:
+            if field.nullable and name != PAYLOAD:
                 parts.append(column.isNull())  # NULL adds nothing to a hash: (1, NULL) would be (NULL, 1)
     return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
 

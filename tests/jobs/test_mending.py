@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
@@ -272,3 +274,49 @@ def test_another_attempt_at_a_replay_reads_the_same(inbox: Inbox) -> None:
         steps.process(inbox.settings, pipeline, 2, owner="test", mode="restage")
     steps.commit(inbox.settings, pipeline, 2, owner="test")
     assert counted(inbox, pipeline) == {"b": (1, 2), "c": (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "kept", "after", "waits"),
+    [
+        ({"amount": "string"}, "12x", {"amount": "int"}, "column amount: '12x' is no int"),
+        ({"amount": "decimal(10,4)"}, "-1.2345", {"amount": "decimal(10,2)"}, "is no decimal(10,2) (nothing is rounded)"),
+        ({"amount": "int"}, "-5", {"cents": "int"}, "it has no column cents, but amount, which the schema does not name"),
+        ({"amount": "int"}, "-5", {"amount": "bigint"}, None),
+        ({"amount": "int"}, "-5", {"amount": "int", "shop": "string"}, None),
+        ({"amount": "int", "shop": "string"}, "-5", {"amount": "int"}, None),
+    ],
+)
+def test_a_record_that_a_check_set_aside_fits_the_schema_of_today_or_waits(
+    inbox: Inbox, before: dict[str, str], kept: str, after: dict[str, str], waits: str | None
+) -> None:
+    """It never becomes NULL or is rounded, whatever the new version of the pipeline makes of its columns."""
+
+    def version(number: int, columns: dict[str, str], check: dict[str, str]) -> Pipeline:
+        source = Files("inbox", format="json", schema={"name": "string", **columns}, max_files=1)
+        given = {"transform": lambda rows: rows.selectExpr("name", f"cast({next(iter(columns))} as int) amount")}
+        return declare(inbox, source, version=number, check=check, **given)
+
+    value = kept if before["amount"] != "string" else json.dumps(kept)
+    inbox.write("1.json", f'{{"name": "a", "amount": {value}, "shop": "s"}}\n')
+    inbox.run(version(1, before, {"fits": "try_cast(amount as decimal(10,4)) >= 0"}))
+    assert len(waiting(inbox)) == 1
+    later = version(2, after, {})
+    replay(inbox, later)
+    if waits is None:
+        assert counted(inbox, later) == {"a": (1, -5)}
+        assert waiting(inbox) == []
+    else:
+        assert waits in waiting(inbox)[0]["reason"]
+        assert counted(inbox, later) == {}
+
+
+def test_a_record_of_types_that_text_does_not_have_waits(inbox: Inbox) -> None:
+    """A map by numbers, of Parquet, with the reason; the other records of the replay count."""
+    sold = pa.array([[(1, 2.5)]], pa.map_(pa.int32(), pa.float64()))
+    pq.write_table(pa.table({"name": ["a"], "amount": pa.array([-2], pa.int32()), "sold": sold}), inbox.folder / "1.parquet")
+    source = Files("inbox", schema={**SCHEMA, "sold": "map<int,double>"}, max_files=1, glob="*.parquet")
+    inbox.run(declare(inbox, source))
+    later = declare(inbox, source, version=2, check={})
+    replay(inbox, later)
+    assert waiting(inbox)[0]["reason"] == "it cannot be read from JSON: map<int, double> is not a type that text can have"

@@ -587,3 +587,27 @@ def test_missing_acks_are_given_by_the_next_run(settings: Settings, register: Ca
         assert store.awaiting_acks("inbox", 10) == []
     run_pipeline(settings, pipeline, run_id="third")
     assert acked == [1, 2]
+
+
+@pytest.mark.parametrize("routing", ["shuffled", "safe"])
+def test_attempts_are_compared_whatever_policy_and_checks_they_had(inbox: Inbox, routing: str) -> None:
+    """A batch that was sealed before the policy changed is read again: the same rows have the same hashes."""
+    source = Files("inbox", format="csv", schema={"name": "string", "note": "string", "amount": "int"}, max_files=1)
+    inbox.routing = steps.ROUTINGS[routing]
+    inbox.write("1.csv", "name,note,amount\na,x,1\nb,x,two\n")
+    inbox.write("2.csv", "name,note,amount\na,x,10\nc,y,-5\n")
+    blocking = declare(inbox, source)
+    first, second = inbox.plan(blocking, "run")
+    with pytest.raises(MalformedRecord):
+        steps.process(inbox.settings, blocking, first, owner="run", routing=inbox.routing)
+    steps.process(inbox.settings, blocking, second, owner="run", routing=inbox.routing)
+    aside = declare(inbox, source, on_poison="quarantine")
+    for txid in (first, second):
+        steps.process(inbox.settings, aside, txid, owner="aside", routing=inbox.routing, mode="restage")
+    checked = declare(inbox, source, on_poison="quarantine", check={"not negative": "amount >= 0"})
+    for txid in (first, second):
+        steps.process(inbox.settings, checked, txid, owner="checked", routing=inbox.routing, mode="restage")
+    for txid in (first, second):
+        steps.commit(inbox.settings, checked, txid, owner="checked")
+    assert counted(inbox, checked) == {"a": (2, 11)}
+    assert len(waiting(inbox)) == 2

@@ -16,7 +16,7 @@ from jobs.compute.session import spark_session
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.markers import Markers
 from state_store import Settings, StateStore
-from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from state_store.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.conftest import Server, migrated_database
 from tests.sources.feeds import SCHEMA
@@ -64,21 +64,39 @@ def check_markers(settings: Settings, register: Callable[..., None], folder: Any
     folder.put("in/dt=2026-01-02/_SUCCESS", "")
     assert grows.coordinator(settings).initialize_transaction(1, None, None) is None, "a later folder passed an earlier one"
 
-    exists = Markers._exists
+    find = Markers._find
+    looks: list[str] = []
 
-    def written_meanwhile(markers: Markers, name: str) -> bool:
+    def written_meanwhile(markers: Markers, marked: str) -> Any:
         """The job runs again after the plan has listed the folder, and before it looks for the marker."""
-        if name.startswith("dt=2026-01-01"):
+        if marked == "dt=2026-01-01" and marked not in looks:
             folder.delete("in/dt=2026-01-01/lost.csv")
             put(1, "rewritten.csv", 1)
             folder.put("in/dt=2026-01-01/_SUCCESS", "")
-        return exists(markers, name)
+        looks.append(marked)
+        return find(markers, marked)
 
-    with patch.object(Markers, "_exists", written_meanwhile):
+    with patch.object(Markers, "_find", written_meanwhile):
         run_pipeline(settings, pipeline, run_id="one")
     with StateStore.connect(settings) as store:
         assert [row["amount"] for row in store.state_rows(pipeline.spec.states[0])] == [11]
     assert source.held_back(settings) is None
+
+    def begins_again(markers: Markers, marked: str) -> Any:
+        """The job takes its marker away and begins again after the plan has looked for it."""
+        found = find(markers, marked)
+        if marked == "dt=2026-01-03" and marked not in looks:
+            folder.delete("in/dt=2026-01-03/_SUCCESS")
+        looks.append(marked)
+        return found
+
+    put(3, "half.csv", 1000)
+    folder.put("in/dt=2026-01-03/_SUCCESS", "")
+    with (
+        patch.object(Markers, "_find", begins_again),
+        pytest.raises(SourceUnavailable, match=r"dt=2026-01-03 lost its _SUCCESS, or got another one, while its files were"),
+    ):
+        source.coordinator(settings).initialize_transaction(2, None, None)
 
 
 def check_delta(settings: Settings, register: Callable[..., None], folder: Any) -> None:
@@ -118,15 +136,15 @@ def check_delta(settings: Settings, register: Callable[..., None], folder: Any) 
 
     append("f")
     steps.plan(settings, pipeline, run_id="third")
-    (name,) = [path.relative_to(local) for path in uploaded if path.parent.name.startswith("day=50%25 f")]
+    (name,) = [path.relative_to(local) for path in uploaded if "%20f%20" in path.parent.name]
     folder.put(f"table/{name}", b"other content")
     with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
         run_pipeline(settings, pipeline, run_id="third")
     folder.put(f"table/{name}", (local / name).read_bytes())
     append("g")
-    (name,) = [path.relative_to(local) for path in uploaded if path.parent.name.startswith("day=50%25 g")]
+    (name,) = [path.relative_to(local) for path in uploaded if "%20g%20" in path.parent.name]
     folder.delete(f"table/{name}")
-    with pytest.raises(RangeExpired, match="which version 5 has, is gone"):
+    with pytest.raises(RangeExpired, match="which version 4 has, is gone"):
         run_pipeline(settings, pipeline, run_id="fourth")
     folder.put(f"table/{name}", (local / name).read_bytes())
     run_pipeline(settings, pipeline, run_id="fifth")

@@ -361,6 +361,7 @@ def test_what_is_no_table_is_refused(table: Table) -> None:
         ({"schema": {}}, r"Delta\('sales'\) needs a schema"),
         ({"max_files": 0}, r"Delta\('sales'\) needs max_files and max_bytes of at least 1"),
         ({"schema": {"_change_type": "string"}}, "cannot declare _change_type"),
+        ({"generation": 0}, "cannot have generation 0: the first one is 1"),
         ({"starting_version": -1}, "cannot start with version -1: the first one is 0"),
         ({"skip_change_commits": True, "changes": True}, "reads changes, and so leaves none out"),
     ],
@@ -369,6 +370,49 @@ def test_a_declaration_that_makes_no_sense_is_refused(changed: dict[str, Any], m
     """Where it is declared."""
     with pytest.raises(ValueError, match=message):
         Delta(**{"table": "sales", "schema": SCHEMA, **changed})
+
+
+def test_versions_without_rows_move_the_position(table: Table) -> None:
+    """By a batch without rows; so their log may be removed, as it is after a time."""
+    table.append(("a", 1))
+    table.append(("b", 2))
+    pipeline = table.declare(replace(table.source, skip_change_commits=True))
+    assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    for _ in range(2):
+        table.delta.optimize.compact()
+        table.delta.delete("name = 'a'")
+    newest = table.delta.version()
+    assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    with StateStore.connect(table.settings) as store:
+        assert store.committed("sales") == 2
+    table.delta.create_checkpoint()
+    for version in range(newest + 1):
+        (table.log / f"{version:020}.json").unlink()
+    table.append(("c", 3))
+    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)]
+    assert table.plan(pipeline.source, table.plan(pipeline.source)) is None
+
+
+def test_the_next_generation_begins_the_table_again(table: Table) -> None:
+    """After versions were lost, at a later one; and with a table that was made again."""
+    for number in range(3):
+        table.append((f"row {number}", number))
+    first = replace(table.source, starting_version=0, max_files=1)
+    found = table.plan(first)
+    table.delta.create_checkpoint()
+    (table.log / f"{1:020}.json").unlink()
+    with pytest.raises(RangeExpired, match="declare the next generation with a later starting_version"):
+        table.plan(first, found)
+    second = replace(first, generation=2, starting_version=2)
+    found = table.plan(second, found)
+    assert (found["version"], found["generation"]) == (2, 2)
+    assert second.identity != first.identity
+    shutil.rmtree(table.folder)
+    table.append(("other", 1))
+    with pytest.raises(SourceChanged, match=r"declare generation=3 and raise"):
+        table.plan(second, found)
+    found = table.plan(replace(table.source, generation=3), found)
+    assert (found["version"], len(found["data_files"])) == (0, 1)
 
 
 def test_changes_need_a_table_that_records_them(table: Table) -> None:

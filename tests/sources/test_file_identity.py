@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import migrations
-from jobs import Count, Files, Pipeline, State, Sum
+from jobs import Count, Files, Inputs, Pipeline, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.done_folder import DoneFolder
 from state_store import Settings, StateStore
@@ -453,3 +454,20 @@ def test_a_ledger_of_older_code_knows_its_files(inbox: Inbox) -> None:
     touch(inbox)
     assert inbox.run(pipeline, "second") == []
     assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+
+
+@pytest.mark.parametrize("done", ["an absolute path", "a link"])
+def test_a_done_folder_that_turns_out_to_be_in_the_source_is_refused(inbox: Inbox, done: str) -> None:
+    """Files that were moved there would be read again, under their new names."""
+    inside = inbox.folder / "done"
+    inside.mkdir()
+    if done == "a link":
+        (inbox.settings.home / "link").symlink_to(inside)
+    source = files("transactional", glob="**/*.csv", done_folder=str(inside) if done == "an absolute path" else "link")
+    inbox.write("1.csv", "name,amount\na,1\n")
+    with pytest.raises(SourceUnreadable, match=r"which is inside it: they would be read again"):
+        source.coordinator(inbox.settings)
+    moved = Files("other", format="csv", schema=SCHEMA, done_folder=str(inside))
+    both = Inputs({"new": moved, "old": replace(source, done_folder=None)})
+    with pytest.raises(SourceUnreadable, match=r"Inputs new and old share a folder"):
+        both.coordinator(inbox.settings)

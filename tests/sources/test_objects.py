@@ -9,8 +9,10 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -301,6 +303,47 @@ def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") ->
         ),
         retry_delay_seconds=0,
     )
+
+
+def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(settings: Settings, bucket: Bucket) -> None:
+    """A program replaces it by deleting and writing: a plan that took the next one would never read it."""
+    for number in range(1, 4):
+        bucket.put(f"in/{number}.csv", f"name,amount\na,{number}\n")
+    source = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True, max_files=9, marker="done")
+    bucket.put("in/done", "")
+    describe, gone = buckets.Bucket.describe, ["in/2.csv"]
+
+    def replaced(store: buckets.Bucket, key: str, version: str | None = None) -> Any:
+        if key in gone:
+            gone.remove(key)
+            raise FileNotFoundError(key)
+        return describe(store, key, version)
+
+    with patch.object(buckets.Bucket, "describe", replaced):
+        first = source.coordinator(settings).initialize_transaction(1, None, None)
+        second = source.coordinator(settings).initialize_transaction(2, first, None)
+    assert [[file["name"] for file in found["files"]] for found in (first, second)] == [["1.csv"], ["2.csv", "3.csv"]]
+
+    elsewhere = replace(source, folder=f"{bucket.url}/moved")
+    bucket.put("moved/0.csv", "name,amount\na,0\n")
+    bucket.put("moved/done", "")
+    third = elsewhere.coordinator(settings).initialize_transaction(3, second, None)
+    assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Settings, bucket: Bucket) -> None:
+    """It sorts as `out/`, after `out.csv`, and is listed as `out`."""
+    bucket.put("in/out.csv", "name,amount\na,1\n")
+    bucket.put("in/out/b.csv", "name,amount\na,2\n")
+    stored = [meta for page in obstore.list(bucket.store, "in", chunk_size=10) for meta in page]
+    placeholder = {**stored[0], "path": "in/out", "size": 0}
+    with patch.object(obstore, "list", lambda *_arguments, **_options: [[stored[0], placeholder, stored[1]]]):
+        found = (
+            Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9)
+            .coordinator(settings)
+            .initialize_transaction(1, None, None)
+        )
+    assert [file["name"] for file in found["files"]] == ["out.csv", "out/b.csv"]
 
 
 def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jobs.pipelines
-from jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery
+from jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
 from jobs.registry import all_queries
 from state_store.errors import SettingsInvalid, UsageError
 from state_store.overview import spec_of
@@ -20,6 +20,7 @@ STATES = {
     "plane": Newest({"tail": "text"}, {}, {"seats": "integer"}, kind="non-transactional"),
     "report": Rows({"tail": "text"}),
 }
+KEPT = State({"tail": "text"}, {"reports": Count()}, window=Tumbling("at", "1 hour", final_after="1 hour", keep="1 day"))
 
 
 def declare(*queries: StateQuery, **changes: Any) -> Pipeline:
@@ -37,6 +38,10 @@ def declare(*queries: StateQuery, **changes: Any) -> Pipeline:
         (lambda: declare(StateQuery("planes.gone")), "and has no such state. It has by_tail, plane, report."),
         (lambda: declare(StateQuery("planes.report")), "only a State or a Newest has rows by key"),
         (lambda: declare(StateQuery("planes.plane")), "does not know which txid wrote a row"),
+        (
+            lambda: declare(StateQuery("planes.by_tail"), states={"by_tail": KEPT}),
+            "a redo would miss those that its batch has removed. Leave keep out.",
+        ),
         (lambda: declare(StateQuery("ships.by_name")), 'the txids of another pipeline are others. Say as_of="latest".'),
         (lambda: declare(*[StateQuery("planes.by_tail")] * 2), "queries planes.by_tail twice"),
         (lambda: declare(StateQuery("planes.by_tail"), transform=None), "has queries, and no transform"),

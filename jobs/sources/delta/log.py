@@ -113,8 +113,8 @@ class Log:
         except FileNotFoundError:
             raise RangeExpired(
                 f"{self._folder} has version {newest}, and no longer version {version}, which was to be read: the table "
-                "removes its old log after a time (delta.logRetentionDuration). Put the JSON file back, or begin again by a "
-                "new version of the pipeline."
+                "removes its old log after a time (delta.logRetentionDuration). Put the JSON file back, or declare the "
+                "next generation with a later starting_version, and raise the pipeline's version."
             ) from None
 
     def commit(self, version: int) -> Commit:

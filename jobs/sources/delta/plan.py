@@ -1,11 +1,12 @@
 """Cuts a Delta table into batches: first the files of a snapshot, in the order of their names, then those of each version.
 
     metadata = {"table": id, "version": v, "commit": digest of v's JSON file or null, "snapshot": is it still v's files,
-                "after": name or null, "taken": n or null, "data_files": [{...}, ...]}
+                "after": name or null, "taken": n or null, "generation": 1, "data_files": [{...}, ...]}
 
-`version` is the last one of which files were taken. In a snapshot, `after` is the last name taken; in a version, `taken` counts
-its files so far. Both are null once there are no more. So a position needs no list of files, and a snapshot can be read on
-from another checkpoint than the one it was begun from.
+`version` is the last one that was looked at. A batch without files only moves the position past versions that add no rows, so
+that their part of the log may be removed. In a snapshot, `after` is the last name taken; in a version, `taken` counts its files
+so far. Both are null once there are no more. So a position needs no list of files, and a snapshot can be read on from another
+checkpoint than the one it was begun from.
 
 The digest shows on each plan that the log is still that of the table which was read, and not that of a table which was made
 again in its place, or of a copy that was restored.
@@ -44,6 +45,7 @@ class Position:
     snapshot: bool = False
     after: str | None = None
     taken: int | None = None
+    generation: int = 1
 
     def metadata(self) -> SourceMetadata:
         """Return the position as a batch's metadata name it."""
@@ -57,7 +59,7 @@ class DeltaCoordinator(Coordinator):
         self._source = source
         self._folder = place_of(settings.home, source.table)
         self._log = Log(self._folder)
-        self._new: Iterator[tuple[DataFile, Position]] | None = None
+        self._new: Iterator[tuple[DataFile | None, Position]] | None = None
         self._next: tuple[DataFile, Position] | None = None
 
     def initialize_transaction(
@@ -75,29 +77,33 @@ class DeltaCoordinator(Coordinator):
             return current_metadata
         if self._new is None:
             self._new = self._find_new(previous_metadata)
-        found = list(self._take())
-        if not found:
+        files, position = self._take()
+        if position is None:
             return None
-        return {**found[-1][1].metadata(), "data_files": [self._entry(file) for file, _ in found]}
+        return {**replace(position, generation=self._source.generation).metadata(), "data_files": list(map(self._entry, files))}
 
-    def _take(self) -> Iterator[tuple[DataFile, Position]]:
-        """Take new files until the batch is full."""
-        source, size = self._source, 0
+    def _take(self) -> tuple[list[DataFile], Position | None]:
+        """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
+        source, files, size = self._source, list[DataFile](), 0
+        position: Position | None = None
         assert self._new is not None
-        for number in range(source.max_files):
-            found = self._next or next(self._new, None)
+        while len(files) < source.max_files:
+            file, after = self._next or next(self._new, (None, None))
             self._next = None
-            if found is None:
-                return
-            size += found[0].size or 0
-            if number and source.max_bytes is not None and size > source.max_bytes:
-                self._next = found
-                return
-            yield found
+            if after is None:
+                break
+            if file is not None:
+                size += file.size or 0
+                if files and source.max_bytes is not None and size > source.max_bytes:
+                    self._next = file, after
+                    break
+                files.append(file)
+            position = after
+        return files, position
 
-    def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile, Position]]:
-        """Yield each new file with the position after it."""
-        if previous is None:
+    def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield each new file with the position after it; no file for a version that adds no rows."""
+        if previous is None or previous["generation"] < self._source.generation:
             position = self._begin()
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
@@ -110,6 +116,8 @@ class DeltaCoordinator(Coordinator):
         for commit in self._log.following(position.version):
             if self._counts(commit, position.table):
                 yield from self._files_of(commit, position.table, 0)
+            else:
+                yield None, Position(position.table, commit.version, commit.digest)
 
     def _begin(self) -> Position:
         """Return the position before the first batch, after checking that the table can be read as it is declared."""
@@ -222,8 +230,8 @@ class DeltaCoordinator(Coordinator):
         if found is None:
             raise RangeExpired(
                 f"{self._folder / file.name}, which version {file.version} has, is gone: the table no longer needs it, and "
-                "VACUUM removed it (delta.deletedFileRetentionDuration). Put it back, or begin again by a new version of the "
-                "pipeline."
+                "VACUUM removed it (delta.deletedFileRetentionDuration). Put it back, or declare the next generation with a "
+                "later starting_version, and raise the pipeline's version."
             )
         if file.size not in (None, found["size"]):
             raise SourceUnreadable(
@@ -243,5 +251,5 @@ class DeltaCoordinator(Coordinator):
     def _other_table(self, why: str) -> SourceChanged:
         return SourceChanged(
             f"{self._folder} is another table than the one that has been read: {why}. Nothing is planned. Put the table back, "
-            "or let a pipeline of another name read this one."
+            f"or declare generation={self._source.generation + 1} and raise the pipeline's version, to count this one as well."
         )

@@ -25,6 +25,7 @@ class DeltaReader(Emitter):
 
     def __init__(self, source: Delta, spark: "SparkSession", settings: Settings) -> None:
         self._source = source
+        self._spark = spark
         told = CHANGE_COLUMNS if source.changes else {}
         of_rows = {CHANGE_TYPE: CHANGE_COLUMNS[CHANGE_TYPE]}
         files = source.files
@@ -95,6 +96,8 @@ class DeltaReader(Emitter):
         return {**file, "partition": {**file["partition"], **told}}
 
     def _union(self, parts: "list[DataFrame]") -> "DataFrame":
-        """Return the rows of all parts, with their columns in the order of `row_schema`."""
+        """Return the rows of all parts, with their columns in the order of `row_schema`; none for a batch without files."""
+        if not parts:
+            return self._spark.createDataFrame([], self.row_schema())
         rows = reduce(lambda left, right: left.unionByName(right), parts)
         return rows.select(*map(quoted, self._columns), *(name for name in HIDDEN if name in rows.columns))

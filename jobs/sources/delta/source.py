@@ -39,7 +39,9 @@ class Delta(Source):
     the table later is NULL in older files. Other names in files than in the table (column mapping), files of which some rows
     are deleted (deletion vectors), checkpoints of the second version and shallow clones are refused by name.
 
-    A data file that was removed by VACUUM, or a version whose log was removed, before it was planned is RangeExpired.
+    A data file that was removed by VACUUM, or a version whose log was removed, before it was planned is RangeExpired. To go on
+    without it, or with a table that was made again in its place, raise `generation` and the pipeline's version: the table is
+    then begun again, by its snapshot or at `starting_version`, and what it has there counts into the same states.
     """
 
     table: str
@@ -50,6 +52,7 @@ class Delta(Source):
     starting_version: int | None = None
     skip_change_commits: bool = False
     changes: bool = False
+    generation: int = 1
     kind: SourceKind = field(default="transactional", init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,8 @@ class Delta(Source):
             raise ValueError(f"Delta({self.table!r}) cannot declare {reserved[0]}: with changes=True it is there.")
         if self.starting_version is not None and self.starting_version < 0:
             raise ValueError(f"Delta({self.table!r}) cannot start with version {self.starting_version}: the first one is 0.")
+        if self.generation < 1:
+            raise ValueError(f"Delta({self.table!r}) cannot have generation {self.generation}: the first one is 1.")
         if self.skip_change_commits and self.changes:
             raise ValueError(f"Delta({self.table!r}) reads changes, and so leaves none out: skip_change_commits is not for it.")
 
@@ -84,7 +89,8 @@ class Delta(Source):
     @property
     def identity(self) -> str:
         """Return what identifies the rows: the table, the columns, and which of its versions are read how."""
-        parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes]
+        generation = [self.generation] if self.generation > 1 else []
+        parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes, *generation]
         return f"delta {json.dumps(parts)}"
 
     def coordinator(self, settings: Settings) -> Coordinator:

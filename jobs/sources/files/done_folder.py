@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.sources.files.content import digest_of, open_file
+from jobs.sources.files.content import digest_of, is_below, open_file
 from state_store.errors import SourceChanged, SourceUnreadable
 
 COPY = ".{}.part"  # the name of a file while it is copied from another file system
@@ -30,10 +30,15 @@ class DoneFolder:
         return self.path(txid, name).exists()
 
     def check_writable(self) -> None:
-        """Refuse to plan files that could not be moved away after their commit.
+        """Refuse to plan files that could not be moved away after their commit, or would be read again where they went.
 
         Raises: SourceUnreadable.
         """
+        if is_below(os.path.realpath(self.done), os.path.realpath(self.source)):
+            raise SourceUnreadable(
+                f"Files of {self.source} cannot be moved to {self.done}, which is inside it: they would be read again. Declare "
+                "a done_folder outside it."
+            )
         try:
             self.done.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -4,10 +4,15 @@ A file is complete if there is a marker in its folder, or in a folder above it, 
 source's own folder needs the marker there.
 """
 
+import stat
 from collections.abc import Iterable, Iterator
 
 from jobs.sources.files.objects import ObjectPath, Place, look
-from state_store.errors import SourceUnreadable
+from jobs.sources.files.stores import FoundObject
+from state_store.errors import SourceUnavailable, SourceUnreadable
+
+# What tells a marker from one that was written later: an object's description; a file's inode number and modification time.
+Written = FoundObject | tuple[int, int]
 
 
 class Markers:
@@ -15,7 +20,7 @@ class Markers:
 
     def __init__(self, place: Place, marker: str | None) -> None:
         self._place, self._marker = place, marker
-        self._marked: dict[str, bool] = {}
+        self._marked: dict[str, Written | None] = {}
 
     def awaited(self, name: str) -> str | None:
         """Return the folder of a file that is not complete; None if it is.
@@ -34,23 +39,38 @@ class Markers:
         """
         return sorted({folder for name in names if (folder := self.awaited(name))})
 
+    def check_unchanged(self, names: Iterable[str]) -> None:
+        """Check that the folders of files are still complete, and by the same markers as when they were first looked up.
+
+        Raises: SourceUnavailable if the program that writes a folder has begun again; SourceUnreadable.
+        """
+        if self._marker is None:
+            return
+        for folder in dict.fromkeys(name.rpartition("/")[0] for name in names):
+            marked = next((each for each in _at_and_above(folder) if self._marked.get(each) is not None), None)
+            if marked is not None and self._find(marked) != self._marked[marked]:
+                raise SourceUnavailable(
+                    f"{self._place / marked if marked else self._place} lost its {self._marker}, or got another one, while its "
+                    "files were planned: it is written again. They are planned once it is complete."
+                )
+
     def _is_marked(self, folder: str) -> bool:
         if folder not in self._marked:
-            self._marked[folder] = self._exists(f"{folder}/{self._marker}" if folder else f"{self._marker}")
-        return self._marked[folder]
+            self._marked[folder] = self._find(folder)
+        return self._marked[folder] is not None
 
-    def _exists(self, name: str) -> bool:
-        path = self._place / name
-        if not isinstance(path, ObjectPath):
-            try:
-                return path.is_file()
-            except OSError as error:
-                raise SourceUnreadable(f"{path} cannot be looked up: {error.strerror}. Make its folder readable.") from error
+    def _find(self, folder: str) -> Written | None:
+        """Return what a folder's marker is at present; None if there is none."""
+        path = self._place / (f"{folder}/{self._marker}" if folder else f"{self._marker}")
         try:
-            look(path)
+            if isinstance(path, ObjectPath):
+                return look(path)
+            found = path.stat()
         except FileNotFoundError:
-            return False
-        return True
+            return None
+        except OSError as error:
+            raise SourceUnreadable(f"{path} cannot be looked up: {error.strerror}. Make its folder readable.") from error
+        return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def unmarked_in(names: Iterable[str], marker: str) -> list[str]:

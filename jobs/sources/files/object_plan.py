@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PLACE = "place"  # where metadata has the place below which the last name so far is, if names grow
+
 
 class ObjectsCoordinator(Coordinator):
     """Plans batches from one listing, which goes on from batch to batch."""
@@ -61,12 +63,14 @@ class ObjectsCoordinator(Coordinator):
         if self._new is None:
             self._new = self._find_new(txid, previous_metadata)
         files = list(self._taken())
+        self._markers.check_unchanged(file["name"] for file in files)
         if not files and current_metadata is None:
             return None
         digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
         found = {"files": files, "behind": digest}
         if self._source.names_grow:
-            found[AFTER] = files[-1]["name"] if files else _last_name(previous_metadata)
+            found[AFTER] = files[-1]["name"] if files else self._last_name(previous_metadata)
+            found[PLACE] = str(self._place)
         return found
 
     def _taken(self) -> Iterator[dict[str, Any]]:
@@ -89,15 +93,18 @@ class ObjectsCoordinator(Coordinator):
 
         Raises: SourceChanged, SourceUnreadable.
         """
-        after = _last_name(previous) if self._source.names_grow else None
+        after = self._last_name(previous) if self._source.names_grow else None
         before = {file["name"] for file in previous["files"]} if previous else set()
         for page in named_objects(self._place, self._source.glob, after):
             for name in self._not_taken(page, txid, before):
                 found, is_held_back = self._looked_at(name, page[name])
                 if is_held_back and self._source.names_grow:
                     return  # if a later name were taken, this one would never be read
-                if found and not is_held_back and (entry := identified(self._source, self._place, name, found)):
+                entry = identified(self._source, self._place, name, found) if found and not is_held_back else None
+                if entry:
                     yield entry
+                elif page[name].size and self._source.names_grow:
+                    return  # it is gone, perhaps for the moment in which it is replaced; an empty one stands for a folder
 
     def _looked_at(self, name: str, listed: FoundObject) -> tuple[FoundObject | None, bool]:
         """Return an object with its ETag, None if it is gone; and whether it is left to a later plan."""
@@ -159,6 +166,13 @@ class ObjectsCoordinator(Coordinator):
             self._touched.append(replace(same, mtime_ns=found.mtime_ns))
         return same
 
+    def _last_name(self, previous: SourceMetadata | None) -> str | None:
+        """Return the last name that batches have taken from this place, in the order of names."""
+        if previous is None or previous.get(PLACE, str(self._place)) != str(self._place):
+            return None
+        name: str | None = previous.get(AFTER) or (previous["files"][-1]["name"] if previous["files"] else None)
+        return name
+
     def _check_redo(self, txid: int, current: SourceMetadata) -> None:
         """Refuse to redo a batch of which an object is gone: the redo would take its rows away.
 
@@ -174,11 +188,3 @@ class ObjectsCoordinator(Coordinator):
                     f"{self._place / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "
                     "rows away. Put it back."
                 ) from None
-
-
-def _last_name(previous: SourceMetadata | None) -> str | None:
-    """Return the last name that batches have taken, in the order of names."""
-    if previous is None:
-        return None
-    name: str | None = previous.get(AFTER) or (previous["files"][-1]["name"] if previous["files"] else None)
-    return name

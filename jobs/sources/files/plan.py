@@ -90,6 +90,7 @@ class FilesCoordinator(Coordinator):
         files += self._next_files(files)
         if not files and self._wait_for_young():
             files = self._next_files([])
+        self._markers.check_unchanged(file["name"] for file in files)
         if not files:
             self._report_waiting()
         if not files and current_metadata is None:

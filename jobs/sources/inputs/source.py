@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from os.path import normpath
+from os.path import normpath, realpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.inputs.reference import Reference
 from state_store.declaration import SourceKind, SourceMetadata, check_name, composed_of
+from state_store.errors import SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -86,8 +87,13 @@ class Inputs(Source):
                     "transform may join it with itself."
                 )
 
-    def _check_folders(self) -> None:
-        """Refuse a folder that files are moved or copied to, or moved from, if another one lies in it, or it in another."""
+    def _check_folders(self, real: Callable[[str], str] = normpath) -> None:
+        """Refuse a folder that files are moved or copied to, or moved from, if another one lies in it, or it in another.
+
+        `real` turns a declared folder into a path that can be compared.
+
+        Raises: ValueError.
+        """
         places: list[tuple[str, str, bool]] = []  # input, folder, whether Tidegate puts files there or takes them away
         for name, source in self.sources.items():
             files, receiver = (source.files, source.keep_folder) if isinstance(source, Reference) else (source, None)
@@ -97,7 +103,7 @@ class Inputs(Source):
                 places += [(name, receiver, True)] if receiver else []
         for (name, folder, is_written), (other, place, is_written_too) in combinations(places, 2):
             of_one = name == other and name in self.parts  # Files compares its folder and its done folder itself
-            if (is_written or is_written_too) and not of_one and _overlap(folder, place):
+            if (is_written or is_written_too) and not of_one and _overlap(real(folder), real(place)):
                 raise ValueError(
                     f"Inputs {name} and {other} share a folder, {folder} and {place}, which one of them writes into or "
                     "takes files from: the other would miss them, or read them twice. Give them folders of their own."
@@ -156,7 +162,14 @@ class Inputs(Source):
         return composed_of(inputs, references)
 
     def coordinator(self, settings: Settings) -> "InputsCoordinator":
-        """Return a coordinator that asks those of the inputs, each made when first asked."""
+        """Return a coordinator that asks those of the inputs, each made when first asked.
+
+        Raises: SourceUnreadable if inputs share a folder that one of them writes into, by links or an absolute path.
+        """
+        try:
+            self._check_folders(lambda folder: realpath(settings.home / folder))
+        except ValueError as error:
+            raise SourceUnreadable(str(error)) from None
         from jobs.sources.inputs.plan import InputsCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsCoordinator(self, settings)
@@ -240,5 +253,5 @@ def _declared_columns(part: Source) -> set[str] | None:
 
 
 def _overlap(folder: str, other: str) -> bool:
-    one, two = Path(normpath(folder)), Path(normpath(other))
+    one, two = Path(folder), Path(other)
     return one.is_relative_to(two) or two.is_relative_to(one)

@@ -182,11 +182,19 @@ class ParquetReader(FileReader):
 
         try:
             parser = JsonParser({name: kind_of(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
-        except ValueError:  # for a type that text cannot have, rows stay in quarantine
-            return super().parse_payloads(payloads)
+        except ValueError as error:
+            return self._refused(payloads, f"it cannot be read from JSON: {error}")
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
             PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)
         )
+
+    def _refused(self, payloads: "DataFrame", why: str) -> "DataFrame":
+        """Return rows that stay in quarantine, without values."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        columns = {**self._schema, **self._partitions.schema}
+        nothing = [F.lit(None).cast(kind).alias(name) for name, kind in columns.items()]
+        return payloads.select(*nothing, ORIGIN, F.lit(why).alias(REFUSAL), PAYLOAD)
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for the file and row that a Spark error is about."""

@@ -44,7 +44,8 @@ class Bucket(Store):
         with self._explained(folder):
             for page in obstore.list(self._client, folder or None, offset=offset, chunk_size=PAGE):
                 found = [_described(each) for each in page]
-                keys = [last, *(each.key for each in found)]
+                # An empty object may be `folder/` and sort as that, but its name comes without the slash.
+                keys = [last, *(each.key for each in found if each.size)]
                 if any(one.encode() > other.encode() for one, other in pairwise(keys)):
                     raise SourceUnreadable(
                         f"{self._url} does not list its objects in the order of their names, which planning relies on. Use a "
