@@ -331,6 +331,13 @@ def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int
     return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
 
 
+def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:
+    """Take back the ack of a batch that is redone, whose source has yet to learn what counts now if `awaits_ack`."""
+    b = tables.batch.c
+    owed = sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid)
+    connection.execute(owed.values(awaits_ack=awaits_ack, acked_at=None))
+
+
 def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
     """Record that the source has learned of the batch's commit."""
     b = tables.batch.c

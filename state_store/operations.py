@@ -74,15 +74,19 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
     return reopened
 
 
-def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit:
+def redo(
+    connection: Connection, spec: PipelineSpec, txid: int, action: tuple[str, str], witness: Witness, *, awaits_ack: bool
+) -> Commit:
     """Replace the effect of the last committed txid by what its newest attempt has sealed (I13).
 
     Keys that the new attempt lacks go back to their previous values, and disappear if the txid had created them. For opaque
-    states only, and only as the owner of the tables: no other role may delete.
+    states only, and only as the owner of the tables: no other role may delete. `action` is the operator and the reason;
+    `awaits_ack` is whether the source has to learn of it, as of a commit.
 
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
+    owner, reason = action
     cursor = cursors.lock_cursor(connection, spec.name, witness)
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
@@ -114,6 +118,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
     source_files.take_back(connection, spec.name, txid)
     source_files.write(connection, spec, [batches.existing_input(connection, spec.name, txid)])
+    batches.owe_ack(connection, spec.name, txid, awaits_ack=awaits_ack)
     write_action(connection, spec.name, txid, "redo", owner, reason)
     done = commits.find(connection, spec.name, txid)
     assert done is not None

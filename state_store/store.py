@@ -431,13 +431,17 @@ class StateStore:
         with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
             return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
-    def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit:
+    def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str, *, awaits_ack: bool = True) -> Commit:
         """Replace the effect of the last committed txid by that of its newest attempt. As the owner of the tables only.
+
+        `awaits_ack` is whether the source has to learn of it (`note_ack`), even if it has learned of the commit.
 
         Raises: RangeRefused if it cannot be redone; what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
-            return operations.redo(connection, spec, txid, owner, storable(reason), self.witness)
+            return operations.redo(
+                connection, spec, txid, (owner, storable(reason)), self.witness, awaits_ack=awaits_ack
+            )
 
     # by hand
 

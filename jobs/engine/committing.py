@@ -78,12 +78,13 @@ class Committer:
     def redo(self, txid: int, reason: str) -> Commit:
         """Replace the last committed batch's effect on the states by its newest attempt's; then give the source the ack.
 
-        The store must be connected as the owner of the tables.
+        The store must be connected as the owner of the tables. If the process dies before the ack, the next plan gives it.
 
         Raises: RangeRefused, StagingLost, and the errors of `commit`.
         """
-        done = self._store.redo_batch(self._pipeline.spec, txid, self._owner, reason)
-        ack(self._store, self._pipeline, done)
+        pipeline = self._pipeline
+        done = self._store.redo_batch(pipeline.spec, txid, self._owner, reason, awaits_ack=pipeline.source.wants_acks)
+        ack(self._store, pipeline, done)
         return done
 
     def _drain(self, txid: int) -> None:

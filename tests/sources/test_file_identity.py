@@ -262,6 +262,33 @@ def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> 
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
+def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run moves the files that the redo took: one that grew in the folder would count twice."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    pipeline = declare(inbox, files("opaque", done_folder="done", max_files=10))
+    inbox.write("1.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    new = inbox.write("2.csv", lines("b"))
+    with monkeypatch.context() as dying:
+        dying.setattr("jobs.engine.committing.ack", die)
+        with pytest.raises(Killed):
+            redo(inbox, pipeline, 1)
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert new.exists()
+
+    assert inbox.run(pipeline, "second") == []
+    assert not new.exists(), "its ack was overdue"
+    redo(inbox, pipeline, 1)
+    assert inbox.run(pipeline, "third") == []
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """It counts if the old file was moved away. Old content is left alone with a warning, even after `done` was emptied."""
