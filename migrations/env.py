@@ -28,7 +28,7 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     """Write into every migration that creates a state table its trigger, further grants and partitions.
 
     A view of a history's table is dropped before the table is changed. A table with another number of partitions than is
-    declared is made again, and its rows are copied.
+    declared is made again with its indexes, and its rows, privileges and triggers are copied.
     """
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
@@ -52,6 +52,7 @@ def _made_again(state, before):  # noqa: ANN001, ANN202
         ops.CreateTableOp.from_table(table),
         *_statements(state_tables.after_create(state, table.name)),
         *_statements(hash_partitions.moved_back(table)),
+        *map(ops.CreateIndexOp.from_index, sorted(table.indexes, key=lambda index: str(index.name))),
     ]
 
 

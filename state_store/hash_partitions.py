@@ -19,6 +19,51 @@ from state_store.errors import SchemaOutOfDate
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relkind", "relpartbound")), schema="pg_catalog")
 _INHERITS = sa.table("pg_inherits", sa.column("inhrelid"), sa.column("inhparent"), schema="pg_catalog")
+# Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
+# triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
+_MADE_LIKE_BEFORE = """DO $do$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        WITH made (made) AS (
+            SELECT '{made}'::regclass
+            UNION ALL SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = '{made}'::regclass
+        ), before AS (
+            SELECT * FROM pg_class WHERE oid = '{before}'::regclass
+        ), named (oid, name) AS (
+            SELECT 0::oid, 'PUBLIC' UNION ALL SELECT oid, quote_ident(rolname) FROM pg_roles
+        ), granted AS (
+            SELECT 0 AS part, '' AS columns, a.* FROM before, aclexplode(relacl) WITH ORDINALITY AS a WHERE grantee <> relowner
+            UNION ALL
+            SELECT attnum, format('(%I)', attname), a.*
+            FROM before JOIN pg_attribute ON attrelid = oid, aclexplode(attacl) WITH ORDINALITY AS a WHERE attnum > 0
+        ), triggers AS (
+            SELECT * FROM pg_trigger WHERE tgrelid = '{before}'::regclass AND NOT tgisinternal AND NOT EXISTS (
+                SELECT FROM pg_trigger AS same WHERE same.tgrelid = '{made}'::regclass AND same.tgname = pg_trigger.tgname)
+        )
+        SELECT todo FROM (
+            SELECT 1, 0, 0, format('REVOKE ALL ON %s FROM %s', made, name)
+            FROM made JOIN pg_class ON oid = made, aclexplode(relacl) JOIN named ON named.oid = grantee
+            WHERE grantee <> relowner
+            UNION ALL
+            SELECT 2, part, ordinality, format(
+                'GRANT %s %s ON %s TO %s%s', privilege_type, columns, made, name,
+                CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
+            FROM granted JOIN named ON named.oid = grantee, made
+            UNION ALL
+            SELECT 3, 0, 0, replace(pg_get_triggerdef(oid), ' ON {quoted} ', ' ON {made} ') FROM triggers
+            UNION ALL
+            SELECT 4, 0, 0, format(
+                'ALTER TABLE {made} %s TRIGGER %I',
+                CASE tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE REPLICA' END, tgname)
+            FROM triggers WHERE tgenabled <> 'O'
+        ) AS all_of_them (step, part, number, todo) ORDER BY step, part, number
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$do$"""
 
 
 def partitioned_by(state: StateSpec) -> str:
@@ -102,7 +147,7 @@ def set_aside(table: Table, state: StateSpec) -> Iterator[str]:
 
 
 def moved_back(table: Table) -> Iterator[str]:
-    """Yield the statements that copy the rows of the table that was set aside, and drop that."""
+    """Yield the statements that copy the table that was set aside, but for its declaration, and drop it."""
     before = sa.table(
         f"{table.name}$before", *(sa.column(c.name) for c in table.columns if c.computed is None), schema=table.schema
     )
@@ -111,6 +156,9 @@ def moved_back(table: Table) -> Iterator[str]:
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
     yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
+    quoted = f'{table.schema}."{table.name}$before"'
+    like_before = _MADE_LIKE_BEFORE.format(made=table.fullname, before=f"{table.fullname}$before", quoted=quoted)
+    yield " ".join(like_before.split())  # one line of the migration
     yield f"DROP TABLE {table.fullname}$before"
 
 

@@ -439,9 +439,7 @@ class StateStore:
         Raises: RangeRefused if it cannot be redone; what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
-            return operations.redo(
-                connection, spec, txid, (owner, storable(reason)), self.witness, awaits_ack=awaits_ack
-            )
+            return operations.redo(connection, spec, txid, (owner, storable(reason)), self.witness, awaits_ack=awaits_ack)
 
     # by hand
 

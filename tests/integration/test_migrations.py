@@ -621,6 +621,69 @@ def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, 
     assert "No migration is missing" in again.stdout + again.stderr
 
 
+A_ROW = """
+    SET tidegate.writer = 'hours';
+    INSERT INTO state.hours (page, window_start, window_end, last_event, corrections, views, txid)
+        VALUES ('a', now(), now(), now(), 0, 1, 1);
+"""
+ENABLED = "SELECT tgname, tgenabled FROM pg_trigger WHERE tgrelid = 'state.hours'::regclass"
+BY_HAND = """
+    GRANT SELECT (views), UPDATE (views) ON state.hours TO tidegate_stager;
+    REVOKE SELECT ON state.hours FROM tidegate_reader;
+    GRANT REFERENCES ON state.hours TO PUBLIC;
+    CREATE TRIGGER noted BEFORE UPDATE OF views ON state.hours
+        FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+    CREATE TRIGGER unused BEFORE UPDATE ON state.hours FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer();
+    ALTER TABLE state.hours DISABLE TRIGGER unused;
+"""
+
+
+@pytest.mark.parametrize("more", ["final_after='1 hour', keep='9 days'", "final_after='1 hour', emit_final=True"])
+def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path, more: str) -> None:
+    """Its index, exactly its privileges, and its triggers, also those that an administrator gave it; up and down."""
+
+    def migrate(partitions: str, *commands: tuple[str, ...]) -> None:
+        declared = HOURS.replace("@MORE@", more).replace("aggregates=", f"{partitions}aggregates=")
+        (clone / "jobs/pipelines/hours.py").write_text(declared)
+        for arguments in commands:
+            done = _tidegate(clone, empty, *arguments)
+            assert done.returncode == 0, done.stderr
+
+    def by_hand(statement: str) -> list[tuple]:
+        settings = empty.conninfo(user=empty.pg_owner)
+        with closing(psycopg2.connect(**settings)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def found() -> dict[str, list[str]]:
+        """Return all but what says that the table is divided."""
+        lines = {what: [line for line in of if "$" not in line] for what, of in shape(empty).items()}
+        lines["constraints"] = [re.sub(r"_not_null\d+", "_not_null", line) for line in lines["constraints"]]
+        lines["relations"] = [re.sub(r"^(state\.\w+) \w(\{fillfactor[^}]*\})?", r"\1 ", line) for line in lines["relations"]]
+        return lines | {"enabled": sorted(by_hand(ENABLED))}
+
+    migrate("", ("migrate", "--new", "hours"), ("migrate",))
+    by_hand(BY_HAND)
+    by_hand(A_ROW)
+    before, rows = found(), by_hand("SELECT * FROM state.hours")
+    assert any(line.startswith("state.ix_hours_window_end") for line in before["relations"])
+
+    migrate("hash_partitions=3, ", ("migrate", "--new", "divided"))
+    migrate("hash_partitions=3, ", ("migrate", "--new", "nothing is missing"))  # runs migrations, and registers nothing
+    assert found() == before
+    assert by_hand("SELECT * FROM state.hours") == rows
+    assert len(by_hand("SELECT inhrelid FROM pg_inherits WHERE inhparent = 'state.hours'::regclass")) == 3
+    parts = [line for line in shape(empty)["relations"] if line.startswith('state."hours$') and "fillfactor" in line]
+    assert not any("tidegate_reader" in line for line in parts), "a partition is not readable where the table is not"
+    migrate("hash_partitions=3, ", ("migrate",))
+    assert found() == before
+
+    walk = f"import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{len(FILES) + 1:04d}')"
+    assert _python(clone, empty, walk).returncode == 0
+    assert found() == before
+    assert by_hand("SELECT * FROM state.hours") == rows
+
+
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])
 def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     empty: Settings, clone: Path, *, of_states_only: bool
