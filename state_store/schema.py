@@ -4,6 +4,7 @@ A revision is the number of a migration. The ledger is schema ``tidegate``; stat
 """
 
 import json
+from collections.abc import Set
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -119,8 +120,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     """
     p, c, s = tables.pipeline.c, tables.cursor.c, tables.state_table.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
-    declared = spec.tables
-    owned = connection.execute(sa.select(s.state, s.pipeline).where(s.state.in_(declared))).all()
+    owned = connection.execute(sa.select(s.state, s.pipeline).where(s.state.in_(spec.tables))).all()
     for state, owner in owned:
         if owner != spec.name:
             raise DeclarationChanged(
@@ -163,13 +163,23 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     }
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
-    connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name))
-    if declared:
-        connection.execute(insert(tables.state_table).values([{"state": table, "pipeline": spec.name} for table in declared]))
+    _own(connection, spec, {state for state, _ in owned})
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
+
+
+def _own(connection: Connection, spec: PipelineSpec, owned: Set[str]) -> None:
+    """Make the pipeline the owner of the tables that it declares, of which it has `owned`, and of no others.
+
+    Rows of these stay: they have the txid up to which changes were removed. A state is given away only before its pipeline's
+    first commit, so nothing was removed of it.
+    """
+    s = tables.state_table.c
+    connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name, s.state.not_in(owned)))
+    if new := [{"state": table, "pipeline": spec.name} for table in spec.tables if table not in owned]:
+        connection.execute(insert(tables.state_table).values(new))
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:

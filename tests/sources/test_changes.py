@@ -254,8 +254,10 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     }
     late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
     register_pipelines(inbox.settings, late)
-    with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
-        steps.plan(inbox.settings, late, run_id="run")
+    for version in (1, 2):
+        inbox.declare(upstream.source, states=STATES, version=version)
+        with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
+            steps.plan(inbox.settings, late, run_id="run")
 
 
 def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
