@@ -42,7 +42,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
         if missing := _upgrade(connection, specs):
             raise SchemaOutOfDate(" ".join(missing.values()))
         schema.note_ledger(connection, schema.ledger_revision())
-        changed = [spec.name for spec in specs if schema.register(connection, spec)]
+        changed = [spec.name for spec in schema.in_order(connection, specs) if schema.register(connection, spec)]
     return schema.head_revision(), changed
 
 
@@ -69,7 +69,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
     with connected(settings) as connection:
         broken = _upgrade(connection, specs)
         schema.note_ledger(connection, schema.ledger_revision())
-        for spec in specs:
+        for spec in schema.in_order(connection, specs):
             if spec.name not in broken:
                 try:
                     with connection.begin_nested():

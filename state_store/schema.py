@@ -4,7 +4,8 @@ A revision is the number of a migration. The ledger is schema ``tidegate``; stat
 """
 
 import json
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -168,6 +169,21 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
+
+
+def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
+    """Return pipelines in an order in which they can be registered: first the one that gives a state away, then its new owner.
+
+    Pipelines that exchange states have none, and stay in the order given: the first of them is refused.
+    """
+    s = tables.state_table.c
+    owners = dict(map(tuple, connection.execute(sa.select(s.state, s.pipeline))))
+    by_name = {spec.name: spec for spec in specs}
+    after = {spec.name: {owners.get(table, spec.name) for table in spec.tables} - {spec.name} for spec in specs}
+    try:
+        return [by_name[name] for name in TopologicalSorter(after).static_order() if name in by_name]
+    except CycleError:
+        return specs
 
 
 def _own(connection: Connection, spec: PipelineSpec, owned: Set[str]) -> None:

@@ -50,7 +50,16 @@ class StagedPartition:
 
 
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
-    """Create an attempt's staging tables, which Spark's executors may fill."""
+    """Create an attempt's staging tables, which Spark's executors may fill.
+
+    The caller has checked that the pipeline owns its states, and taken the attempt's number. So a table that is there already
+    is of a pipeline that had the state before its own first commit, and whose attempts can no longer commit: it is dropped.
+    """
+    owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.readable]
+    if owned:
+        exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
+        for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
+            connection.execute(DropTable(table, if_exists=True))
     for staged in spec.staged:
         table = state_tables.staging_table_of(staged, txid, attempt)
         connection.execute(CreateTable(table))
@@ -110,7 +119,7 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
         )
     ]
     staging = state_tables.staging_table_of(staged, txid, attempt)
-    if connection.scalar(sa.select(sa.func.to_regclass(f'{STAGING}."{staging.name}"'))) is None:
+    if connection.scalar(sa.select(sa.func.to_regclass(_quoted(staging)))) is None:
         raise _lost(staged, txid, attempt, "its table is gone")
     found: dict[int, tuple[int, int]] = {}
     if sealed:
@@ -130,6 +139,10 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
             rows = found.get(p.task_attempt, (0, 0))[0]
             raise _lost(staged, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
     return sealed
+
+
+def _quoted(staging: Table) -> str:
+    return f'{STAGING}."{staging.name}"'
 
 
 def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:

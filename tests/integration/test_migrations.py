@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +320,18 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
     assert set(broken) == {"extra", counts.name, "rival"}
     with StateStore.connect(empty) as store:
         assert [lag.pipeline for lag in store.lag()] == [daily.name]
+
+
+@pytest.mark.parametrize("upgrade", [migrations.upgrade, migrations.upgrade_all_but_broken])
+def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, upgrade: Callable[..., Any]) -> None:
+    """Its former owner is registered before the new one, in the same migration."""
+    daily, counts = SPECS
+    upgrade(empty, SPECS)
+    without = replace(counts, states=(replace(counts.states[0], name="noted", updates=True),))
+    moved = [replace(daily, states=(*daily.states, *counts.states)), without]
+    assert upgrade(empty, moved) in ({}, (REVISIONS[-1], [counts.name, daily.name]))
+    with migrations.connected(empty) as connection:
+        assert set(connection.scalars(sa.select(tables.state_table.c.pipeline))) == {daily.name}
 
 
 CHANGED = {

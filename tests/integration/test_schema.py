@@ -209,6 +209,48 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec:
     assert contents(settings) == before
 
 
+def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
+    tally: Tally, settings: Settings, register_spec: Register
+) -> None:
+    """What an attempt of the former owner has staged holds the new owner up no more than it counts."""
+    (txid,) = tally.plan()
+    left = tally.process(txid, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
+    keeping, taking = replace(SPEC, states=SPEC.states[:1]), replace(SPEC, name="other", states=SPEC.states[1:])
+    with migrations.connected(settings) as connection:
+        ordered = schema.in_order(connection, [taking, keeping])
+    assert ordered == [keeping, taking], "the new owner is registered after the one that gives the state away"
+    for spec in ordered:
+        register_spec(spec)
+
+    new = Tally(tally.store, taking)
+    new.plan()
+    attempt = new.start(txid)
+    assert attempt.number == left.number, "their staging has the same name"
+    tally.store.seal(attempt, [new.stage(attempt, "per_day", [("2013-01-02", 5)])], Tracked(1))
+    with pytest.raises(DeclarationChanged):
+        tally.commit(txid)
+    assert new.commit(txid).key_count == 1
+    assert [row[1] for row in new.state("per_day")] == [5]
+
+    old = Tally(tally.store, keeping)
+    with pytest.raises(StagingLost, match="another declaration"):
+        old.commit(txid)
+    attempt = old.start(txid)
+    tally.store.seal(attempt, [old.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
+    assert old.commit(txid).key_count == 1
+
+
+def test_pipelines_that_exchange_states_are_refused(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """Neither can be registered first: the state is given away in one migration, and taken in the next."""
+    other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
+    register_spec(other)
+    exchanged = [replace(SPEC, states=other.states), replace(other, states=SPEC.states)]
+    with migrations.connected(settings) as connection:
+        assert schema.in_order(connection, exchanged) == exchanged
+    with pytest.raises(DeclarationChanged, match="per_month of pipeline tally belongs to pipeline other"):
+        register_spec(exchanged[0])
+
+
 def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Settings, register_spec: Register) -> None:
     """A declaration that changed without being registered halts its own pipeline only (I19)."""
     other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
