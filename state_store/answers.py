@@ -71,7 +71,9 @@ def ask(reader: LedgerReader, query: Asked, given: Mapping[str, str | Sequence[s
     long; AccessRefused, SchemaOutOfDate.
     """
     _check_names(query, given)
-    with reader.snapshot(f"answering query {query.name}", timeout_seconds=query.timeout_seconds) as connection:
+    read = [of.partition(".")[2] for of in query.reads]
+    doing = f"answering query {query.name}"
+    with reader.snapshot(doing, states=read, timeout_seconds=query.timeout_seconds) as connection:
         states = {of: _table(connection, query, of) for of in query.reads}
         values = {name: _value(connection, query, name, given[name]) for name in query.arguments}
         statement = _statement(query, states, values)

@@ -12,9 +12,9 @@ from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
 from state_store.errors import UsageError
 from state_store.far_dates import read_far_dates
+from state_store.held_tables import STATE, hold
 from state_store.settings import Settings
 
-STATE = "state"
 KEYS_PER_STATEMENT = 1000
 # A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
 _MODULI = r"""
@@ -41,6 +41,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
             read_far_dates(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+            hold(connection, [state.name])
             for position, row in rows(connection, state, keys):
                 found[position] = row
             if state.hash_partitions > 1 and None in found:

@@ -16,9 +16,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from state_store import schema, waits
+from state_store.declaration import NAME
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import StoreUnavailable
+from state_store.held_tables import hold
 from state_store.settings import Settings
 from state_store.waits import Marks, Wait
 from state_store.witness import Witness
@@ -75,14 +77,20 @@ class LedgerReader:
             yield Moment(connection, self.settings, marks, self._witness)
 
     @contextmanager
-    def snapshot(self, doing: str, *, timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS) -> Iterator[Connection]:
+    def snapshot(
+        self, doing: str, *, states: Sequence[str] = (), timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS
+    ) -> Iterator[Connection]:
         """Yield a connection whose statements all see one moment; each takes at most `timeout_seconds`.
+
+        The `states` that will be read are named, so that no migration makes their tables again meanwhile.
 
         Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
         """
         try:
             with self._engine.connect() as unprepared:
                 connection = unprepared.execution_options(**_SNAPSHOT)
+                names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
+                hold(connection.connection.driver_connection, names, lock_timeout_seconds=timeout_seconds)
                 connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
                 schema.check_ledger(connection)
                 yield connection

@@ -112,7 +112,7 @@ class StateReader:
 
     @contextmanager
     def _snapshot(self, **limits: int) -> Iterator[tuple[Connection, StateSpec, Version]]:
-        with self._reader.snapshot(f"reading state {self._state}", **limits) as connection:
+        with self._reader.snapshot(f"reading state {self._state}", states=[self._state], **limits) as connection:
             state = overview.spec_of_pipeline(connection, self._pipeline).state(self._state)
             if state is None or not state.is_table:
                 raise UsageError(f"Pipeline {self._pipeline} has no state {self._state}.")

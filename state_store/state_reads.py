@@ -12,13 +12,14 @@ from psycopg2 import sql
 from state_store.busy_server import connect
 from state_store.driver_errors import translate
 from state_store.errors import GuardMismatch, StoreUnavailable
+from state_store.held_tables import STATE, lock_of
 
-STATE, ALIAS = "state", "s"
+ALIAS = "s"
 KEYS_PER_STATEMENT = 5000
 # Set, as texts of arrays depend on them. LOCAL, so that a pooler's session is unchanged for its other users.
 _PINNED = (
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL bytea_output = 'hex'; "
-    "SET LOCAL lock_timeout = '10s'; SELECT pg_is_in_recovery()"
+    "SET LOCAL lock_timeout = '10s'"
 )
 
 
@@ -58,12 +59,16 @@ class Reading:
                     yield chunk[number], tuple(row)
 
     def _fetch(self, connection: Any, statement: sql.Composable, arrays: list[list[Any]]) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement, in a transaction of its own, because a task may take long to use them."""
+        """Return the rows of a statement, in a transaction of its own, because a task may take long to use them.
+
+        The table is held before a snapshot is taken, or imported: while the transaction that exported it lasts, that holds the
+        table, too.
+        """
+        imported = [] if self.snapshot is None else [sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))]
+        begin = [sql.SQL(_PINNED), lock_of(self.table), *imported, sql.SQL("SELECT pg_is_in_recovery()")]
         try:
             with connection, connection.cursor() as cursor:
-                if self.snapshot is not None:
-                    cursor.execute("SET TRANSACTION SNAPSHOT %s", [self.snapshot])
-                cursor.execute(_PINNED)
+                cursor.execute(sql.SQL("; ").join(begin))
                 if cursor.fetchone()[0]:
                     raise StoreUnavailable(
                         f"{self.of} was read from a standby, which is behind its primary. Connect to the primary."

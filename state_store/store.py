@@ -47,6 +47,7 @@ from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateS
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, storable
+from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
 from state_store.queried import QueriedState
@@ -238,7 +239,8 @@ class StateStore:
     def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
         """Yield the states that a pipeline's transform reads, for as long as an attempt at one of its batches lasts.
 
-        States that are read as of "latest" come from one snapshot, which a connection keeps meanwhile.
+        States that are read as of "latest" come from one snapshot, which a connection keeps meanwhile, and with it their
+        tables: no migration makes them again.
 
         Raises: DeclarationInvalid, SchemaOutOfDate, StoreUnavailable.
         """
@@ -255,6 +257,9 @@ class StateStore:
             with _translated_errors(doing):
                 unprepared = kept.enter_context(self.engine.connect())
                 connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                latest = [query.state for query in spec.queries if query.as_of == "latest"]
+                patience = self.settings.lock_timeout_seconds
+                hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
                 connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", "0", True)))
                 found = queried.find(connection, spec, self.settings.pg_stager)
             try:

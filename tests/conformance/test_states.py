@@ -2,7 +2,8 @@
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -12,10 +13,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from jobs import Count, Pipeline, State
-from state_store import Settings, lookup, state_tables, tables
+import migrations
+from jobs import Count, History, Pipeline, Query, State, StateQuery
+from state_store import Settings, hash_partitions, histories, lookup, schema, state_reads, state_tables, tables
+from state_store.answers import ask
 from state_store.beginning import NotStarted
-from state_store.declaration import StateKind, StateSpec
+from state_store.declaration import PipelineSpec, StateKind, StateSpec
 from state_store.errors import (
     CommitOutOfOrder,
     GuardMismatch,
@@ -24,11 +27,14 @@ from state_store.errors import (
     RangeRefused,
     SchemaOutOfDate,
     StagingLost,
+    StoreUnavailable,
 )
+from state_store.queried import QueriedState
+from state_store.reader import LedgerReader
 from state_store.reads import StateReader
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold, fold_all, partial
-from tests.integration.conftest import contents
+from tests.integration.conftest import contents, until
 
 pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
@@ -182,6 +188,127 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     as_owner(sa.text('DROP TABLE state."counts$0", state."counts$1"'))
     with pytest.raises(SchemaOutOfDate, match=r"of its hash partitions, it has none\."):
         lookup.get(settings, spec, keys)
+
+
+QUERIED = [StateQuery("words.counts")]
+LATEST = [StateQuery("words.counts", as_of="latest", allow_not_repeatable=True)]
+ALL = Query(
+    "all", lambda states: sa.select(states["words.counts"].c.word).order_by("word"), reads=["words.counts", "words.versions"]
+)
+
+
+def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]:
+    """Return every way to read the words of the counts, and of their versions."""
+
+    def read(of: str, act: Callable[[StateReader], Iterable[Any]]) -> list[str]:
+        with StateReader.open(settings, "words", of) as reader:
+            return [row["word"] for row in act(reader) if row is not None]
+
+    def scanned(reader: StateReader) -> list[Any]:
+        with reader.scan() as (txid, rows):
+            assert txid == 1
+            return list(rows)
+
+    def answered() -> list[str]:
+        with LedgerReader(settings) as reader:
+            return [row[0] for row in ask(reader, ALL, {}).rows]
+
+    spec = flow.spec.states[0]
+    return {
+        "get_many": lambda: read("counts", lambda reader: reader.get_many([("a",), ("b",)]).rows),
+        "range": lambda: read("counts", lambda reader: reader.range(limit=9).rows),
+        "range of a view": lambda: read("versions", lambda reader: reader.range(limit=9).rows),
+        "scan": lambda: read("counts", scanned),
+        "query": answered,
+        "tidegate get": lambda: [row["word"] for row in lookup.get(settings, spec, [("a",), ("b",)]) if row],
+        "tidegate inspect": lambda: [row["word"] for row in flow.rows("counts")],
+        "state query": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in QUERIED))),
+        "state query as of latest": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in LATEST))),
+    }
+
+
+def _queried(settings: Settings, flow: Flow, spec: PipelineSpec) -> list[str]:
+    with flow.store.queried_states(spec) as states:
+        return _asked(settings, states["words.counts"])
+
+
+def _asked(settings: Settings, state: QueriedState) -> list[str]:
+    """Ask for words as a Spark task does."""
+    with state_reads.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
+        found = state.reading(2, ["word"]).rows(connection, [("a",), ("b",)])
+        return [row[0] for _, row in sorted(found)]
+
+
+def _divide(connection: sa.Connection, state: StateSpec, into: int) -> None:
+    """Make a state's table again with another number of hash partitions, as a migration does."""
+    divided = replace(state, hash_partitions=into)
+    if state.history:
+        connection.execute(sa.text(histories.drop_of("state", state)))
+    table = state_tables.state_table_of(divided)
+    for statement in hash_partitions.set_aside(table, state):
+        connection.execute(sa.text(statement))
+    table.create(connection)
+    for statement in hash_partitions.moved_back(table):
+        connection.execute(sa.text(statement))
+
+
+@pytest.fixture
+def words(settings: Settings, register: Callable[..., None]) -> Flow:
+    """A pipeline whose one batch has counted words, and noted versions of them, that transforms may read."""
+    states = {
+        "counts": State(key={"word": "text"}, aggregates={"count": Count()}),
+        "versions": History({"word": "text"}, {"count": "bigint"}, {"at": "bigint"}),
+    }
+    pipeline = Pipeline("words", Stream("transactional"), states, transform=lambda rows: rows, queries=QUERIED)
+    register(pipeline)
+    flow = Flow(settings, pipeline.spec)
+    flow.plan(1)
+    attempt = flow.start(1)
+    counted = flow.stage(attempt, "counts", [("a", 1), ("b", 1)])
+    flow.seal(attempt, counted, flow.stage(attempt, "versions", [("a", 0, 1), ("b", 0, 1)]))
+    flow.commit(1)
+    return flow
+
+
+def test_a_reader_that_waits_for_a_table_to_be_divided_finds_its_rows(
+    settings: Settings, words: Flow, as_owner: AsOwner
+) -> None:
+    """It takes its snapshot after it has waited: in an earlier one, the new table has no row."""
+    reads = _words(settings, words)
+    expected = {how: ["a", "b"] for how in reads}
+    assert {how: read() for how, read in reads.items()} == expected
+    waiting = sa.text(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database "
+        "WHERE datname = current_database())"
+    )
+    with ThreadPoolExecutor(len(reads)) as threads:
+        with migrations.connected(settings) as connection:
+            for state in words.spec.states:
+                _divide(connection, state, 3)
+            answers = {how: threads.submit(read) for how, read in reads.items()}
+            until(lambda: as_owner(waiting).scalar() == len(reads))
+            schema.register(connection, words.spec)  # makes the view again
+        assert {how: answer.result(60) for how, answer in answers.items()} == expected
+
+
+def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
+    settings: Settings, words: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task of the attempt reads the same snapshot; the migration gives up in seconds, and changes nothing."""
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
+    latest = replace(words.spec, queries=tuple(query.read for query in LATEST))
+
+    def divide() -> None:
+        with migrations.connected(settings) as connection:
+            _divide(connection, words.spec.states[0], 3)
+
+    with words.store.queried_states(latest) as states:
+        assert _asked(settings, states["words.counts"]) == ["a", "b"]
+        with pytest.raises(StoreUnavailable, match="migrating: a lock timeout"):
+            divide()
+        assert _asked(settings, states["words.counts"]) == ["a", "b"]
+    divide()
+    assert _queried(settings, words, latest) == ["a", "b"]
 
 
 def _is_there(settings: Settings, spec: StateSpec, key: tuple[str]) -> bool:

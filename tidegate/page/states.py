@@ -68,7 +68,7 @@ def rows(
 
     The ETag changes with every commit of the pipeline; until then, a request with `If-None-Match` gets an empty answer, 304.
     """
-    with ledger.reader().snapshot(f"reading state {state}") as connection:
+    with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
         version = reads.version_of(connection, pipeline)
         response.headers.update({"ETag": f'"{version}"', "Cache-Control": "private, no-cache"})
@@ -92,7 +92,7 @@ def rows(
 @router.post("/{state}/rows")
 def rows_of_keys(pipeline: access.Readable, state: str, requested: Keys) -> FoundRows:
     """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to."""
-    with ledger.reader().snapshot(f"reading state {state}") as connection:
+    with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
         version = reads.version_of(connection, pipeline)
         found = reads.rows_of(connection, spec, requested.keys)
@@ -111,8 +111,10 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
     opened = ExitStack()
     opened.callback(_downloads.release)
     try:
-        doing = f"reading state {state}"
-        connection = opened.enter_context(ledger.reader().snapshot(doing, timeout_seconds=DOWNLOAD_STATEMENT_SECONDS))
+        snapshot = ledger.reader().snapshot(
+            f"reading state {state}", states=[state], timeout_seconds=DOWNLOAD_STATEMENT_SECONDS
+        )
+        connection = opened.enter_context(snapshot)
         spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
         rows = browsing.all_rows(connection, spec)
         first = next(rows, None)  # what fails at once is an answer of its own

@@ -1,0 +1,40 @@
+"""Holds tables of states for a transaction before it takes its snapshot, so that it finds their rows.
+
+A migration that makes a table again, with another number of hash partitions, waits for its readers, and they wait for it. A
+reader that takes its snapshot first, and then waits, reads the new table, whose rows are all newer than the snapshot: it finds
+none. LOCK TABLE takes no snapshot. One that is taken after it shows the table that there is, which stays until the transaction
+ends. The right to SELECT is enough. Imports nothing but psycopg2, as executors do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg2 import errors as driver
+from psycopg2 import sql
+
+STATE = "state"
+
+
+def lock_of(table: str) -> sql.Composable:
+    """Return the statement that holds a table, or a view and what it reads; it must be the first of its transaction.
+
+    A migration locks the table before its partitions, so these need no lock of their own.
+    """
+    return sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(STATE, table))
+
+
+def hold(connection: Any, tables: Sequence[str], *, lock_timeout_seconds: int | None = None) -> None:
+    """Hold these tables, as the first statement of a transaction of psycopg2's connection; settings may follow, not precede.
+
+    If one does not exist, or the role may not read it, none is held: the statement that reads it raises a better error.
+
+    Raises: the driver's errors, such as LockNotAvailable after the timeout.
+    """
+    if not tables:
+        return
+    bounded = [] if lock_timeout_seconds is None else [sql.SQL(f"SET LOCAL lock_timeout = '{lock_timeout_seconds}s'")]
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute(sql.SQL("; ").join([*bounded, *map(lock_of, tables)]))
+        except (driver.UndefinedTable, driver.InvalidSchemaName, driver.InsufficientPrivilege):
+            connection.rollback()
