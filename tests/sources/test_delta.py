@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -413,6 +414,21 @@ def test_the_next_generation_begins_the_table_again(table: Table) -> None:
         table.plan(second, found)
     found = table.plan(replace(table.source, generation=3), found)
     assert (found["version"], len(found["data_files"])) == (0, 1)
+
+
+def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:
+    """Delta's protocol leaves it to the writer; as a time of day without a zone, or as text, it is what stands there."""
+    at = pa.array([datetime(2026, 1, 2, 3)], pa.timestamp("us", "UTC"))
+    write_deltalake(str(table.folder), pa.table({"name": ["a"], "at": at}), mode="append", partition_by=["at"])
+    source = Delta("sales", schema={"name": "string"}, partitions={"at": "timestamp"})
+    with pytest.raises(SourceUnreadable, match=r"at=2026-01-02 03:00:00.*, which has no time zone: .* as timestamp_ntz, or"):
+        table.plan(source)
+    without = replace(source, partitions={"at": "timestamp_ntz"})
+    pipeline = table.declare(without, appended=Rows({"name": "text", "at": "timestamp"}))
+    assert table.run(pipeline) == [("a", datetime(2026, 1, 2, 3))]
+    version = table.log / f"{0:020}.json"
+    version.write_text(version.read_text().replace("2026-01-02 03:00:00.000000", "2026-01-02T03:00:00.000000Z"))
+    assert len(table.plan(source)["data_files"]) == 1
 
 
 def test_changes_need_a_table_that_records_them(table: Table) -> None:

@@ -130,9 +130,9 @@ class Log:
             action = self._action(version, line)
             for name, found in action.items():
                 if name == "add":
-                    commit.adds += bool(found["dataChange"])
+                    commit.adds += _changes_rows(found)
                 elif name == "remove":
-                    commit.removes += bool(found["dataChange"])
+                    commit.removes += _changes_rows(found)
                 elif name == "cdc":
                     commit.change_files += 1
                 elif name == "commitInfo":
@@ -157,9 +157,9 @@ class Log:
             if by_row:
                 if found := action.get("cdc"):
                     yield self._whole(self._data_file(found, commit.version, None))
-            elif (found := action.get("add")) and found["dataChange"]:
+            elif (found := action.get("add")) and _changes_rows(found):
                 yield self._whole(self._data_file(found, commit.version))
-            elif changes and (found := action.get("remove")) and found["dataChange"]:
+            elif changes and (found := action.get("remove")) and _changes_rows(found):
                 yield self._whole(self._data_file(found, commit.version, "delete"))
 
     def snapshot(self, version: int | None = None) -> Snapshot:
@@ -310,6 +310,11 @@ class Log:
         columns = [field["name"] for field in json.loads(found["schemaString"])["fields"]]
         records_changes = configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
         return Table(found["id"], tuple(columns), tuple(found["partitionColumns"] or ()), records_changes)
+
+
+def _changes_rows(action: Mapping[str, Any]) -> bool:
+    """Return whether a file that is added or removed changes what rows the table has, and is not only written again."""
+    return bool(action.get("dataChange", True))
 
 
 def _checkpoints_among(names: list[str]) -> dict[int, tuple[str, ...]]:

@@ -238,6 +238,12 @@ class DeltaCoordinator(Coordinator):
                 f"{self._folder / file.name} has {found['size']} bytes, and {file.size} in the log of version {file.version}."
             )
         partition = {name: file.partition.get(name) for name in self._source.partitions}
+        for name in self._source.instants:
+            if (text := partition[name]) and not text.endswith("Z"):
+                raise SourceUnreadable(
+                    f"{self._folder / file.name} is of the partition {name}={text}, which has no time zone: it depends on who "
+                    f"wrote it. Declare {name} as timestamp_ntz, or as string."
+                )
         told = {} if file.change is None else {"change": file.change}
         return {**found, "partition": partition, "commit_version": file.version, **told}
 

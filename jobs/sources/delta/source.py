@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from jobs.sources import Coordinator, Dataset, Source
+from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.source import Files
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.settings import Settings
@@ -85,6 +86,11 @@ class Delta(Source):
             max_files=self.max_files,
             max_bytes=self.max_bytes,
         )
+
+    @cached_property
+    def instants(self) -> list[str]:
+        """The partition columns that are instants, whose values are ambiguous without a time zone."""
+        return [name for name, kind in Partitions(self.partitions).kinds.items() if kind.family == "timestamp"]
 
     @property
     def identity(self) -> str:
