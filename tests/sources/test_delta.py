@@ -414,6 +414,9 @@ def test_the_next_generation_begins_the_table_again(table: Table) -> None:
         table.plan(second, found)
     found = table.plan(replace(table.source, generation=3), found)
     assert (found["version"], len(found["data_files"])) == (0, 1)
+    with pytest.raises(SourceChanged, match=r"Generation 3 of .* was read already, so it cannot be read as generation 1"):
+        table.plan(table.source, found)
+    assert table.plan(table.source, {"files": [], "generation": 1})["version"] == 0, "after another kind of source"
 
 
 def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:

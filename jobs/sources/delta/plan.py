@@ -103,7 +103,7 @@ class DeltaCoordinator(Coordinator):
 
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each new file with the position after it; no file for a version that adds no rows."""
-        if previous is None or previous["generation"] < self._source.generation:
+        if previous is None or self._begins_again(previous):
             position = self._begin()
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
@@ -118,6 +118,19 @@ class DeltaCoordinator(Coordinator):
                 yield from self._files_of(commit, position.table, 0)
             else:
                 yield None, Position(position.table, commit.version, commit.digest)
+
+    def _begins_again(self, previous: SourceMetadata) -> bool:
+        """Return whether the author has declared a newer generation, or another source before, with an earlier version.
+
+        Raises: SourceChanged if a newer generation was read already.
+        """
+        before, now = previous["generation"] if "data_files" in previous else 0, self._source.generation
+        if before > now:
+            raise SourceChanged(
+                f"Generation {before} of {self._folder} was read already, so it cannot be read as generation {now} any more. "
+                "Declare the newer one again."
+            )
+        return bool(before < now)
 
     def _begin(self) -> Position:
         """Return the position before the first batch, after checking that the table can be read as it is declared."""

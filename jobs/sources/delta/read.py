@@ -1,6 +1,6 @@
 """Reads the data files of one batch of a Delta table, as `Files` reads Parquet files: checked before and after Spark."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -85,10 +85,10 @@ class DeltaReader(Emitter):
 
     def _readers(self, metadata: SourceMetadata) -> list[tuple[ParquetReader, SourceMetadata]]:
         """Return the readers that a batch needs, each with its files."""
-        files = [self._with_change(file) for file in metadata["data_files"]]
-        of: Callable[[bool], list[dict[str, Any]]] = lambda is_whole: [f for f in files if ("change" in f) is is_whole]  # noqa: E731
-        found = [(self._whole, {"files": of(True)}), (self._by_row, {"files": of(False)})]
-        return [(reader, part) for reader, part in found if part["files"]]
+        found: dict[ParquetReader, list[dict[str, Any]]] = {self._whole: [], self._by_row: []}
+        for file in metadata["data_files"]:
+            found[self._whole if "change" in file else self._by_row].append(self._with_change(file))
+        return [(reader, {"files": files}) for reader, files in found.items() if files]
 
     def _with_change(self, file: Mapping[str, Any]) -> dict[str, Any]:
         """Return a file's entry, with its change and version beside the values of its partition."""
