@@ -116,6 +116,28 @@ def test_keys_between_the_steps_of_a_sequence_are_refused(shop: Shop) -> None:
     assert "INCREMENT 50" in refused(shop, ORDERS, SourceChanged)
 
 
+def test_a_numeric_key_with_digits_after_the_point_is_drawn_in_whole_numbers(shop: Shop) -> None:
+    """Postgres prints 1.00 for the first number of its sequence; what lies between two of them was chosen by hand."""
+    shop.execute("CREATE TABLE odd (id numeric(12,2) DEFAULT nextval('orders_id_seq') PRIMARY KEY, name text)")
+    source = PostgresTable(table="odd", key="id", schema={"id": "decimal(12,2)", "name": "string"}, wait_seconds=0)
+    shop.execute("INSERT INTO odd (name) VALUES ('a'), ('b')")
+    first = shop.planned(source)
+    assert (first["to"], first["rows"]) == (["2.00"], 2)
+    assert shop.plan(source, first) is None
+    shop.execute("INSERT INTO odd (name) VALUES ('c')")
+    assert [row[1] for row in shop.rows(source, shop.planned(source, first))] == ["c"]
+
+    shop.execute("INSERT INTO odd VALUES (2.50, 'by hand')")
+    assert "has key 2.50, which sequence orders_id_seq (at 3, INCREMENT 1) does not hand out" in refused(
+        shop, source, SourceChanged, first
+    )
+    shop.execute("UPDATE odd SET id = 3.50 WHERE id = 2.50")
+    assert "SELECT setval('orders_id_seq', 4)" in refused(shop, source, SourceChanged, first)
+    shop.execute("DELETE FROM odd WHERE id > 2")
+    shop.execute("SELECT setval('orders_id_seq', 1)")
+    assert "is at 1, but rows up to 2 were read" in refused(shop, source, SourceChanged, first)
+
+
 @pytest.mark.parametrize("value", ["'NaN'", "'Infinity'"])
 def test_a_key_after_which_no_key_can_come_is_refused(shop: Shop, value: str) -> None:
     """NaN is the highest number: every later row would be missed."""

@@ -16,6 +16,8 @@ GAPS go back: `[[low, high], ...]`, low is null for everything below the first k
 not visible in the plan's snapshot, it was written since, and kept a time or received one that had been planned by then.
 """
 
+from decimal import Decimal
+from math import ceil
 from typing import Any
 
 from psycopg2 import sql
@@ -152,19 +154,22 @@ def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
             )
 
 
-def check_drawn(cursor: Any, query: Query, sequence: Sequence, after: Position | None, highest: Position | None) -> None:
+def check_drawn(
+    cursor: Any, query: Query, types: list[str], sequence: Sequence, after: Position | None, highest: Position | None
+) -> None:
     """Refuse new keys that this sequence has not handed out: above its value, or between its steps.
 
     Raises: SourceChanged.
     """
     if highest is None:
         return
-    if int(highest[0]) > sequence.last:
+    if Decimal(highest[0]) > sequence.last:
         raise SourceChanged(
             f"{query.name} has key {highest[0]}, but sequence {sequence.name} is at {sequence.last}: keys were chosen by hand, "
-            f"and rows with the next ones would never be read. Run SELECT setval('{sequence.name}', {highest[0]})."
+            "and rows with the next ones would never be read. Run SELECT "
+            f"setval('{sequence.name}', {_whole(highest[0])})."
         )
-    if sequence.increment == 1:
+    if sequence.increment == 1 and types[0] in WHOLE:  # a numeric may have digits after the point
         return
     between = sql.SQL("mod({key}::numeric - {last}, {increment}) <> 0").format(
         key=query.keys, last=sql.Literal(sequence.last), increment=sql.Literal(sequence.increment)
@@ -189,7 +194,7 @@ def check_sequence(
 
     Raises: SourceChanged.
     """
-    position = int(previous["to"][0]) if previous["to"] else sequence.last
+    position = _whole(previous["to"][0]) if previous["to"] else sequence.last
     if sequence.last < position:
         raise SourceChanged(
             f"{query.name}: sequence {sequence.name} is at {sequence.last}, but rows up to {position} were read: it was set "
@@ -273,6 +278,11 @@ def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetad
             f"back, or loaded with old times. They would never be read as they are now. Have a trigger set {column} to "
             "now() at each write, and touch these rows."
         )
+
+
+def _whole(key: str) -> int:
+    """Return a key as a number that a sequence can stand at: the next whole one, for a numeric with digits after the point."""
+    return ceil(Decimal(key))
 
 
 def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple[int, str | None]:

@@ -330,7 +330,7 @@ class PostgresCoordinator(Coordinator):
             if previous is not None:
                 advice = START_AGAIN.format(generation=source.generation + 1)
                 check_sequence(cursor, query, origin, sequence, previous, advice)
-            check_drawn(cursor, query, sequence, after, highest)
+            check_drawn(cursor, query, origin.types, sequence, after, highest)
         return sequences
 
     def _cut(
