@@ -1,14 +1,18 @@
 """PostgresTable notices alterations between two plans: it refuses those that could lose rows, and reads on after others."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import psycopg2
 import pytest
 from psycopg2 import sql
 
 from jobs import PostgresTable
-from jobs.sources.postgres.late import _visible
+from jobs.sources.postgres import seen
+from jobs.sources.postgres import source as planning
+from jobs.sources.postgres.seen import snapshot_of, visible
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DRAWN, ORDERS, Shop, all_batches, expected, refused
@@ -83,6 +87,170 @@ def test_a_partition_with_a_sequence_of_its_own_is_refused(parted: Shop) -> None
     run(parted, ["ALTER TABLE orders_2024 ALTER id SET DEFAULT nextval('mine')"])
     run(parted, ["ALTER TABLE orders ATTACH PARTITION orders_2024 FOR VALUES IN (2024)"])
     assert "mine" in refused(parted, ORDERS, SourceUnreadable)
+
+
+def load(shop: Shop, ids: str = "generate_series(1, 5)") -> None:
+    """Make a table of old orders with these ids, which could be attached as a partition."""
+    shop.execute("CREATE TABLE orders_2024 (LIKE orders)")
+    shop.execute(
+        "INSERT INTO orders_2024 SELECT n, 'old', n, '2024-05-01'::timestamptz + n * interval '1 s', 2024"
+        f" FROM (SELECT {ids} AS n) AS ids"
+    )
+
+
+ATTACH = "ALTER TABLE orders ATTACH PARTITION orders_2024 FOR VALUES IN (2024)"
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+@pytest.mark.parametrize("savepoint", ["SELECT 1", "SAVEPOINT s", "SAVEPOINT s; CREATE TABLE o (); RELEASE s; SAVEPOINT t"])
+def test_a_partition_whose_attachment_is_open_during_a_plan_is_not_passed_by(
+    parted: Shop, source: PostgresTable, savepoint: str
+) -> None:
+    """In a savepoint it is attached by a subtransaction, which a snapshot of Postgres does not list as open."""
+    first = parted.planned(source)
+    load(parted)
+    parted.sell(3)
+    session = parted.session()
+    session.execute(f"BEGIN; {savepoint}; {ATTACH}")
+    parted.execute("CREATE TABLE later ()")
+    second = parted.plan(source, first)
+    session.execute("COMMIT")
+    parted.sell(1)
+    assert "5 row(s)" in refused(parted, source, SourceChanged, second or first)
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+@pytest.mark.parametrize("step", ["check_keys", "snapshot_of", "partitions_of"])
+def test_a_partition_that_is_attached_while_a_plan_works_is_not_passed_by(
+    parted: Shop, source: PostgresTable, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes between the plan's statements, this plan refuses it, or the next one does."""
+    load(parted)
+    first = parted.planned(source)
+    parted.sell(3)
+    before = getattr(planning, step)
+    statements = [ATTACH]
+
+    def meanwhile(*arguments: Any) -> Any:
+        found = before(*arguments)
+        run(parted, [statements.pop()] if statements else [])
+        return found
+
+    monkeypatch.setattr(planning, step, meanwhile)
+    assert "5 row(s)" in refused(parted, source, SourceChanged, first)
+
+
+def test_a_partition_that_is_attached_while_a_plan_waits_is_not_passed_by(parted: Shop) -> None:
+    """A plan by a drawn key waits for writers between its checks and its snapshot."""
+    first = parted.planned(ORDERS)
+    load(parted)
+    writer = parted.session()
+    writer.execute("BEGIN; INSERT INTO orders (name, amount) VALUES ('early', 1)")
+    parted.sell(3)
+    with ThreadPoolExecutor(1) as pool:
+        refusal = pool.submit(refused, parted, replace(ORDERS, wait_seconds=60), SourceChanged, first)
+        parted.wait_until_polling()
+        parted.execute(ATTACH)
+        writer.execute("COMMIT")
+        assert "5 row(s)" in refusal.result()
+
+
+def test_a_partition_with_new_rows_may_be_attached_while_a_plan_works(parted: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are in the range that is cut just then, so they were not passed by; and the next plan knows this."""
+    first = parted.planned(ORDERS)
+    load(parted, "nextval('orders_id_seq')")
+    load_more = "INSERT INTO orders (name, amount) VALUES ('new', 1)"
+    run(parted, [load_more])
+    before, statements = planning.partitions_of, [ATTACH]
+
+    def meanwhile(*arguments: Any) -> Any:
+        found = before(*arguments)
+        run(parted, [statements.pop()] if statements else [])
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "partitions_of", meanwhile)
+        second = parted.planned(ORDERS, first)
+    assert parted.ids(second) == [21, 22]
+    assert second["rows"] == 2
+    assert parted.plan(ORDERS, second) is None
+    run(parted, [load_more])
+    assert parted.ids(parted.planned(ORDERS, second)) == [23]
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_long_transaction_makes_no_partition_look_new(parted: Shop, source: PostgresTable) -> None:
+    """All that was written since it began may still be open for its snapshot; but what was read with the range is known."""
+    load(parted)
+    if source is ORDERS:  # for a time, all transactions of the database are waited for
+        parted.execute("CREATE TABLE other (n integer)")
+        parted.session().execute("BEGIN; INSERT INTO other VALUES (1)")
+    session = parted.session()
+    session.execute("BEGIN; SELECT pg_current_xact_id()")
+    run(parted, [ATTACH, "CREATE TABLE orders_2023 PARTITION OF orders FOR VALUES IN (2023)"])
+    if source is DATED:
+        session.execute("COMMIT")
+    first = parted.planned(source)
+    assert first["rows"] == 25
+    assert parted.plan(source, first) is None
+    assert len(first["attached"]) == (2 if source is ORDERS else 0)
+    parted.execute("ALTER TABLE orders DETACH PARTITION orders_2024")
+    assert parted.plan(source, first) is None
+    parted.execute("INSERT INTO orders_2024 SELECT 6, 'late', 6, '2024-05-02', 2024")
+    parted.execute(ATTACH)
+    assert "orders_2024 was attached" in refused(parted, source, SourceChanged, first)
+
+
+def test_batches_of_an_earlier_version_do_not_list_partitions(parted: Shop) -> None:
+    """Partitions that were committed before their snapshot are known, though a transaction was open meanwhile."""
+    parted.session().execute("BEGIN; CREATE TABLE other (n integer)")
+    load(parted)
+    parted.execute(ATTACH)
+    first = parted.planned(ORDERS)
+    assert first.pop("attached")
+    assert parted.plan(ORDERS, first) is None
+    run(parted, ["ALTER TABLE orders DETACH PARTITION orders_2024", ATTACH])
+    assert "orders_2024 was attached" in refused(parted, ORDERS, SourceChanged, first)
+
+
+def test_a_snapshot_lists_so_many_open_transactions_and_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more are open, the snapshot ends before the first that it does not list, so that none is taken for ended."""
+    writer = shop.session()
+    writer.execute("BEGIN; CREATE TABLE made ()")
+    for n in range(3):
+        writer.execute(f"SAVEPOINT s; CREATE TABLE made_{n} ()")
+    shop.sell()
+    [(xmin,)] = shop.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    with closing(psycopg2.connect(**shop.settings.conninfo(user=shop.settings.pg_stager))) as connection:
+        cursor = connection.cursor()
+        assert snapshot_of(cursor) == f"{xmin}:{xmin + 5}:{xmin},{xmin + 1},{xmin + 2},{xmin + 3}"
+        monkeypatch.setattr(seen, "OPEN", 2)
+        assert snapshot_of(cursor) == f"{xmin}:{xmin + 2}:{xmin},{xmin + 1}"
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_table_that_becomes_a_child_of_another_is_read_on(shop: Shop, source: PostgresTable) -> None:
+    """Its own rows are the same; those of the other table are not read."""
+    shop.sell(5)
+    first = shop.planned(source)
+    shop.execute("CREATE TABLE everything (LIKE orders)")
+    shop.execute("ALTER TABLE orders INHERIT everything")
+    assert shop.plan(source, first) is None
+    shop.sell(1)
+    assert shop.planned(source, first)["rows"] == 1
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_rows_of_a_family_that_became_a_child_are_not_passed_by(shop: Shop, source: PostgresTable) -> None:
+    """By inheritance a table brings its own children along, which have been such for long."""
+    shop.execute("CREATE TABLE old (LIKE orders)")
+    shop.execute("CREATE TABLE older () INHERITS (old)")
+    shop.execute("INSERT INTO older (id, written) VALUES (-1, now())")
+    shop.sell(5)
+    first = shop.planned(source)
+    shop.execute("ALTER TABLE old INHERIT orders")
+    message = refused(shop, source, SourceChanged, first)
+    assert "partition older was attached" in message
 
 
 # ------------------------------------------------------------------------------------------------------- sequences
@@ -301,5 +469,5 @@ def test_tables_whose_rows_come_in_another_order_are_refused(shop: Shop) -> None
 def test_transaction_numbers_are_compared_across_their_wraparound(shop: Shop, writer: int, newest: int, is_old: bool) -> None:
     """A row has 32 bits of its number; they mean the last number with these bits that is not above the server's."""
     statement = sql.SQL("SELECT {} FROM (VALUES (%s::bigint, %s::bigint)) AS r (x, newest)")
-    visible = _visible({"snapshot": f"{2**32 + 50}:{2**32 + 50}:"})
-    assert shop.execute(statement.format(visible), [writer, newest]) == [(is_old,)]
+    condition = visible(f"{2**32 + 50}:{2**32 + 50}:")
+    assert shop.execute(statement.format(condition), [writer, newest]) == [(is_old,)]

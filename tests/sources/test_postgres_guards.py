@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jobs import PostgresTable
+from jobs.sources.postgres import source as planning
 from state_store.batches import encode_metadata
 from state_store.errors import (
     AccessRefused,
@@ -326,6 +327,67 @@ def test_a_row_that_is_written_without_its_time_is_noticed(shop: Shop, write: st
     assert "1 row(s)" in message
     shop.execute("UPDATE orders SET written = now() WHERE id IN (2, 100)")
     assert shop.planned(DATED, first)["rows"] >= 1
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["UPDATE orders SET amount = 99 WHERE id = 2"],
+        ["SAVEPOINT s", "UPDATE orders SET amount = 99 WHERE id = 2"],
+        ["SAVEPOINT s", "CREATE TABLE made ()", "RELEASE s", "SAVEPOINT t", "UPDATE orders SET amount = 99 WHERE id = 2"],
+        ["SAVEPOINT s", "UPDATE orders SET amount = 99 WHERE id = 2", "RELEASE s"],
+    ],
+)
+def test_a_write_without_its_time_that_is_open_during_a_plan_is_noticed(shop: Shop, statements: list[str]) -> None:
+    """A savepoint writes by a subtransaction, which a snapshot of Postgres does not list as open."""
+    shop.sell()
+    shop.sell()
+    first = shop.planned(DATED)
+    shop.sell()
+    writer = shop.session()
+    for statement in ("BEGIN", *statements):
+        writer.execute(statement)
+    shop.execute("CREATE TABLE later ()")
+    second = shop.planned(DATED, first)
+    assert shop.ids(second, "written, id") == [3]
+    assert shop.plan(DATED, second) is None
+    writer.execute("COMMIT")
+    assert "1 row(s)" in refused(shop, DATED, SourceChanged, second)
+
+
+def test_a_write_without_its_time_while_a_plan_works_is_noticed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the snapshot shows is refused at once; the next plan would take it for read."""
+    shop.sell()
+    first = shop.planned(DATED)
+    shop.sell()
+    wait = planning.settled_by_clock
+
+    def meanwhile(*arguments: Any) -> Any:
+        shop.execute("UPDATE orders SET amount = 99 WHERE id = 1")
+        return wait(*arguments)
+
+    monkeypatch.setattr(planning, "settled_by_clock", meanwhile)
+    assert "1 row(s)" in refused(shop, DATED, SourceChanged, first)
+
+
+def test_rows_of_savepoints_beside_an_open_transaction_are_not_late(shop: Shop) -> None:
+    """A transaction that is open holds back the snapshot's oldest number; rows that were read have higher ones."""
+    writer, other = shop.session(), shop.session()
+    writer.execute("BEGIN; SELECT now()")
+    other.execute("BEGIN; SELECT pg_current_xact_id()")
+    for n in range(5):
+        writer.execute("SAVEPOINT s")
+        writer.execute("INSERT INTO orders (name, amount) VALUES ('n', %s)", [n])
+        writer.execute("ROLLBACK TO s" if n == 2 else "RELEASE s")
+    writer.execute("COMMIT")
+    first = shop.planned(DATED)
+    assert first["rows"] == 4
+    assert shop.plan(DATED, first) is None
+    other.execute("SAVEPOINT s; SELECT pg_current_xact_id(); CREATE TABLE made ()")
+    assert shop.plan(DATED, first) is None
+    other.execute("COMMIT")
+    shop.sell()
+    assert shop.planned(DATED, first)["rows"] == 1
 
 
 def test_a_table_that_was_rewritten_has_no_late_rows(shop: Shop) -> None:

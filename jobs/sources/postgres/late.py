@@ -2,8 +2,8 @@
 
 Plans wait for open transactions (`jobs.sources.postgres.in_flight`), which rules late rows out, if keys and times are drawn as
 the author promises. This module checks the promise. No check costs more than to read one batch's keys again, except for a
-single check after a sequence was altered or a partition attached; rows that were read may be deleted or changed meanwhile. The
-position is the last key that was planned.
+single check after a sequence was altered or a partition attached (`jobs.sources.postgres.seen`); rows that were read may be
+deleted or changed meanwhile. The position is the last key that was planned.
 
 *Numeric keys*: a range's metadata, and that of later ranges, lists the keys that were missing when it was planned, as far as
 GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
@@ -24,30 +24,16 @@ from psycopg2 import sql
 
 from jobs.sources.postgres.origin import Origin, Sequence
 from jobs.sources.postgres.query import Position, Query, count_rows, range_in_words
+from jobs.sources.postgres.seen import ends_of, is_comparable, visible
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
 
 # The most gaps in metadata: each costs a lookup in the key's index at every plan, and some bytes in each batch's metadata.
 GAPS = 200
 WHOLE = ("smallint", "integer", "bigint")
-# A row has 32 bits of its transaction's number; after this many more transactions they may mean another transaction.
-_COMPARABLE = 2**31
-_IS_BACK = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(%s::pg_snapshot)::text::bigint"
 _SEES_WRITERS = """
     SELECT has_column_privilege(%(table)s::oid, 'xmin', 'SELECT'), quote_ident(current_user), %(table)s::regclass::text
 """
-# Tables read that became partitions, or children, after a snapshot was taken.
-_ATTACHED = """
-    SELECT inhrelid::bigint, inhrelid::regclass::text, has_table_privilege(inhrelid, 'SELECT')
-    FROM (
-        SELECT inhrelid, xmin::text::bigint AS x, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest
-        FROM pg_inherits WHERE inhrelid = ANY(%s)
-    ) AS child
-    WHERE NOT ({visible})
-    ORDER BY 1
-"""
-# Adds the epoch to a row's transaction number; 1 and 2 are the numbers of rows that are permanently frozen.
-_VISIBLE = "x < 3 OR pg_visible_in_snapshot((newest - mod(newest - x, 4294967296))::text::xid8, {snapshot}::pg_snapshot)"
 
 
 def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Composable:
@@ -74,8 +60,7 @@ def check_in_time(cursor: Any, query: Query, previous: SourceMetadata) -> None:
     """
     if "snapshot" not in previous:
         return
-    cursor.execute(_IS_BACK, [previous["snapshot"]])
-    newest, before = cursor.fetchone()
+    newest, before = ends_of(cursor, previous["snapshot"])
     if newest < before:
         raise SourceChanged(
             f"{query.name}: the server is at transaction {newest}, but was at {before} when rows were planned: it was restored "
@@ -187,10 +172,8 @@ def check_drawn(
         )
 
 
-def check_sequence(
-    cursor: Any, query: Query, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str
-) -> None:
-    """Refuse a sequence that was set back, even if it has caught up since.
+def check_sequence(query: Query, sequence: Sequence, previous: SourceMetadata, advice: str) -> None:
+    """Refuse a sequence that is below the position: it was set back.
 
     Raises: SourceChanged.
     """
@@ -201,11 +184,18 @@ def check_sequence(
             f"back, as TRUNCATE ... RESTART IDENTITY does, and what it draws now would never be read. Run SELECT "
             f"setval('{sequence.name}', {position}) and give the rows of meanwhile new keys. {advice}"
         )
+
+
+def check_altered(cursor: Any, query: Query, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str) -> None:
+    """Refuse a sequence that was altered, unless no row up to the position was written since: then no key was drawn twice.
+
+    Raises: SourceChanged.
+    """
     before = previous.get("origin")
     if before is None or before["sequences"].get(sequence.oid) == sequence.storage or not previous["to"]:
         return
-    # The sequence was altered: harmless if no row up to the position was written since, because then no key was drawn twice.
-    if origin.table is None or not query.table or not _is_comparable(cursor, previous):
+    position = _whole(previous["to"][0])
+    if origin.table is None or not query.table or not is_comparable(cursor, previous["snapshot"]):
         raise SourceChanged(
             f"{query.name}: sequence {sequence.name} was restarted or replaced since rows up to {position} were read, and "
             f"which keys were drawn twice cannot be found out here. {advice}"
@@ -219,38 +209,6 @@ def check_sequence(
         )
 
 
-def check_attached(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, advice: str) -> None:
-    """Refuse rows of partitions that were attached since the last plan, up to the position.
-
-    Raises: SourceChanged.
-    """
-    if "snapshot" not in previous or not previous["to"] or origin.table is None or not query.table:
-        return
-    if not _is_comparable(cursor, previous):
-        return
-    cursor.execute(sql.SQL(_ATTACHED).format(visible=_visible(previous)), [origin.read])
-    for oid, name, is_readable in cursor.fetchall():
-        # For a partition that is readable only through its parent all rows are searched, which takes longer.
-        relation = sql.SQL(name) if is_readable else query.relation  # quoted by regclass
-        is_in_partition = sql.SQL("tableoid IN (SELECT relid::oid FROM pg_partition_tree({}) UNION SELECT {}::oid)").format(
-            sql.Literal(oid), sql.Literal(oid)
-        )
-        cursor.execute(
-            sql.SQL("SELECT count(*), concat_ws(', ', {lowest}) FROM {relation} WHERE {up_to} AND {is_in_partition}").format(
-                lowest=sql.SQL(", ").join(sql.SQL("min({}::text)").format(sql.Identifier(column)) for column in query.key),
-                relation=relation,
-                up_to=query.up_to(previous["to"]),
-                is_in_partition=is_in_partition,
-            )
-        )
-        rows, key = cursor.fetchone()
-        if rows:
-            raise SourceChanged(
-                f"{query.name}: partition {name} was attached since rows up to {', '.join(previous['to'])} were planned, and "
-                f"has {rows} row(s) up to there, such as {key}, which would never be read. Give them new keys. {advice}"
-            )
-
-
 def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, rows: int) -> None:
     """Refuse rows, among the newest, that were written since the last plan with times that had been planned.
 
@@ -261,13 +219,13 @@ def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetad
     before = previous.get("origin")
     if before is None or before["storage"] != origin.storage or origin.table is None or not query.table or not previous["to"]:
         return
-    if not _is_comparable(cursor, previous):
+    if not is_comparable(cursor, previous["snapshot"]):
         return
     _check_sees_writers(cursor, query, origin.table)
     cursor.execute(
         sql.SQL(
             "SELECT count(*) FILTER (WHERE NOT ({visible})), min(key) FILTER (WHERE NOT ({visible})) FROM ({rows}) AS r"
-        ).format(visible=_visible(previous), rows=_newest(query, previous["to"], rows))
+        ).format(visible=visible(previous["snapshot"]), rows=_newest(query, previous["to"], rows))
     )
     late, key = cursor.fetchone()
     if late:
@@ -289,7 +247,7 @@ def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple
     """Count the rows up to the position that the plan could not see; return the count and their lowest key."""
     cursor.execute(
         sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
-            rows=_rows_up_to(query, previous["to"], query.keys), visible=_visible(previous)
+            rows=_rows_up_to(query, previous["to"], query.keys), visible=visible(previous["snapshot"])
         )
     )
     rows, key = cursor.fetchone()
@@ -308,16 +266,6 @@ def _check_sees_writers(cursor: Any, query: Query, table: int) -> None:
             f"{query.name}: role {role} cannot see which transactions wrote its rows, so rows could be skipped. Run: "
             f"GRANT SELECT (xmin) ON {name} TO {role}"
         )
-
-
-def _is_comparable(cursor: Any, previous: SourceMetadata) -> bool:
-    cursor.execute(_IS_BACK, [previous["snapshot"]])
-    newest, before = cursor.fetchone()
-    return bool(newest - before < _COMPARABLE)
-
-
-def _visible(previous: SourceMetadata) -> sql.Composable:
-    return sql.SQL(_VISIBLE).format(snapshot=sql.Literal(previous["snapshot"]))
 
 
 def _rows_up_to(query: Query, position: Position, key: sql.Composable) -> sql.Composable:

@@ -1,14 +1,14 @@
 """A source that reads a Postgres table or query by an increasing key, in frozen ranges.
 
     metadata = {"after": position or null, "to": position, "splits": [position, ...], "rows": how many when planned,
-                "keys": digest of their keys, "gaps": ..., "snapshot": ..., "origin": ..., "generation": 1}
+                "keys": digest of their keys, "gaps": ..., "snapshot": ..., "attached": ..., "origin": ..., "generation": 1}
 
 A batch is the rows after `after` and up to `to`; `splits` divide it into the parts that Spark reads in parallel. Ranges are
 half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A row is
 settled once no open transaction can add a row with a lower key (`jobs.sources.postgres.in_flight`); a range has only settled
-rows. From the last five entries the next plan finds late rows, with keys in ranges that were planned before them
-(`jobs.sources.postgres.late`), and whether it is the same table (`jobs.sources.postgres.origin`); batches that an earlier
-version of Tidegate planned lack these entries.
+rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
+(`jobs.sources.postgres.late`, `jobs.sources.postgres.seen`), and whether it is the same table
+(`jobs.sources.postgres.origin`); batches that an earlier version of Tidegate planned lack these entries.
 """
 
 import json
@@ -23,7 +23,7 @@ from jobs.sources import Coordinator, Dataset, Source
 from jobs.sources.postgres.in_flight import highest_key, long_open, settled_by_clock, settled_by_sequence
 from jobs.sources.postgres.late import (
     GAPS,
-    check_attached,
+    check_altered,
     check_drawn,
     check_gaps,
     check_in_time,
@@ -53,6 +53,7 @@ from jobs.sources.postgres.query import (
     table_of,
     transaction,
 )
+from jobs.sources.postgres.seen import Partitions, attached, check_attached, partitions_of, snapshot_of
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _DRAWN = ("tinyint", "smallint", "int", "bigint", "decimal", "string")
 _ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
 # Entries that a batch without rows takes over from the batch before it.
-_KEPT = ("gaps", "snapshot", "origin")
+_KEPT = ("gaps", "snapshot", "attached", "origin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,14 +263,17 @@ class PostgresCoordinator(Coordinator):
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
         after, is_continued = self._position(previous_metadata)
+        before = previous_metadata if is_continued else None
         begin = after, self._source.generation
         if current_metadata is not None and (current_metadata["after"], current_metadata.get("generation", 1)) == begin:
             return current_metadata
         with connected(self._conninfo, self._query) as connection:
             if self._look is None:
-                self._look = self._look_around(connection, after, previous_metadata if is_continued else None)
+                self._look = self._look_around(connection, after, before)
             look = self._look
             following = self._cut(connection, after, look, previous_metadata) if look.settled is not None else None
+            if before is not None:
+                self._check_late(connection, look, before)
         if following is None and current_metadata is not None:
             kept = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
             return {"after": after, "to": after, "splits": [], "rows": 0, **kept, "generation": self._source.generation}
@@ -293,69 +297,100 @@ class PostgresCoordinator(Coordinator):
         return (previous["to"] if self._source.keeps_position else None), False
 
     def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
-        """Check that the table is the same as before and has no late rows; find the settled rows.
+        """Check that the table is the same as before; find the settled rows.
 
         `previous` is the previous batch's metadata; None if there is none, or a new generation begins.
         """
         source, query = self._source, self._query
-        is_strict = source.kind == "transactional"
         with transaction(connection) as cursor:
             check_primary(cursor, query)
             origin = look_at_origin(cursor, query, SourceUnreadable)
             if previous is not None:
                 check_same_origin(query, previous.get("origin"), origin, source.generation)
                 check_in_time(cursor, query, previous)
-                check_attached(cursor, query, origin, previous, START_AGAIN.format(generation=source.generation + 1))
             check_keys(cursor, query, origin.types)
             highest = None if source.is_by_clock else highest_key(cursor, query, after)
-            sequences = [] if source.is_by_clock else self._check_sequences(cursor, origin, after, highest, previous)
-            if previous is not None and is_strict:
-                check_gaps(cursor, query, previous)
-                check_newest_range(cursor, query, previous)
-            if previous is not None and source.is_by_clock and not is_strict:
-                check_times(cursor, query, origin, previous, source.max_rows)
+            sequences, drawn = ([], None) if source.is_by_clock else self._look_at_sequences(cursor, origin)
+            if drawn is not None and previous is not None:
+                check_sequence(query, drawn, previous, self._advice)
+            if drawn is not None:
+                check_drawn(cursor, query, origin.types, drawn, after, highest)
         if source.is_by_clock:
             settled = settled_by_clock(connection, query, origin.read, after, source.wait_seconds, source.margin_seconds)
         else:
             settled = settled_by_sequence(connection, query, origin.read, highest, source.wait_seconds)
-        return _Look(settled, origin.types, origin.metadata(sequences))
+        snapshot = None
+        if settled is not None:
+            with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
+                snapshot = snapshot_of(cursor)
+        return _Look(settled, snapshot, origin, sequences, drawn)
 
-    def _check_sequences(
-        self, cursor: Any, origin: Origin, after: Position | None, highest: Position | None, previous: SourceMetadata | None
-    ) -> list[Sequence]:
-        source, query = self._source, self._query
-        sequences = look_at_sequences(cursor, query, origin, is_promised=source.key_is_drawn)
-        sequence = drawn_by(query, origin, sequences, is_promised=source.key_is_drawn)
-        if sequence is not None:
-            if previous is not None:
-                advice = START_AGAIN.format(generation=source.generation + 1)
-                check_sequence(cursor, query, origin, sequence, previous, advice)
-            check_drawn(cursor, query, origin.types, sequence, after, highest)
-        return sequences
+    def _look_at_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
+        """Return the sequences that may draw the key, and the one that does."""
+        sequences = look_at_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
+        return sequences, drawn_by(self._query, origin, sequences, is_promised=self._source.key_is_drawn)
 
     def _cut(
         self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
         """Return the range of the next `max_rows` rows, and those that share the last key."""
         source = self._source
-        with transaction(connection) as cursor:
-            cursor.execute(self._statement(after, look))
-            ends = cursor.fetchall()
+        assert look.snapshot is not None
+        ends, partitions = self._ends(connection, after, look)
         if not ends:
             return None
-        rows, keys, gaps, snapshot, *to = ends[-1]
+        rows, keys, gaps, *to = ends[-1]
         splits: list[Position] = []
-        for _, _, _, _, *split in ends[:-1]:
+        for _, _, _, *split in ends[:-1]:
             if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
                 splits.append(split)
-        look.snapshot = look.snapshot or snapshot  # the plan's first: rows that it cannot see are late for all of its ranges
-        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "snapshot": look.snapshot, "origin": look.origin}
+        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "generation": source.generation}
+        # The plan's first snapshot: rows that it does not show are late for all of its ranges.
+        metadata |= {"snapshot": look.snapshot, "attached": attached(partitions, look.snapshot)}
+        metadata |= {"origin": look.origin.metadata(look.sequences)}
         if source.kind == "transactional":
             metadata["keys"] = keys
         if gaps is not None or (previous and "gaps" in previous):
             known = (previous or {}).get("gaps", []) if after is not None else []
             metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
-        return {**metadata, "generation": source.generation}
+        return metadata
+
+    def _ends(self, connection: Any, after: Position | None, look: "_Look") -> tuple[list[Any], Partitions]:
+        """Return the ends of the next range's parts, and the partitions that the table had all the while."""
+        table = look.origin.table if self._query.table else None
+        while True:
+            with transaction(connection) as cursor:
+                partitions = partitions_of(cursor, table)
+                cursor.execute(self._statement(after, look))
+                ends = cursor.fetchall()
+                if partitions_of(cursor, table) == partitions:
+                    return ends, partitions
+
+    def _check_late(self, connection: Any, look: "_Look", previous: SourceMetadata) -> None:
+        """Refuse rows that came too late for the previous ranges.
+
+        It looks after the next range was cut: what comes later still is not in the snapshot, and found by the next plan.
+        """
+        source, query = self._source, self._query
+        is_strict = source.kind == "transactional"
+        with transaction(connection) as cursor:
+            origin = look_at_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten during the wait
+            if origin.table is not None and query.table:
+                check_attached(cursor, query, origin.table, previous, self._advice)
+            if look.is_checked:
+                return
+            if look.drawn is not None:
+                check_altered(cursor, query, origin, look.drawn, previous, self._advice)
+            if is_strict:
+                check_gaps(cursor, query, previous)
+                check_newest_range(cursor, query, previous)
+            elif source.is_by_clock:
+                check_times(cursor, query, origin, previous, source.max_rows)
+        look.is_checked = True
+
+    @property
+    def _advice(self) -> str:
+        return START_AGAIN.format(generation=self._source.generation + 1)
 
     def _statement(self, after: Position | None, look: "_Look") -> sql.Composed:
         """Return the query for the last key of each part of the next range; it uses the key's index."""
@@ -368,7 +403,7 @@ class PostgresCoordinator(Coordinator):
             "), tidegate_numbered AS ("
             " SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS tidegate_n, count(*) OVER () AS tidegate_total"
             " FROM tidegate_batch"
-            ") SELECT tidegate_n, {digest}, {gaps}, pg_current_snapshot()::text, {position}"
+            ") SELECT tidegate_n, {digest}, {gaps}, {position}"
             " FROM tidegate_numbered WHERE tidegate_n % {step} = 0 OR tidegate_n = tidegate_total ORDER BY tidegate_n"
         ).format(
             position=query.position,
@@ -377,7 +412,7 @@ class PostgresCoordinator(Coordinator):
             beyond=query.beyond(after),
             settled=look.settled,
             digest=digest if source.kind == "transactional" else sql.SQL("NULL"),
-            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.types, after),
+            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.origin.types, after),
             rows=sql.Literal(source.max_rows),
             step=sql.Literal(ceil(source.max_rows / source.partitions)),
         )
@@ -385,9 +420,14 @@ class PostgresCoordinator(Coordinator):
 
 @dataclass
 class _Look:
-    """The findings of one plan: the settled rows' condition, the types of the key's columns, and the origin."""
+    """The findings of one plan: the settled rows' condition, and a snapshot, both None if there are none; where they are from.
+
+    `drawn` is the one of the sequences that draws the key.
+    """
 
     settled: sql.Composable | None
-    types: list[str]
-    origin: SourceMetadata
-    snapshot: str | None = None
+    snapshot: str | None
+    origin: Origin
+    sequences: list[Sequence]
+    drawn: Sequence | None
+    is_checked: bool = False
