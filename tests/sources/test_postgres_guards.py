@@ -165,6 +165,76 @@ def test_row_level_security_is_an_error_and_not_a_filter(shop: Shop, inbox: Inbo
         shop.rows(source, metadata)
 
 
+FUNCTION = "CREATE FUNCTION {} RETURNS SETOF orders LANGUAGE {} AS $$ {} $$"
+PLPGSQL = FUNCTION.format("recent()", "plpgsql STABLE", "BEGIN RETURN QUERY SELECT * FROM orders; END")
+
+
+@pytest.mark.parametrize(
+    ("create", "query", "message"),
+    [
+        (PLPGSQL, "SELECT * FROM recent()", "reads no table"),
+        (PLPGSQL, "SELECT (recent()).*", "reads no table"),
+        (PLPGSQL, "SELECT id, 'n' AS name, 1 AS amount FROM generate_series(1, 9) AS id", "reads no table"),
+        (PLPGSQL, "SELECT r.* FROM recent() AS r JOIN titles USING (name)", "calls recent()"),
+        (
+            PLPGSQL,
+            "SELECT * FROM titles, ROWS FROM (generate_series(1, 2), recent()) AS r (n, id, x, amount)",
+            "calls recent()",
+        ),
+        (PLPGSQL, "SELECT (recent()).id, name, 1 AS amount FROM titles", "calls recent()"),
+        (PLPGSQL, "SELECT * FROM orders WHERE id IN (SELECT id FROM recent())", "calls recent()"),
+        (
+            PLPGSQL,
+            "WITH r AS MATERIALIZED (SELECT * FROM recent()) SELECT r.* FROM r JOIN titles USING (name)",
+            "calls recent()",
+        ),
+        (FUNCTION.format("recent()", "sql VOLATILE", "SELECT * FROM orders"), "SELECT * FROM goods", "calls recent()"),
+        (
+            FUNCTION.format('"Late"."Re(c)"(n int)', "sql STABLE SECURITY DEFINER", "SELECT * FROM orders"),
+            """SELECT r.* FROM "Late"."Re(c)"(length('it''s (')) AS r JOIN titles USING (name)""",
+            'calls "Late"."Re(c)"(integer)',
+        ),
+    ],
+)
+def test_tables_within_a_function_are_refused(shop: Shop, create: str, query: str, message: str) -> None:
+    """Their open writers are not seen, so rows of these would be passed by."""
+    shop.execute('CREATE SCHEMA "Late"')
+    shop.execute("CREATE TABLE titles AS SELECT 'n1' AS name")
+    shop.execute(create)
+    if "goods" in query:
+        shop.execute("CREATE VIEW goods AS SELECT r.* FROM recent() AS r JOIN titles USING (name)")
+        assert message in refused(shop, replace(DRAWN, table="goods"), SourceUnreadable)
+    shop.sell(2)
+    refusal = refused(shop, replace(DRAWN, table=None, query=query), SourceUnreadable)
+    assert message in refusal
+    assert "Write the function's query into that of the PostgresTable" in refusal
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM recent()",
+        "SELECT o.* FROM orders AS o, generate_series(1, 1), unnest(ARRAY[1], ARRAY['rows()']) AS u (a, b)",
+        "SELECT id, unnest(ARRAY[name]) AS name, amount FROM orders WHERE amount IN (SELECT * FROM generate_series(1, 9))",
+        "SELECT id, name, amount FROM orders, jsonb_to_recordset('[{\"a\": 1}]') AS j (a int)",
+        "SELECT o.* FROM orders AS o, twice(amount) AS t WHERE scalar() > 0",
+    ],
+)
+def test_functions_whose_tables_are_seen_or_that_read_none_may_be_called(shop: Shop, query: str) -> None:
+    """Postgres writes the query of a simple SQL function into that of the caller; others read none."""
+    shop.execute(FUNCTION.format("recent()", "sql STABLE", "SELECT * FROM orders"))
+    shop.execute("CREATE FUNCTION scalar() RETURNS int LANGUAGE plpgsql STABLE AS $$ BEGIN RETURN 1; END $$")
+    shop.execute(
+        "CREATE FUNCTION twice(n int) RETURNS SETOF int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN NEXT n * 2; END $$"
+    )
+    shop.sell(2)
+    source = replace(DRAWN, table=None, query=query)
+    assert shop.planned(source)["rows"] == 2
+    writer = shop.session()
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    assert shop.plan(source) is None
+
+
 # ------------------------------------------------------------------------------------------- a table that was replaced
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Source
+from jobs.sources.postgres.functions import check_functions
 from jobs.sources.postgres.in_flight import highest_key, long_open, settled_by_clock, settled_by_sequence
 from jobs.sources.postgres.late import (
     GAPS,
@@ -75,7 +76,8 @@ class PostgresTable(Source):
 
     `table` is written as in SQL: ``orders``, ``shop.orders``, ``"Shop"."Orders"``. `query` is one SELECT without LIMIT. Its
     conditions, and those of a view, have to be on columns that never change: a row that they admit later would come after
-    its range was read. Nor may the key itself be changed, or be drawn again by setval after its rows were deleted.
+    its range was read. Nor may the key itself be changed, or be drawn again by setval after its rows were deleted. A query
+    names its tables itself: those that a function reads are not seen, and functions that return rows are refused.
 
     `schema` maps columns, by their exact names, to Spark types; a double may be a decimal. A value that does not fit fails
     the batch with its column and key. The key's columns must be in the schema and should have an index.
@@ -305,6 +307,7 @@ class PostgresCoordinator(Coordinator):
         with transaction(connection) as cursor:
             check_primary(cursor, query)
             origin = look_at_origin(cursor, query, SourceUnreadable)
+            check_functions(cursor, query, origin)
             if previous is not None:
                 check_same_origin(query, previous.get("origin"), origin, source.generation)
                 check_in_time(cursor, query, previous)
