@@ -321,6 +321,22 @@ def test_keys_that_were_drawn_twice_beside_an_old_row_are_noticed(shop: Shop) ->
     assert "19 row(s) with such keys were written since, such as 1" in message
 
 
+def test_keys_that_are_drawn_twice_while_a_plan_waits_are_noticed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequence was altered after the plan's first look at it, but its rows are in the plan's snapshot."""
+    first = shop.sold(20)
+    shop.sell(1)
+    wait = planning.settled_by_sequence
+
+    def meanwhile(*arguments: Any) -> Any:
+        run(shop, ["DELETE FROM orders WHERE id < 20", "ALTER SEQUENCE orders_id_seq RESTART 1"])
+        shop.sell(19)
+        run(shop, ["SELECT nextval('orders_id_seq') FROM generate_series(20, 21)"])
+        return wait(*arguments)
+
+    monkeypatch.setattr(planning, "settled_by_sequence", meanwhile)
+    assert "19 row(s) with such keys were written since, such as 1" in refused(shop, ORDERS, SourceChanged, first)
+
+
 @pytest.mark.parametrize(
     ("statements", "message"),
     [

@@ -313,7 +313,7 @@ class PostgresCoordinator(Coordinator):
                 check_in_time(cursor, query, previous)
             check_keys(cursor, query, origin.types)
             highest = None if source.is_by_clock else highest_key(cursor, query, after)
-            sequences, drawn = ([], None) if source.is_by_clock else self._look_at_sequences(cursor, origin)
+            sequences, drawn = self._look_at_sequences(cursor, origin)
             if drawn is not None and previous is not None:
                 check_sequence(query, drawn, previous, self._advice)
             if drawn is not None:
@@ -326,10 +326,12 @@ class PostgresCoordinator(Coordinator):
         if settled is not None:
             with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
                 snapshot = snapshot_of(cursor)
-        return _Look(settled, snapshot, origin, sequences, drawn)
+        return _Look(settled, snapshot, origin, sequences)
 
     def _look_at_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
-        """Return the sequences that may draw the key, and the one that does."""
+        """Return the sequences that may draw the key, and the one that does; a time is not drawn."""
+        if self._source.is_by_clock:
+            return [], None
         sequences = look_at_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
         return sequences, drawn_by(self._query, origin, sequences, is_promised=self._source.key_is_drawn)
 
@@ -377,13 +379,14 @@ class PostgresCoordinator(Coordinator):
         source, query = self._source, self._query
         is_strict = source.kind == "transactional"
         with transaction(connection) as cursor:
-            origin = look_at_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten during the wait
+            origin = look_at_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten since
             if origin.table is not None and query.table:
                 check_attached(cursor, query, origin.table, previous, self._advice)
             if look.is_checked:
                 return
-            if look.drawn is not None:
-                check_altered(cursor, query, origin, look.drawn, previous, self._advice)
+            _, drawn = self._look_at_sequences(cursor, origin)
+            if drawn is not None:
+                check_altered(cursor, query, origin, drawn, previous, self._advice)
             if is_strict:
                 check_gaps(cursor, query, previous)
                 check_newest_range(cursor, query, previous)
@@ -423,14 +426,10 @@ class PostgresCoordinator(Coordinator):
 
 @dataclass
 class _Look:
-    """The findings of one plan: the settled rows' condition, and a snapshot, both None if there are none; where they are from.
-
-    `drawn` is the one of the sequences that draws the key.
-    """
+    """The findings of one plan: the settled rows' condition and a snapshot, None if there are none; origin and sequences."""
 
     settled: sql.Composable | None
     snapshot: str | None
     origin: Origin
     sequences: list[Sequence]
-    drawn: Sequence | None
     is_checked: bool = False
