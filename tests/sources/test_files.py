@@ -494,6 +494,32 @@ def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> No
     assert list(typed_values.from_texts(kind_of("timestamp"), pa.array([twice]), zone)[1]) == [0]
 
 
+@pytest.mark.parametrize("last", ["", "x,y,z\r\n"], ids=["regular", "beside a bad record"])
+def test_a_declared_line_end_is_the_only_one(inbox: Inbox, last: str) -> None:
+    """A carriage return belongs to the value before a declared line feed, whatever its neighbours are."""
+    inbox.write("01.csv", "amount,name\n1,k\r\n2,k\n3,\r\n" + last)
+    source = Files("inbox", format="csv", schema={"amount": "int", "name": "string"}, options={"lineSep": "\n"})
+    states = {"per_name": State(key={"name": "text"}, aggregates={"amount": Sum("amount")})}
+    pipeline = inbox.declare(source, states=states, on_poison="quarantine")
+
+    inbox.run(pipeline)
+    assert {row["name"]: row["amount"] for row in inbox.rows(pipeline)} == {"k\r": 1, "k": 2, "\r": 3}
+
+
+def test_a_number_before_a_carriage_return_is_none_if_lines_end_otherwise(inbox: Inbox) -> None:
+    """It is refused in regular files, too."""
+    inbox.write("01.csv", "name,amount\nk,1\r\n")
+    pipeline = inbox.declare(replace(CSV, options={"lineSep": "\n"}))
+    inbox.plan(pipeline, "run")
+    assert r"'1\r' is no int" in inbox.refused(pipeline, MalformedRecord)
+
+
+def test_a_mark_at_the_start_of_a_value_is_kept(inbox: Inbox) -> None:
+    """U+FEFF is a character of the first value like any other, also in the first record after the header."""
+    inbox.write("01.csv", HEADER + "\ufeffk,1\nk,2\n\ufeffk,4\n")
+    assert sorted(inbox.read(CSV)) == [("k", 2), ("\ufeffk", 1), ("\ufeffk", 4)]
+
+
 def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The byte order mark is one, too, and so are characters in JSON."""
     monkeypatch.setattr(content, "READ_BLOCK_BYTES", 1)

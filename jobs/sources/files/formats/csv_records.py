@@ -1,5 +1,6 @@
 """Parses CSV records to columns. `jobs.sources.files.formats.text_records` has the grammar of a record."""
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,21 +71,27 @@ class CsvParser:
         return columns, bad
 
     def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        if not chunk.bad and self.grammar.is_plain and not (self.strip_left or self.strip_right) and len(names) > 1:
-            table = self._read(chunk, names)
-            if table is not None and table.num_rows == len(chunk):
-                return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
-        return self._texts_one_by_one(chunk, names)
+        table = self._by_arrow(chunk, names)
+        if table is None:
+            return self._texts_one_by_one(chunk, names)
+        return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
 
-    def _read(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
-        """Read all records at once; None if one of them does not fit."""
+    def _by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
+        """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""
+        if chunk.bad or not self.grammar.is_plain or self.strip_left or self.strip_right or len(names) == 1:
+            return None
         first, last = int(chunk.starts[0]), int(chunk.ends[-1])
+        if not self._is_read_alike(chunk.data, first, last):
+            return None
+        table = self._read(chunk.data, first, last, names)
+        return table if table is not None and table.num_rows == len(chunk) else None
+
+    def _read(self, content: bytes, first: int, last: int, names: Sequence[str]) -> pa.Table | None:
+        """Read all records at once; None if one of them does not fit."""
         # Without a line end after it, Arrow takes an empty last value for a quoted one.
-        whole = chunk.data if last < len(chunk.data) else chunk.data + b"\n"
+        whole = content if last < len(content) else content + b"\n"
         data = pa.py_buffer(whole)[first : last + 1]
         assert self.grammar.separator is not None
-        if self.grammar.line_end not in (None, b"\n"):
-            return None
         try:
             found = csv.read_csv(
                 pa.BufferReader(data),
@@ -105,6 +112,15 @@ class CsvParser:
         except pa.ArrowInvalid:
             return None
         return found.rename_columns(list(self.kinds))
+
+    def _is_read_alike(self, data: bytes, first: int, last: int) -> bool:
+        """Whether Arrow finds these records where the grammar does, and reads every character of them."""
+        if data.startswith(codecs.BOM_UTF8, first):
+            return False  # Arrow skips a mark at the start of each buffer, here the first character of a value
+        if self.grammar.line_end is None:
+            return True
+        # To Arrow a carriage return always ends a line. Where another line end is declared, it belongs to the value.
+        return self.grammar.line_end == b"\n" and data.find(b"\r", first, last) < 0
 
     def _texts_one_by_one(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
         bad = dict(chunk.bad)
