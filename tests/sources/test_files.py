@@ -10,8 +10,9 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -518,6 +519,97 @@ def test_a_mark_at_the_start_of_a_value_is_kept(inbox: Inbox) -> None:
     """U+FEFF is a character of the first value like any other, also in the first record after the header."""
     inbox.write("01.csv", HEADER + "\ufeffk,1\nk,2\n\ufeffk,4\n")
     assert sorted(inbox.read(CSV)) == [("k", 2), ("\ufeffk", 1), ("\ufeffk", 4)]
+
+
+def read_by_pattern(inbox: Inbox, form: Any, kind: str, options: dict[str, str], texts: list[str]) -> dict[str, Any]:
+    """Return the value of each text, or the reason why it is refused."""
+    lines = [f'{n},"{text}"' if form == "csv" else json.dumps({"n": n, "at": text}) for n, text in enumerate(texts)]
+    inbox.write("01", "\n".join(["n,at", *lines] if form == "csv" else lines))
+    source = Files("inbox", format=form, schema={"at": kind, "n": "int"}, options=options)
+    metadata = source.coordinator(inbox.settings).initialize_transaction(1, None, None)
+    assert metadata is not None
+    with spark_session(inbox.settings, "inbox") as spark:
+        emitter = source.emitter(spark, inbox.settings)
+        rows = emitter.emit_records(Attempt("inbox", 1, 1, metadata), metadata).toArrow().to_pylist()
+    assert len(rows) == len(texts)
+    line = 2 if form == "csv" else 1
+    by_line = {int(row[ORIGIN].rpartition(" ")[2]) - line: row[REFUSAL] or row["at"] for row in rows}
+    return {text: by_line[number] for number, text in enumerate(texts)}
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_time_of_a_pattern_is_one_moment_in_its_zone(inbox: Inbox, form: Any) -> None:
+    """An hour that the clocks leave out or repeat is refused, as without a pattern, also in years beyond their tables."""
+    options = {"timestampFormat": "dd.MM.yyyy HH:mm", "timeZone": "Europe/Berlin"}
+    bad = ["29.03.2026 02:30", "25.10.2026 02:30", "30.10.2050 02:30", "01.01.0001 00:00"]
+    good = ["29.03.2026 01:30", "29.03.2026 03:30", "25.10.2026 01:30", "25.10.2026 03:30", "01.07.2050 12:00"]
+    found = read_by_pattern(inbox, form, "timestamp", options, bad + good)
+
+    for text in bad:
+        assert found[text].startswith(f"column at: '{text}' is no one moment of the years 1 to 9999 in Europe/Berlin")
+    zone = ZoneInfo("Europe/Berlin")
+    assert {text: found[text] for text in good} == {
+        text: datetime.strptime(text, "%d.%m.%Y %H:%M").replace(tzinfo=zone) for text in good
+    }
+
+
+@pytest.mark.parametrize("pattern", ["yyyy-MM-dd HH:mmXXX", "yyyy-MM-dd HH:mm[XXX]"], ids=["always", "maybe"])
+def test_a_zone_in_a_text_says_which_moment_it_is(inbox: Inbox, pattern: str) -> None:
+    """Both hours of a night in autumn can be written then; without its zone, such a text is refused."""
+    texts = ["2026-10-25 02:30+02:00", "2026-10-25 02:30+01:00", "2026-10-25 02:30Z", "2026-07-01 12:00", "2026-10-25 02:30"]
+    options = {"timestampFormat": pattern, "timeZone": "Europe/Berlin"}
+    found = read_by_pattern(inbox, "csv", "timestamp", options, texts)
+
+    assert {text: found[text] for text in texts[:3]} == {text: datetime.fromisoformat(text) for text in texts[:3]}
+    if "[" in pattern:
+        assert found[texts[3]] == datetime(2026, 7, 1, 10, tzinfo=UTC)
+        assert "is no one moment" in found[texts[4]]
+    else:
+        assert all("is no timestamp of the form" in found[text] for text in texts[3:])
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
+def test_a_text_of_a_pattern_is_read_to_its_end(inbox: Inbox, form: Any, kind: str) -> None:
+    """What follows is not cut off, and the years are those that Postgres, Spark and Python share."""
+    bad = ["05.01.2024\x01", "05.01.2024\x01junk", "\x0105.01.2024", "\x01", "05.01.2024 ", "05.01.0000", "", "31.02.2024"]
+    bad += ["05.01.12024", "5.1.2024", "05.01.2024\\", "\u0660\u0665.01.2024", "05.01.2024\njunk"]
+    options = dict.fromkeys(("dateFormat", "timestampFormat", "timestampNTZFormat"), "dd.MM.yyyy")
+    found = read_by_pattern(inbox, form, kind, options, ["05.01.2024", "31.12.9999", "01.01.0001", *bad])
+
+    day = {"date": date, "timestamp": partial(datetime, tzinfo=UTC), "timestamp_ntz": datetime}[kind]
+    days = [found.pop(text) for text in ("05.01.2024", "31.12.9999", "01.01.0001")]
+    assert days == [day(2024, 1, 5), day(9999, 12, 31), day(1, 1, 1)]
+    assert found == {text: f"column at: '{text}' is no {kind} of the form dd.MM.yyyy" for text in bad}
+
+
+def test_patterns_are_read_as_by_python(inbox: Inbox) -> None:
+    """Twelve hours with AM or PM, days of the year, names of months, and literals."""
+    for pattern, text, expected in (
+        ("yyyy-MM-dd hh:mm a", "2024-01-05 12:30 AM", datetime(2024, 1, 5, 0, 30, tzinfo=UTC)),
+        ("yyyy-DDD HH:mm:ss.SSSSSS", "2024-060 23:59:59.000001", datetime(2024, 2, 29, 23, 59, 59, 1, tzinfo=UTC)),
+        ("dd/MMM/yyyy:HH:mm:ss Z", "05/Jan/2024:10:00:00 +0200", datetime(2024, 1, 5, 8, tzinfo=UTC)),
+        ("yyyy-MM-dd'T'HH:mm[:ss]", "2024-01-05T10:00", datetime(2024, 1, 5, 10, tzinfo=UTC)),
+    ):
+        assert read_by_pattern(inbox, "csv", "timestamp", {"timestampFormat": pattern}, [text]) == {text: expected}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        *((pattern, "make up a part of the date") for pattern in ("MM-dd", "yyyy", "yyyy-MM", "yyyy-dd", "HH:mm", "")),
+        *((pattern, "make up a part of the date") for pattern in ("yyyy-MM[-dd]", "'y'MM-dd", "yyyy-MM[[-dd] HH")),
+        *((pattern, "make up the hour") for pattern in ("yyyy-MM-dd hh:mm", "yyyy-MM-dd mm", "yyyy-MM-dd[ KK]")),
+        ("yyyy-MM-dd hh[ a]", "make up the hour"),
+        *((pattern, "reads no dates or times with the letter") for pattern in ("uuuu-MM-dd", "YYYY-MM-dd", "E yyyy-MM-dd")),
+    ],
+)
+@pytest.mark.parametrize("option", ["dateFormat", "timestampFormat", "timestampNTZFormat"])
+def test_a_pattern_that_leaves_a_part_open_is_refused_when_declared(option: str, pattern: str, why: str) -> None:
+    """Spark would fill it in, by 1970 or midnight."""
+    for form in ("csv", "json"):
+        with pytest.raises(ValueError, match=f"cannot take the option (?i:{option}).*{why}"):
+            Files("inbox", format=form, schema=SCHEMA, options={option: pattern})  # type: ignore[arg-type]
 
 
 def test_a_character_that_two_blocks_share_is_one(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:

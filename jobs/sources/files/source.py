@@ -65,10 +65,11 @@ class Files(Source):
     the names of Spark's reader options, such as
     ``{"sep": ";", "nullValue": "NA", "dateFormat": "dd.MM.yyyy", "encoding": "latin-1"}``. A record that does not fit the
     schema fails the batch with its file, line and column: it never becomes NULL, a number keeps its digits, a decimal is
-    never rounded, and a date or time has a full form. A CSV record may span lines inside quotes. Lines may have any of the
-    usual ends, but a declared `lineSep` is the only one. In JSON, a key that a record lacks is NULL; one that all records of a
-    file lack is refused, unless `missing` is ``"null"``. Text may be compressed by gzip or bzip2. In Parquet, a column that a
-    file lacks is refused, and NULL if `missing` is ``"null"``.
+    never rounded, and a date or time has a full form, its own or that of a declared pattern. A local time that a change of
+    clocks in the option `timeZone` leaves out or repeats does not fit. A CSV record may span lines inside quotes. Lines may
+    have any of the usual ends, but a declared `lineSep` is the only one. In JSON, a key that a record lacks is NULL; one that
+    all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by gzip or bzip2. In Parquet,
+    a column that a file lacks is refused, and NULL if `missing` is ``"null"``.
 
     `partitions` maps columns in the names of folders, as Hive writes them, to types: with ``{"dt": "date"}`` each row of
     ``dt=2024-01-05/x.parquet`` has this ``dt``. These columns are not in the files.

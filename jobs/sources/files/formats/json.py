@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from jobs.sources.files.column_types import kind_of
-from jobs.sources.files.formats.text_reader import FORMATS, TextFileReader, line_end_of, named, zone_of
+from jobs.sources.files.formats.text_reader import TextFileReader, line_end_of, named, zone_of
+from jobs.sources.files.formats.time_patterns import FORMATS
 
 if TYPE_CHECKING:
     from jobs.sources.files.formats.text_scan import Parser

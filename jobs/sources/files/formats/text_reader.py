@@ -6,6 +6,7 @@ from zoneinfo import ZoneInfo
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.files import content
+from jobs.sources.files.formats.time_patterns import TimePattern, check_patterns
 from jobs.sources.files.objects import Place
 from jobs.sources.files.partitions import undeclared
 from jobs.sources.files.read import FileReader, quoted
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 # Up to this size, text is read in this process and given to Spark as rows, which is faster than starting a Python worker.
 HERE_BYTES = 256 * 1024
-FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}
+# The columns of texts that have a pattern: as it reads them, and as moments in the declared zone.
+READ, MOMENT = "_tidegate_read ", "_tidegate_moment "
 
 
 class TextFileReader(FileReader):
@@ -95,23 +97,33 @@ class TextFileReader(FileReader):
 
         if not self._parser.formatted:
             return rows
-        options = named(self._options)
-        reading = {name: value for name, value in options.items() if name in (*FORMATS.values(), "locale", "timezone")}
-        reading |= {"sep": "\x01", "quote": "", "mode": "PERMISSIVE", "nullValue": "\x01"}
-        refusal, columns = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL)), []
-        for name, kind in self._schema.items():
-            column = F.col(quoted(name))
-            if name in self._parser.formatted:
-                text = column
-                column = F.from_csv(text, f"v {kind}", reading).getField("v")
-                pattern = options[FORMATS[self._parser.kinds[name].family]]  # type: ignore[union-attr]
-                why = F.concat(F.lit(f"column {name}: '"), text, F.lit(f"' is no {kind} of the form {pattern}"))
-                refusal = refusal.when(text.isNotNull() & column.isNull(), why)
-            columns.append(column.alias(name))
+        patterns = {name: self._pattern(name) for name in self._schema if name in self._parser.formatted}
+        texts = {name: F.col(quoted(name)) for name in self._schema}
+        # In steps of their own, because Spark repeats an expression where it is used, and seldom a column.
+        reads = {name: F.col(quoted(READ + name)) for name in patterns}
+        rows = rows.select("*", *(pattern.read(texts[name]).alias(READ + name) for name, pattern in patterns.items()))
+        moments = {name: F.col(quoted(MOMENT + name)) for name, pattern in patterns.items() if pattern.needs_moments}
+        rows = rows.select("*", *(patterns[name].moment(texts[name], reads[name]).alias(MOMENT + name) for name in moments))
+        refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
+        columns = {**texts, **moments}
+        for name, pattern in patterns.items():
+            begin = F.concat(F.lit(f"column {name}: '"), texts[name], F.lit("' is no "))
+            is_text, fits = texts[name].isNotNull(), pattern.fits(texts[name], reads[name])
+            refusal = refusal.when(is_text & ~fits, F.concat(begin, F.lit(pattern.form)))
+            if name not in moments:
+                columns[name] = F.when(fits, reads[name])
+            else:
+                refusal = refusal.when(is_text & moments[name].isNull(), F.concat(begin, F.lit(pattern.one_moment)))
         payload = F.when(refusal.isNotNull(), F.col(PAYLOAD))
         return rows.select(
-            *columns, *map(quoted, self._partitions.schema), ORIGIN, refusal.alias(REFUSAL), payload.alias(PAYLOAD)
+            *(column.alias(name) for name, column in columns.items()),
+            *map(quoted, self._partitions.schema),
+            *(ORIGIN, refusal.alias(REFUSAL), payload.alias(PAYLOAD)),
         )
+
+    def _pattern(self, name: str) -> TimePattern:
+        kind = self._parser.kinds[name]  # type: ignore[union-attr]
+        return TimePattern(kind.name, kind.family, named(self._options), zone_of(self._options))
 
     def _refusing(self, rows: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
@@ -170,9 +182,7 @@ def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...
     for name in ("quote", "escape", "comment"):
         if len(found.get(name, "")) > 1:
             raise ValueError(f"cannot take the option {name}={found[name]!r}: use one character, or none.")
-    for name in FORMATS.values():
-        if "S" * 7 in found.get(name, ""):
-            raise ValueError(f"cannot take the option {name}={found[name]!r}: Spark would cut off what follows microseconds.")
+    check_patterns(found)
     try:
         ZoneInfo(zone_of(options))
     except (ValueError, OSError, LookupError):

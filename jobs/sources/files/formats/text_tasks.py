@@ -14,12 +14,14 @@ from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users
 from pyspark.sql.pandas.types import from_arrow_type
 
 from jobs.sources import HIDDEN
+from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.content import text_of
 from jobs.sources.files.formats.csv_records import EMPTY_LINE, CsvParser
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from jobs.sources.files.formats.text_records import Chunk, chunk_of, chunks
 from jobs.sources.files.formats.text_scan import Parser, Piece
 from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.typed_values import from_texts
 from state_store.errors import MalformedRecord
 
 # The key of a record that is wrapped in JSON: Postgres' text cannot hold it, or it is meaningless without its file's header.
@@ -69,6 +71,17 @@ class RecordsReader(TaskReader):
             return payload_of(chunk.record(number), names)
 
         return flagged_batch(columns, bad, origins, payload, keeps_all=bool(self.parser.formatted))
+
+
+@dataclass(frozen=True)
+class LocalTimes:
+    """Finds the moments of local times in a Spark task, for `pyspark.sql.functions.arrow_udf`."""
+
+    zone: str
+
+    def moments(self, times: pa.Array) -> pa.Array:
+        """Return the moments of times such as ``2024-01-05 10:00:00``; NULL where clocks show a time twice, or never."""
+        return from_texts(kind_of("timestamp"), times, self.zone)[0]
 
 
 @dataclass(frozen=True)
