@@ -4,13 +4,13 @@ A revision is the number of a migration. The ledger is schema ``tidegate``; stat
 """
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import OID, REGCLASS, insert
+from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
 from state_store import cursors, hash_partitions, histories, operations, state_tables, tables
@@ -119,10 +119,9 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
     Raises: DeclarationChanged, also if another pipeline owns a state.
     """
-    p, c, s = tables.pipeline.c, tables.cursor.c, tables.state_table.c
+    p, c = tables.pipeline.c, tables.cursor.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
-    owned = connection.execute(sa.select(s.state, s.pipeline).where(s.state.in_(spec.tables))).all()
-    for state, owner in owned:
+    for state, owner in _owners(connection, [spec]):
         if owner != spec.name:
             raise DeclarationChanged(
                 f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. "
@@ -164,7 +163,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     }
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
-    _own(connection, spec, {state for state, _ in owned})
+    _own(connection, spec)
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
@@ -176,26 +175,40 @@ def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[
 
     Pipelines that exchange states have none, and stay in the order given: the first of them is refused.
     """
-    s = tables.state_table.c
-    owners = dict(map(tuple, connection.execute(sa.select(s.state, s.pipeline))))
     by_name = {spec.name: spec for spec in specs}
-    after = {spec.name: {owners.get(table, spec.name) for table in spec.tables} - {spec.name} for spec in specs}
+    owned = _owners(connection, specs)
+    after = {spec.name: {owner for name, owner in owned if name in _names(spec)} - {spec.name} for spec in specs}
     try:
         return [by_name[name] for name in TopologicalSorter(after).static_order() if name in by_name]
     except CycleError:
         return specs
 
 
-def _own(connection: Connection, spec: PipelineSpec, owned: Set[str]) -> None:
-    """Make the pipeline the owner of the tables that it declares, of which it has `owned`, and of no others.
+def _names(spec: PipelineSpec) -> set[str]:
+    """Return what a pipeline owns by name: its tables, and its updates, which have none but are staged by their names."""
+    return {*spec.tables, *(state.name for state in spec.states)}
 
-    Rows of these stay: they have the txid up to which changes were removed. A state is given away only before its pipeline's
-    first commit, so nothing was removed of it.
+
+def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[str, str]]:
+    """Return those of the names of some pipelines that registered pipelines own, each with its owner."""
+    p, s, names = tables.pipeline.c, tables.state_table.c, {name for spec in specs for name in _names(spec)}
+    states = sa.func.jsonb_array_elements(p.declaration["states"]).table_valued(sa.column("value", JSONB)).lateral("states")
+    declared = states.c.value["name"].astext
+    of_states = sa.select(declared, p.pipeline).join_from(tables.pipeline, states, sa.true()).where(declared.in_(names))
+    of_tables = sa.select(s.state, s.pipeline).where(s.state.in_(names))
+    return [(name, owner) for found in (of_states, of_tables) for name, owner in connection.execute(found)]
+
+
+def _own(connection: Connection, spec: PipelineSpec) -> None:
+    """Make the pipeline the owner of the tables that it declares, and of no others.
+
+    Rows of those that it has had stay: they have the txid up to which changes were removed. A state is given away only before
+    its pipeline's first commit, so nothing was removed of it.
     """
     s = tables.state_table.c
-    connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name, s.state.not_in(owned)))
-    if new := [{"state": table, "pipeline": spec.name} for table in spec.tables if table not in owned]:
-        connection.execute(insert(tables.state_table).values(new))
+    connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name, s.state.not_in(spec.tables)))
+    if new := [{"state": table, "pipeline": spec.name} for table in spec.tables]:
+        connection.execute(insert(tables.state_table).values(new).on_conflict_do_nothing())
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:

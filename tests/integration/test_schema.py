@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.schema import CreateSchema
 
 import migrations
+from jobs import FixedBatches, Pipeline, Update
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, schema, state_tables, tables
 from state_store.attempts import Tracked
@@ -206,6 +207,20 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec:
     before = contents(settings)
     with pytest.raises(DeclarationChanged, match=r"State per_shop of pipeline other belongs to pipeline tally.*Rename one"):
         register_spec(replace(SPEC, name="other"))
+    assert contents(settings) == before
+
+
+def test_an_update_has_one_pipeline(tally: Tally, settings: Settings, register_spec: Register) -> None:
+    """It owns no table, but its rows are staged by its name: two pipelines would take each other's staging for their own."""
+    outbox = Pipeline(
+        "one", FixedBatches([], {"a": "int"}), states={"outbox": Update({"a": "integer"}, lambda _batch: None)}
+    ).spec
+    register_spec(outbox)
+    register_spec(outbox)
+    before = contents(settings)
+    for second in (outbox, replace(SPEC, states=(replace(SPEC.states[0], name="outbox"),))):
+        with pytest.raises(DeclarationChanged, match=r"State outbox of pipeline two belongs to pipeline one.*Rename one"):
+            register_spec(replace(second, name="two"))
     assert contents(settings) == before
 
 
