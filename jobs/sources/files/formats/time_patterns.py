@@ -48,12 +48,12 @@ class TimePattern:
 
     @property
     def form(self) -> str:
-        """What a text that does not fit is none of."""
+        """Return what a text should have been, for messages."""
         return f"{self.kind} of the form {self._text}"
 
     @property
     def one_moment(self) -> str:
-        """What a time is none of that the zone's clocks do not show, or show twice."""
+        """Return what a local time should have been, for messages."""
         return f"one moment of the years 1 to 9999 in {self.zone}: a change of the clocks there may repeat it, or leave it out"
 
     @property
@@ -63,7 +63,7 @@ class TimePattern:
         return self.family == "timestamp" and self.zone != "UTC" and not always & _ZONES
 
     def read(self, text: "Column") -> "Column":
-        """Return texts as values; a time without a zone as if its clock were that of UTC."""
+        """Return texts as values; a time without a zone is read as one of UTC."""
         return self._by_spark(text, "UTC")
 
     def fits(self, text: "Column", read: "Column") -> "Column":
