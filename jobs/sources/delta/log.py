@@ -281,8 +281,8 @@ class Log:
         """Refuse a file of which only some rows count."""
         if file.deletions is not None:
             raise SourceUnreadable(
-                f"{self.table / file.name} has deleted rows in version {file.version} (a deletion vector), which are not told "
-                "apart here. Let Delta write such files again: REORG TABLE ... APPLY (PURGE)."
+                f"{self.table / file.name} has deleted rows in version {file.version} (a deletion vector), which is not read "
+                "here. Let Delta write such files again: REORG TABLE ... APPLY (PURGE)."
             )
         return file
 

@@ -257,8 +257,8 @@ class DeltaCoordinator(Coordinator):
                     f"{self._folder / file.name} is of the partition {name}={text}, which has no time zone: it depends on who "
                     f"wrote it. Declare {name} as timestamp_ntz, or as string."
                 )
-        told = {} if file.change is None else {"change": file.change}
-        return {**found, "partition": partition, "commit_version": file.version, **told}
+        change = {} if file.change is None else {"change": file.change}
+        return {**found, "partition": partition, "commit_version": file.version, **change}
 
     def _found(self, name: str) -> dict[str, Any] | None:
         """Return the identity of the file that has this name now; None if it is gone, or being written."""

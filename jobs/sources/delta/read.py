@@ -26,10 +26,10 @@ class DeltaReader(Emitter):
     def __init__(self, source: Delta, spark: "SparkSession", settings: Settings) -> None:
         self._source = source
         self._spark = spark
-        told = CHANGE_COLUMNS if source.changes else {}
+        of_files = CHANGE_COLUMNS if source.changes else {}
         of_rows = {CHANGE_TYPE: CHANGE_COLUMNS[CHANGE_TYPE]}
         files = source.files
-        self._whole = ParquetReader(spark, files, settings.home, Partitions({**source.partitions, **told}))
+        self._whole = ParquetReader(spark, files, settings.home, Partitions({**source.partitions, **of_files}))
         self._by_row = ParquetReader(
             spark,
             replace(files, schema={**source.schema, **of_rows}),
@@ -43,8 +43,8 @@ class DeltaReader(Emitter):
 
     @property
     def _columns(self) -> Mapping[str, str]:
-        told = CHANGE_COLUMNS if self._source.changes else {}
-        return {**self._source.schema, **self._source.partitions, **told}
+        of_changes = CHANGE_COLUMNS if self._source.changes else {}
+        return {**self._source.schema, **self._source.partitions, **of_changes}
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the data files, after checking the files' digests."""
@@ -92,8 +92,8 @@ class DeltaReader(Emitter):
 
     def _with_change(self, file: Mapping[str, Any]) -> dict[str, Any]:
         """Return a file's entry, with its change and version beside the values of its partition."""
-        told = {CHANGE_TYPE: file.get("change"), COMMIT_VERSION: str(file["commit_version"])}
-        return {**file, "partition": {**file["partition"], **told}}
+        of_changes = {CHANGE_TYPE: file.get("change"), COMMIT_VERSION: str(file["commit_version"])}
+        return {**file, "partition": {**file["partition"], **of_changes}}
 
     def _union(self, parts: "list[DataFrame]") -> "DataFrame":
         """Return the rows of all parts, with their columns in the order of `row_schema`; none for a batch without files."""
