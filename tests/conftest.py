@@ -25,7 +25,7 @@ from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
 from tidegate import stack as embedded
-from tidegate.stack import kafka
+from tidegate.stack import kafka, spark
 from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 
@@ -45,6 +45,7 @@ COMMAND = Path(sys.executable).with_name("tidegate")
 TEMPLATE = "tidegate_template"
 # Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
 QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
+DRIVER_MEMORY = 1536 * 1024**2  # of a stack's Spark: with four test processes, ten stacks may run at once
 _numbers = count(1)
 
 
@@ -126,6 +127,7 @@ def running_stack(home: Path, *extras: str, java_options: str = "") -> Iterator[
     with pytest.MonkeyPatch.context() as environment:
         if java_options:
             environment.setenv("JDK_JAVA_OPTIONS", java_options)
+        environment.setattr(spark, "MAX_DRIVER_MEMORY", DRIVER_MEMORY)
         embedded.up(settings, without_airflow=True, extras=extras)
     try:
         settings = Settings.load(environ)

@@ -156,7 +156,7 @@ def _rows_of_json(records: DataFrame, columns: T.StructType) -> DataFrame:
     Spark's `from_json` would round decimals, and turn unreadable values into NULL.
     """
     try:
-        parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns})
+        parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns}, by_spark=True)
     except ValueError as error:
         return _flagged(records.withColumn(REFUSAL, F.lit(f"it cannot be read from JSON: {error}")), columns)
     return _not_raw(records.mapInArrow(PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)))

@@ -169,6 +169,8 @@ KEPT_EXACTLY: dict[str, tuple[str, str]] = {
     "boolean": ("true", "true"),
     "double": ("5e-324", "4.9E-324"),
     "float": ("16777216.0", "1.6777216E7"),
+    "double NaN": ("NaN", "NaN"),
+    "float -Infinity": ("-Infinity", "-Infinity"),
     "binary": ("\u00e9", "\u00e9"),
     "string": ("1.10 \u00e9\u2028", "1.10 \u00e9\u2028"),
 }
@@ -179,7 +181,7 @@ def two_records_of(inbox: Inbox, kind: str) -> dict[str, Any]:
     text, _ = KEPT_EXACTLY[kind]
     inbox.write("1.csv", f"name,amount,value\na,1,{text}\na,-1,{text}\n")
     return {
-        "source": Files("inbox", format="csv", schema={"name": "string", "amount": "int", "value": kind}, max_files=1),
+        "source": Files("inbox", format="csv", schema={**SCHEMA, "value": kind.partition(" ")[0]}, max_files=1),
         "states": {"per_name": State(key={"name": "text", "text": "text"}, aggregates={"lines": Count()})},
         "transform": lambda rows: rows.selectExpr("name", "CAST(value AS string) AS text"),
     }

@@ -216,10 +216,8 @@ def test_changes_make_a_copy_of_the_table(table: Table) -> None:
     def versions(rows: Any) -> Any:
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        gone = F.col("_change_type") == "delete"
-        return rows.where("_change_type <> 'update_preimage'").withColumns(
-            {"gone": gone, "version": F.col("_commit_version"), "is_there": F.when(gone, 0).otherwise(1)}
-        )
+        gone = F.col("_change_type").isin("delete", "update_preimage")
+        return rows.withColumns({"gone": gone, "version": F.col("_commit_version"), "is_there": F.when(gone, 0).otherwise(1)})
 
     copy = Newest(
         {"name": "text"}, {"amount": "integer"}, order_by={"version": "bigint", "is_there": "integer"}, deleted="gone"
@@ -239,6 +237,8 @@ def test_changes_make_a_copy_of_the_table(table: Table) -> None:
     assert copied() == table.there()
     table.delta.delete("name = 'b'")
     table.delta.optimize.compact()
+    assert copied() == table.there()
+    table.delta.update({"name": "'renamed'"}, predicate="name = 'd'")
     assert copied() == table.there()
     changed = pa.table({"name": ["b", "c"], "amount": pa.array([7, 8], pa.int32())})
     merge = table.delta.merge(changed, "s.name = t.name", source_alias="s", target_alias="t")
@@ -300,6 +300,7 @@ def test_versions_and_files_that_were_removed_are_named(table: Table) -> None:
         table.plan(table.source)
 
 
+VECTOR = {"storageType": "i", "pathOrInlineDv": "wi5b", "sizeInBytes": 4, "cardinality": 1}
 REFUSED = {
     "column mapping": (
         {"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}},
@@ -307,17 +308,15 @@ REFUSED = {
     ),
     "an unknown feature": (
         {"protocol": {"minReaderVersion": 3, "readerFeatures": ["variantType"]}},
-        "needs the feature variantType of its readers",
+        "requires the feature variantType of its readers",
     ),
     "checkpoints of another kind": (
         {"protocol": {"minReaderVersion": 3, "readerFeatures": ["v2Checkpoint"]}},
-        "needs the feature v2Checkpoint",
+        "requires the feature v2Checkpoint",
     ),
-    "a later protocol": ({"protocol": {"minReaderVersion": 4}}, "needs version 4 of Delta's protocol"),
-    "deleted rows": (
-        {"add": {"deletionVector": {"storageType": "i", "pathOrInlineDv": "wi5b", "sizeInBytes": 4, "cardinality": 1}}},
-        "has deleted rows in version 0",
-    ),
+    "a later protocol": ({"protocol": {"minReaderVersion": 4}}, "requires version 4 of Delta's protocol"),
+    "deleted rows": ({"add": {"deletionVector": VECTOR}}, "has deleted rows in version 0"),
+    "a name that is no text": ({"add": {"path": "part%FF.parquet"}}, "lists a file whose name is not UTF-8: part%FF"),
     "a clone": ({"add": {"path": "s3://other/part.parquet"}}, "lists a file outside its folder: s3://other/part.parquet"),
     "a way out": ({"add": {"path": "../part.parquet"}}, r"lists a file outside its folder: \.\./part"),
     "another size": ({"add": {"size": 1}}, "bytes, and 1 in the log of version 0"),
@@ -343,6 +342,56 @@ def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> No
     path.write_text("\n".join(map(json.dumps, altered)))
     with pytest.raises(SourceUnreadable, match=message):
         table.plan(table.source)
+
+
+def test_a_declaration_that_changes_is_compared_with_the_table_again(table: Table) -> None:
+    """With the newest version, as a column that comes later is NULL before it; a version is not read in two ways."""
+    table.append(("a", 1), ("b", 2), configuration=FEED)
+    source = replace(table.source, starting_version=0, max_files=1)
+    found = table.plan(source)
+    table.append(("c", 3))
+    with pytest.raises(SourceUnreadable, match=r"Version 1 of .* has no column misspelt"):
+        table.plan(replace(source, schema={**SCHEMA, "misspelt": "int"}), found)
+    with pytest.raises(SourceUnreadable, match="is not partitioned by name: declare it in the schema"):
+        table.plan(replace(source, schema={"amount": "int"}, partitions={"name": "string"}), found)
+    table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
+    later = replace(source, schema={**SCHEMA, "shop": "string"})
+    assert [table.plan(later, previous)["version"] for previous in (None, found)] == [0, 1]
+
+    table.delta.alter.set_table_properties({"delta.enableChangeDataFeed": "false"})
+    with pytest.raises(SourceUnreadable, match="does not record changes"):
+        table.plan(replace(source, changes=True), found)
+    table.delta.alter.set_table_properties(FEED)
+    changes = replace(source, changes=True)
+    rows = pa.table({"name": ["d"], "amount": pa.array([4], pa.int32()), "shop": ["here"]})
+    write_deltalake(str(table.folder), rows, mode="overwrite")
+    previous = found
+    while previous["taken"] is None:
+        previous = table.plan(changes, previous)
+    with pytest.raises(SourceChanged, match=r"has been read in part, with changes=True\. Declare it so until the rest"):
+        table.plan(source, previous)
+
+
+def test_a_file_whose_partition_the_log_does_not_say_is_refused(table: Table) -> None:
+    """A removed file need not have it; its rows would be deleted under another key."""
+    rows = pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "day": ["x"]})
+    write_deltalake(str(table.folder), rows, mode="append", partition_by=["day"])
+    version = table.log / f"{0:020}.json"
+    version.write_text(version.read_text().replace('"partitionValues":{"day":"x"}', '"partitionValues":{}'))
+    with pytest.raises(SourceUnreadable, match=r"does not say of which partition .* is: it has no value of day"):
+        table.plan(replace(table.source, partitions={"day": "string"}))
+
+
+def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(table: Table) -> None:
+    """A deletion vector without a change file: to read the removed file alone would delete all of its rows."""
+    table.append(("a", 1), ("b", 2), configuration=FEED)
+    source = replace(table.source, changes=True, max_files=1)
+    found = table.plan(source)
+    (name,) = [file["name"] for file in found["data_files"]]
+    file = {"path": name, "partitionValues": {}, "size": (table.folder / name).stat().st_size, "dataChange": True}
+    _write_version(table, 1, [json.dumps({"remove": file}), json.dumps({"add": {**file, "deletionVector": VECTOR}})])
+    with pytest.raises(SourceUnreadable, match="has deleted rows in version 1"):
+        table.plan(source, found)
 
 
 def test_what_is_no_table_is_refused(table: Table) -> None:
@@ -464,3 +513,8 @@ def test_a_pipeline_that_quarantines_reads_the_same_rows(table: Table) -> None:
     pipeline = Pipeline("sales", table.source, states={"appended": Rows(COLUMNS)}, on_poison="quarantine")
     table._register(pipeline)
     assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    table.append(("c", 3))
+    table.delta.optimize.compact()
+    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)]
+    table.delta.optimize.z_order(["name"])
+    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)], "a batch without files has no columns for bad records"

@@ -26,6 +26,7 @@ LAST_READER_VERSION = 3
 ROWS_AT_ONCE = 10_000
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_SECOND_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
 _OF_CHECKPOINT = ("protocol", "metaData", "add.path", "add.partitionValues", "add.size", "add.deletionVector")
 
 
@@ -70,6 +71,7 @@ class Commit:
     adds: int = 0
     removes: int = 0
     change_files: int = 0
+    partial: DataFile | None = None  # one of the files that it adds or removes of which only some rows count
     table: Table | None = None
 
 
@@ -129,10 +131,8 @@ class Log:
             digest.update(line)
             action = self._action(version, line)
             for name, found in action.items():
-                if name == "add":
-                    commit.adds += _changes_rows(found)
-                elif name == "remove":
-                    commit.removes += _changes_rows(found)
+                if name in ("add", "remove"):
+                    self._count(commit, name, found)
                 elif name == "cdc":
                     commit.change_files += 1
                 elif name == "commitInfo":
@@ -146,28 +146,44 @@ class Log:
             commit.table = self._table_of(actions["metaData"])
         return commit
 
+    def _count(self, commit: Commit, name: str, action: Mapping[str, Any]) -> None:
+        """Count a file that a version adds or removes, unless it is only written again."""
+        if not _changes_rows(action):
+            return
+        if name == "add":
+            commit.adds += 1
+        else:
+            commit.removes += 1
+        if action.get("deletionVector"):
+            commit.partial = self._data_file(action, commit.version)
+
     def files(self, commit: Commit, *, changes: bool = False) -> Iterator[DataFile]:
         """Yield the files that a version adds, in the order of its JSON file; with `changes`, all that tell changed rows.
 
-        Raises: FileNotFoundError, SourceUnreadable.
+        Raises: FileNotFoundError; SourceUnreadable, before the first file if only some rows of one of them count.
         """
         by_row = changes and commit.change_files > 0
+        if commit.partial is not None and not by_row:
+            self._whole(commit.partial)
         for line in self._lines(commit.version):
             action = self._action(commit.version, line)
             if by_row:
                 if found := action.get("cdc"):
-                    yield self._whole(self._data_file(found, commit.version, None))
+                    yield self._data_file(found, commit.version, None)
             elif (found := action.get("add")) and _changes_rows(found):
-                yield self._whole(self._data_file(found, commit.version))
+                yield self._data_file(found, commit.version)
             elif changes and (found := action.get("remove")) and _changes_rows(found):
-                yield self._whole(self._data_file(found, commit.version, "delete"))
+                yield self._data_file(found, commit.version, "delete")
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Return the table as of a version; None for the newest.
 
         Raises: SourceUnreadable if there is no such table; RangeExpired if the log does not go back to the version.
         """
-        checkpoints = _checkpoints_among(list(self._names()))
+        names = list(self._names())
+        if any(map(_SECOND_CHECKPOINT.fullmatch, names)):
+            raise self._unsupported("the feature v2Checkpoint")
+        checkpoints = _checkpoints_among(names)
         newest = max(self._newest(), *checkpoints, -1)
         if newest < 0:
             raise SourceUnreadable(
@@ -233,7 +249,9 @@ class Log:
                 yield from content
         except SourceChanged:  # what objects that are gone raise
             raise FileNotFoundError(str(path)) from None
-        except PermissionError as error:
+        except FileNotFoundError:
+            raise
+        except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable.") from error
 
     def _action(self, version: int, line: bytes) -> dict[str, Any]:
@@ -287,7 +305,10 @@ class Log:
         return file
 
     def _name_of(self, path: str) -> str:
-        name = unquote(path, errors="strict")
+        try:
+            name = unquote(path, errors="strict")
+        except UnicodeDecodeError:
+            raise SourceUnreadable(f"{self.table} lists a file whose name is not UTF-8: {path}.") from None
         if "://" in path or name.startswith("/") or re.match(r"[a-z][a-z0-9]*:/", path) or ".." in name.split("/"):
             raise SourceUnreadable(
                 f"{self.table} lists a file outside its folder: {path}. Such tables, as shallow clones are, are not read."
@@ -299,7 +320,10 @@ class Log:
         unknown = sorted(features - READ_FEATURES)
         if version > LAST_READER_VERSION or unknown:
             what = f"the feature {unknown[0]}" if unknown else f"version {version} of Delta's protocol"
-            raise SourceUnreadable(f"{self.table} needs {what} of its readers, which is not there.")
+            raise self._unsupported(what)
+
+    def _unsupported(self, what: str) -> SourceUnreadable:
+        return SourceUnreadable(f"{self.table} requires {what} of its readers, which Tidegate does not support.")
 
     def _table_of(self, found: Mapping[str, Any]) -> Table:
         configuration = dict(found.get("configuration") or {})

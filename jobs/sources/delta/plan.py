@@ -1,21 +1,26 @@
 """Cuts a Delta table into batches: first the files of a snapshot, in the order of their names, then those of each version.
 
     metadata = {"table": id, "version": v, "commit": digest of v's JSON file or null, "snapshot": is it still v's files,
-                "after": name or null, "taken": n or null, "generation": 1, "data_files": [{...}, ...]}
+                "after": name or null, "taken": n or null, "generation": 1, "changes": false, "declared": digest,
+                "data_files": [{...}, ...]}
 
 `version` is the last one that was looked at. A batch without files only moves the position past versions that add no rows, so
 that their part of the log may be removed. In a snapshot, `after` is the last name taken; in a version, `taken` counts its files
 so far. Both are null once there are no more. So a position needs no list of files, and a snapshot can be read on from another
 checkpoint than the one it was begun from.
 
-The digest shows on each plan that the log is still that of the table which was read, and not that of a table which was made
-again in its place, or of a copy that was restored.
+`declared` is the digest of the source's identity: if it is another, the declaration is compared with the table again.
+
+The digest of the version shows on each plan that the log is still that of the table which was read, and not that of a table
+which was made again in its place, or of a copy that was restored.
 """
 
 import heapq
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator
@@ -45,7 +50,6 @@ class Position:
     snapshot: bool = False
     after: str | None = None
     taken: int | None = None
-    generation: int = 1
 
     def metadata(self) -> SourceMetadata:
         """Return the position as a batch's metadata name it."""
@@ -61,6 +65,7 @@ class DeltaCoordinator(Coordinator):
         self._log = Log(self._folder)
         self._new: Iterator[tuple[DataFile | None, Position]] | None = None
         self._next: tuple[DataFile, Position] | None = None
+        self._declared = sha256(source.identity.encode()).hexdigest()
 
     def initialize_transaction(
         self,
@@ -80,7 +85,9 @@ class DeltaCoordinator(Coordinator):
         files, position = self._take()
         if position is None:
             return None
-        return {**replace(position, generation=self._source.generation).metadata(), "data_files": list(map(self._entry, files))}
+        declared = {name: getattr(self._source, name) for name in ("generation", "changes")}
+        files_of_batch = list(map(self._entry, files))
+        return {**position.metadata(), **declared, "declared": self._declared, "data_files": files_of_batch}
 
     def _take(self) -> tuple[list[DataFile], Position | None]:
         """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
@@ -108,6 +115,7 @@ class DeltaCoordinator(Coordinator):
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
             position = replace(position, commit=self._checked(position))
+            self._check_declared(previous)
         if position.snapshot:
             yield from self._rest_of_snapshot(position)
         elif position.taken is not None:
@@ -134,13 +142,32 @@ class DeltaCoordinator(Coordinator):
 
     def _begin(self) -> Position:
         """Return the position before the first batch, after checking that the table can be read as it is declared."""
-        start, newest = self._source.starting_version, self._log.snapshot()
-        self._check(newest.table, newest.version)
+        start, newest = self._source.starting_version, self._check_newest()
         if start is None:
             return Position(newest.table.id, newest.version, self._digest(newest.version), snapshot=True)
         if start > newest.version:
             raise SourceUnreadable(f"{self._folder} has no version {start}: its newest is {newest.version}.")
         return Position(newest.table.id, start - 1, None)
+
+    def _check_declared(self, previous: SourceMetadata) -> None:
+        """Check a declaration that is another than that of the previous batch.
+
+        Raises: SourceChanged if it would read the rest of a version in another way than its beginning; SourceUnreadable.
+        """
+        if previous["declared"] == self._declared:
+            return
+        if previous["taken"] is not None and previous["changes"] != self._source.changes:
+            raise SourceChanged(
+                f"Version {previous['version']} of {self._folder} has been read in part, with changes={previous['changes']}. "
+                "Declare it so until the rest of the version is planned; or raise generation, to begin again."
+            )
+        self._check_newest()
+
+    def _check_newest(self) -> Snapshot:
+        """Return the newest snapshot, after checking that the declaration fits it."""
+        newest = self._log.snapshot()
+        self._check(newest.table, newest.version)
+        return newest
 
     def _checked(self, position: Position) -> str | None:
         """Return the digest of the position's version, if it is in the log.
@@ -189,7 +216,7 @@ class DeltaCoordinator(Coordinator):
         if commit.table is not None:
             if commit.table.id != table:
                 raise self._other_table(f"from version {commit.version} on it has the id {commit.table.id}, and was {table}")
-            self._check(commit.table, commit.version)
+            self._check_newest()  # and not this version, whose files may lack a column that was added later
         if self._source.changes or not (commit.removes or (commit.adds and commit.operation == RESTORE)):
             return bool(commit.adds or commit.removes or commit.change_files)
         what = f"Version {commit.version} of {self._folder} ({commit.operation}) deletes or rewrites rows"
@@ -250,7 +277,12 @@ class DeltaCoordinator(Coordinator):
             raise SourceUnreadable(
                 f"{self._folder / file.name} has {found['size']} bytes, and {file.size} in the log of version {file.version}."
             )
-        partition = {name: file.partition.get(name) for name in self._source.partitions}
+        partition = {name: file.partition[name] for name in self._source.partitions if name in file.partition}
+        if lacking := [name for name in self._source.partitions if name not in partition]:
+            raise SourceUnreadable(
+                f"The log of version {file.version} does not say of which partition {self._folder / file.name} is: it has no "
+                f"value of {lacking[0]}. Leave the column out, or let a table's writer record it."
+            )
         for name in self._source.instants:
             if (text := partition[name]) and not text.endswith("Z"):
                 raise SourceUnreadable(
@@ -261,11 +293,16 @@ class DeltaCoordinator(Coordinator):
         return {**found, "partition": partition, "commit_version": file.version, **change}
 
     def _found(self, name: str) -> dict[str, Any] | None:
-        """Return the identity of the file that has this name now; None if it is gone, or being written."""
+        """Return the identity of the file that has this name now; None if it is being written.
+
+        Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
+        """
         files = self._source.files
         if isinstance(self._folder, ObjectPath):
             return identified(files, self._folder, name, look(self._folder / name))
-        return files.identified(self._folder, name, 0) if (self._folder / name).exists() else None
+        with suppress(PermissionError):  # which says more when the file is opened
+            (self._folder / name).stat()
+        return files.identified(self._folder, name, 0)
 
     def _other_table(self, why: str) -> SourceChanged:
         return SourceChanged(

@@ -52,6 +52,8 @@ class DeltaReader(Emitter):
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows with their file as ORIGIN; rows that do not fit the schema are flagged by a REFUSAL."""
+        if not metadata["data_files"]:
+            return super().emit_records(attempt, metadata)
         return self._union([reader.emit_records(attempt, part) for reader, part in self._readers(metadata)])
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:

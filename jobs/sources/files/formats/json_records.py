@@ -19,6 +19,7 @@ PRETTY = (
     "Write one object a line, such as by: jq -c '.[]' (or: jq -c .)"
 )
 _BLANKS = " \t\r\n"
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _BETWEEN = re.compile(r'("(?:[^"\\]|\\.)*+")|[ \t\r\n]+')
 _NUMBERS = {"parse_float": Number, "parse_constant": Constant}
 _scan = json.JSONDecoder(**_NUMBERS).scan_once  # type: ignore[arg-type,attr-defined]
@@ -30,7 +31,7 @@ class JsonParser:
     """Turns lines of JSON into columns, one object a line. A missing key is NULL, an undeclared key is ignored.
 
     `formatted` are columns whose texts Spark converts, by the author's pattern. `elsewhere` are columns in the names of
-    folders, which no record may have.
+    folders, which no record may have. Records that are `by_spark`, which wrote a row, have texts for NaN and the infinities.
     """
 
     kinds: dict[str, Kind]
@@ -38,6 +39,7 @@ class JsonParser:
     zone: str = "UTC"
     formatted: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
+    by_spark: bool = False
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
@@ -68,6 +70,8 @@ class JsonParser:
             values = [record.get(name) for record in records]
             if kind.family == "text":
                 self._make_texts(chunk, name, values)
+            if kind.family == "float" and self.by_spark:
+                values = [Constant(value) if value in _NO_NUMBERS else value for value in values]
             columns[name], refused = typed_values.from_json(_TEXT if name in self.formatted else kind, values, self.zone)
             for number, why in refused.items():
                 bad.setdefault(number, f"column {name}: {why}")
