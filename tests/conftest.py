@@ -45,7 +45,7 @@ COMMAND = Path(sys.executable).with_name("tidegate")
 TEMPLATE = "tidegate_template"
 # Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
 QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
-DRIVER_MEMORY = 1536 * 1024**2  # of a stack's Spark: with four test processes, ten stacks may run at once
+DRIVER_MEMORY = 1024**3  # of a stack's Spark: with four test processes, ten stacks may run at once
 _numbers = count(1)
 
 
@@ -100,9 +100,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         yield settings
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of a running embedded stack of its own, without Airflow, with Kafka."""
+    """Settings of a running embedded stack of its own, without Airflow, with Kafka; it takes 2 GB, and ends with the module."""
     fetch_kafka()
     with running_stack(tmp_path_factory.mktemp("kafka_stack"), "kafka", java_options=QUICK_TO_COMPILE) as settings:
         yield settings

@@ -10,13 +10,13 @@ from tests.conftest import Server, migrated_database
 __all__ = ["server", "template"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(kafka_stack: Settings) -> Server:
     """The Postgres server beside the broker."""
     return Server(kafka_stack)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def template(server: Server) -> Iterator[str]:
     """A migrated database on that server."""
     with migrated_database(server) as name:
