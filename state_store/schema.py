@@ -4,9 +4,10 @@ A revision is the number of a migration. The ledger is schema ``tidegate``; stat
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
@@ -121,15 +122,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     """
     p, c = tables.pipeline.c, tables.cursor.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
-    # Two pipelines that had an update of the same name before this was refused keep it.
-    updates = {state["name"] for state in known.declaration["states"]} - set(spec.tables) if known else set()
-    for state, owner in _owners(connection, [spec]):
-        if owner != spec.name and state not in updates:
-            raise DeclarationChanged(
-                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. "
-                "Rename one of them.",
-                pipeline=spec.name,
-            )
+    _check_owned(connection, spec, known.declaration if known else None)
     grant_queried(connection, spec)
     _grant_removal(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
@@ -199,6 +192,23 @@ def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple
     of_states = sa.select(declared, p.pipeline).join_from(tables.pipeline, states, sa.true()).where(declared.in_(names))
     of_tables = sa.select(s.state, s.pipeline).where(s.state.in_(names))
     return [(name, owner) for found in (of_states, of_tables) for name, owner in connection.execute(found)]
+
+
+def _check_owned(connection: Connection, spec: PipelineSpec, before: Mapping[str, Any] | None) -> None:
+    """Refuse names that another pipeline owns; `before` is the declaration that was registered before.
+
+    Two pipelines that had an update of the same name before this was refused keep it.
+
+    Raises: DeclarationChanged.
+    """
+    kept = {state["name"] for state in before["states"]} - set(spec.tables) if before else set()
+    for state, owner in _owners(connection, [spec]):
+        if owner != spec.name and state not in kept:
+            raise DeclarationChanged(
+                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. "
+                "Rename one of them.",
+                pipeline=spec.name,
+            )
 
 
 def _own(connection: Connection, spec: PipelineSpec) -> None:

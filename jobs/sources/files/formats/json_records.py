@@ -67,15 +67,20 @@ class JsonParser:
             records.append(record)
         columns = {}
         for name, kind in self.kinds.items():
-            values = [record.get(name) for record in records]
-            if kind.family == "text":
-                self._make_texts(chunk, name, values)
-            if kind.family == "float" and self.by_spark:
-                values = [Constant(value) if value in _NO_NUMBERS else value for value in values]
+            values = self._prepared(chunk, name, [record.get(name) for record in records])
             columns[name], refused = typed_values.from_json(_TEXT if name in self.formatted else kind, values, self.zone)
             for number, why in refused.items():
                 bad.setdefault(number, f"column {name}: {why}")
         return columns, bad
+
+    def _prepared(self, chunk: Chunk, name: str, values: list[Any]) -> list[Any]:
+        """Return a column's values as `typed_values.from_json` takes them."""
+        family = self.kinds[name].family
+        if family == "text":
+            self._make_texts(chunk, name, values)
+        if family == "float" and self.by_spark:
+            return [Constant(value) if value in _NO_NUMBERS else value for value in values]
+        return values
 
     def _make_texts(self, chunk: Chunk, name: str, values: list[Any]) -> None:
         """Replace values that are not texts by their JSON text."""
