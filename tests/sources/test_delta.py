@@ -486,7 +486,7 @@ def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:
 
 
 def test_changes_need_a_table_that_records_them(table: Table) -> None:
-    """Otherwise updated rows could not be told from new ones."""
+    """Otherwise updated rows would look like new ones."""
     table.append(("a", 1))
     with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
         table.plan(replace(table.source, changes=True))

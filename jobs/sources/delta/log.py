@@ -9,7 +9,7 @@ Nothing here holds all files of a table: a snapshot holds those that were added 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -27,7 +27,8 @@ ROWS_AT_ONCE = 10_000
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _SECOND_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
-_OF_CHECKPOINT = ("protocol", "metaData", "add.path", "add.partitionValues", "add.size", "add.deletionVector")
+# What is read of a checkpoint: of the table, and of its files.
+_OF_TABLE, _OF_FILES = ("protocol", "metaData"), ("add.path", "add.partitionValues", "add.size", "add.deletionVector")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Log:
             try:
                 commit = self.commit(version)
             except FileNotFoundError:
-                if (newest := self._newest()) < version:
+                if (newest := _newest_among(self._names())) < version:
                     return
                 commit = self._commit_before(version, newest)
             yield commit
@@ -184,7 +185,7 @@ class Log:
         if any(map(_SECOND_CHECKPOINT.fullmatch, names)):
             raise self._unsupported("the feature v2Checkpoint")
         checkpoints = _checkpoints_among(names)
-        newest = max(self._newest(), *checkpoints, -1)
+        newest = max(_newest_among(names), *checkpoints, -1)
         if newest < 0:
             raise SourceUnreadable(
                 f"{self.table} is no Delta table: {self._folder} has no version. Correct the pipeline's Delta(...)."
@@ -206,7 +207,7 @@ class Log:
         Raises: SourceUnreadable.
         """
         for name in snapshot.checkpoint:
-            for row in self._rows(name):
+            for row in self._rows(name, _OF_FILES):
                 if row["add"] is not None:
                     found = self._data_file(row["add"], snapshot.version)
                     if found.key not in snapshot.since:
@@ -222,10 +223,6 @@ class Log:
                 if found := action.get(name):
                     file = self._data_file(found, version)
                     since[file.key] = file if name == "add" else None
-
-    def _newest(self) -> int:
-        """Return the newest version that has a JSON file; -1 if there is none."""
-        return max((int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name))), default=-1)
 
     def _names(self) -> Iterator[str]:
         """Yield the names in the log's folder."""
@@ -265,15 +262,15 @@ class Log:
             raise SourceUnreadable(f"Version {version} of {self.table} cannot be read: its log has a line that is no action.")
         return found
 
-    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a checkpoint's file, with what is needed of their actions."""
+    def _rows(self, name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a checkpoint's file, with these columns of their actions."""
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         path = self._folder / name
         try:
             with pq.ParquetFile(for_arrow(path)) as file:
-                for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(_OF_CHECKPOINT)):
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(columns)):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise SourceUnreadable(f"{path} is no checkpoint that can be read: {str(error).splitlines()[0]}.") from error
@@ -281,7 +278,7 @@ class Log:
     def _table_in(self, checkpoint: tuple[str, ...]) -> Table | None:
         table = None
         for name in checkpoint:
-            for row in self._rows(name):
+            for row in self._rows(name, _OF_TABLE):
                 if row.get("protocol") is not None:
                     self._check_protocol(row["protocol"])
                 if row.get("metaData") is not None:
@@ -339,6 +336,11 @@ class Log:
 def _changes_rows(action: Mapping[str, Any]) -> bool:
     """Return whether a file that is added or removed changes what rows the table has, and is not only written again."""
     return bool(action.get("dataChange", True))
+
+
+def _newest_among(names: Iterable[str]) -> int:
+    """Return the newest version that has a JSON file; -1 if there is none."""
+    return max((int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))), default=-1)
 
 
 def _checkpoints_among(names: list[str]) -> dict[int, tuple[str, ...]]:

@@ -51,10 +51,6 @@ class Position:
     after: str | None = None
     taken: int | None = None
 
-    def metadata(self) -> SourceMetadata:
-        """Return the position as a batch's metadata name it."""
-        return dict(vars(self))
-
 
 class DeltaCoordinator(Coordinator):
     """Plans batches of data files: those of a snapshot first, then those that versions add."""
@@ -66,6 +62,7 @@ class DeltaCoordinator(Coordinator):
         self._new: Iterator[tuple[DataFile | None, Position]] | None = None
         self._next: tuple[DataFile, Position] | None = None
         self._declared = sha256(source.identity.encode()).hexdigest()
+        self._newest: Snapshot | None = None  # the newest when the declaration was last compared with it
 
     def initialize_transaction(
         self,
@@ -85,9 +82,12 @@ class DeltaCoordinator(Coordinator):
         files, position = self._take()
         if position is None:
             return None
-        declared = {name: getattr(self._source, name) for name in ("generation", "changes")}
-        files_of_batch = list(map(self._entry, files))
-        return {**position.metadata(), **declared, "declared": self._declared, "data_files": files_of_batch}
+        declared = {
+            "generation": self._source.generation,
+            "changes": self._source.changes,
+            "declared": self._declared,
+        }
+        return {**vars(position), **declared, "data_files": list(map(self._entry, files))}
 
     def _take(self) -> tuple[list[DataFile], Position | None]:
         """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
@@ -110,16 +110,17 @@ class DeltaCoordinator(Coordinator):
 
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each new file with the position after it; no file for a version that adds no rows."""
+        begun: Commit | None = None
         if previous is None or self._begins_again(previous):
             position = self._begin()
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
-            position = replace(position, commit=self._checked(position))
+            begun = self._version_of(position)
             self._check_declared(previous)
         if position.snapshot:
             yield from self._rest_of_snapshot(position)
         elif position.taken is not None:
-            begun = next(self._log.following(position.version - 1))
+            begun = begun or next(self._log.following(position.version - 1))
             yield from self._files_of(begun, position.table, position.taken)
         for commit in self._log.following(position.version):
             if self._counts(commit, position.table):
@@ -144,7 +145,8 @@ class DeltaCoordinator(Coordinator):
         """Return the position before the first batch, after checking that the table can be read as it is declared."""
         start, newest = self._source.starting_version, self._check_newest()
         if start is None:
-            return Position(newest.table.id, newest.version, self._digest(newest.version), snapshot=True)
+            commit = self._find(newest.version)
+            return Position(newest.table.id, newest.version, commit.digest if commit else None, snapshot=True)
         if start > newest.version:
             raise SourceUnreadable(f"{self._folder} has no version {start}: its newest is {newest.version}.")
         return Position(newest.table.id, start - 1, None)
@@ -165,31 +167,33 @@ class DeltaCoordinator(Coordinator):
 
     def _check_newest(self) -> Snapshot:
         """Return the newest snapshot, after checking that the declaration fits it."""
-        newest = self._log.snapshot()
-        self._check(newest.table, newest.version)
-        return newest
+        self._newest = self._log.snapshot()
+        self._check(self._newest.table, self._newest.version)
+        return self._newest
 
-    def _checked(self, position: Position) -> str | None:
-        """Return the digest of the position's version, if it is in the log.
+    def _version_of(self, position: Position) -> Commit | None:
+        """Return the position's version; None if it was removed from the log.
 
         Raises: SourceChanged if the log has another version of this number, or ends before it.
         """
-        digest = self._digest(position.version)
-        if digest is None and position.commit is not None and next(self._log.following(position.version), None) is None:
+        found = self._find(position.version)
+        if found is None and position.commit is not None and next(self._log.following(position.version), None) is None:
             raise self._other_table(f"its log ends before version {position.version}, which has been read")
-        if None not in (digest, position.commit) and digest != position.commit:
+        if found is not None and position.commit not in (None, found.digest):
             raise self._other_table(f"version {position.version} of its log is not the one that has been read")
-        return digest or position.commit
+        return found
 
-    def _digest(self, version: int) -> str | None:
+    def _find(self, version: int) -> Commit | None:
         try:
-            return self._log.commit(version).digest
+            return self._log.commit(version)
         except FileNotFoundError:
             return None
 
     def _rest_of_snapshot(self, position: Position) -> Iterator[tuple[DataFile, Position]]:
         """Yield the files of a snapshot after a name, in the order of their names."""
-        snapshot = self._log.snapshot(position.version)
+        snapshot = self._newest
+        if snapshot is None or snapshot.version != position.version:
+            snapshot = self._log.snapshot(position.version)
         if snapshot.table.id != position.table:
             raise self._other_table(f"it has the id {snapshot.table.id}, and was {position.table}")
         after = position.after
@@ -216,7 +220,8 @@ class DeltaCoordinator(Coordinator):
         if commit.table is not None:
             if commit.table.id != table:
                 raise self._other_table(f"from version {commit.version} on it has the id {commit.table.id}, and was {table}")
-            self._check_newest()  # and not this version, whose files may lack a column that was added later
+            if self._newest is None or self._newest.version < commit.version:
+                self._check_newest()  # and not this version, whose files may lack a column that was added later
         if self._source.changes or not (commit.removes or (commit.adds and commit.operation == RESTORE)):
             return bool(commit.adds or commit.removes or commit.change_files)
         what = f"Version {commit.version} of {self._folder} ({commit.operation}) deletes or rewrites rows"
@@ -277,12 +282,12 @@ class DeltaCoordinator(Coordinator):
             raise SourceUnreadable(
                 f"{self._folder / file.name} has {found['size']} bytes, and {file.size} in the log of version {file.version}."
             )
-        partition = {name: file.partition[name] for name in self._source.partitions if name in file.partition}
-        if lacking := [name for name in self._source.partitions if name not in partition]:
+        if lacking := [name for name in self._source.partitions if name not in file.partition]:
             raise SourceUnreadable(
                 f"The log of version {file.version} does not say of which partition {self._folder / file.name} is: it has no "
                 f"value of {lacking[0]}. Leave the column out, or let a table's writer record it."
             )
+        partition = {name: file.partition[name] for name in self._source.partitions}
         for name in self._source.instants:
             if (text := partition[name]) and not text.endswith("Z"):
                 raise SourceUnreadable(
