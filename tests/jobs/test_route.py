@@ -78,7 +78,7 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         replace(PLAIN, on_poison="quarantine"),
         ONE_FILE,
         {},
-        Route(one_task=True, is_brief=True, in_process=PER),
+        replace(QUICKEST, follows_partials=None),
     ),
 }
 
