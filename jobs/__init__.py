@@ -31,6 +31,7 @@ from jobs.sources.changes import Changes
 from jobs.sources.delta.source import Delta
 from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
+from jobs.sources.iceberg.source import Iceberg
 from jobs.sources.inputs.reference import Reference
 from jobs.sources.inputs.source import Inputs
 from jobs.sources.kafka.source import Kafka
@@ -60,6 +61,7 @@ __all__ = [
     "FixedBatches",
     "Histogram",
     "History",
+    "Iceberg",
     "Inputs",
     "Kafka",
     "Largest",

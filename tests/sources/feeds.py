@@ -5,7 +5,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg2
 import pyarrow as pa
@@ -13,12 +15,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import write_deltalake
 
-from jobs import Changes, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Rows
+from jobs import Changes, Delta, Files, FixedBatches, Iceberg, Inputs, Kafka, Pipeline, PostgresTable, Rows
 from jobs.sources.kafka.login import kafka_client
 from jobs.testing import NotPossible
 from state_store import Settings
 from tests.conformance.conftest import Flow, Stream
 from tests.conftest import register_pipelines
+from tests.sources.iceberg_catalog import catalog
 from tidegate.stack.component import wait_until
 
 SCHEMA = {"name": "string", "amount": "int"}
@@ -103,6 +106,37 @@ class DeltaFeed:
     def change(self) -> None:
         """Change a byte of each data file, but restore sizes and times."""
         for path in self.folder.glob("*.parquet"):
+            before, content = path.stat(), path.read_bytes()
+            path.write_bytes(content.replace(b"row 0", b"row 9"))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def hide(self) -> Any:
+        """Refuse: a table whose files are away is broken."""
+        raise NotPossible
+
+
+class IcebergFeed:
+    """An Iceberg table, two rows a snapshot, two data files a batch."""
+
+    def __init__(self, _settings: Settings, number: int) -> None:
+        name = f"feeds.rows_{number}_{uuid.uuid4().hex}"
+        catalog().create_namespace_if_not_exists("feeds")
+        self._table = catalog().create_table(name, pa.schema([("name", pa.string()), ("amount", pa.int32())]))
+        self.source = Iceberg(f"lake.{name}", schema=SCHEMA, max_files=2)
+        self._rows = 0
+
+    def put(self, count: int) -> list[tuple]:
+        """Append rows in new snapshots."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        for start in range(0, count, 2):
+            names, amounts = zip(*rows[start : start + 2], strict=True)
+            self._table.append(pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}))
+        return rows
+
+    def change(self) -> None:
+        """Change a byte of each data file, but restore sizes and times."""
+        for path in Path(urlsplit(self._table.location()).path).rglob("*.parquet"):
             before, content = path.stat(), path.read_bytes()
             path.write_bytes(content.replace(b"row 0", b"row 9"))
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -290,6 +324,7 @@ FEEDS: dict[str, Callable[[Settings, int], Any]] = {
     "Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}"),
     "opaque Inputs": lambda settings, number: InputsFeed(settings, name=f"inbox_{number}", kind="opaque"),
     "Delta": DeltaFeed,
+    "Iceberg": IcebergFeed,
     "FixedBatches": lambda _settings, _number: FixedFeed(),
     "Changes": ChangesFeed,
     "PostgresTable by key": lambda settings, _number: TableFeed(settings, by_time=False),

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import Count, Files, Inputs, Pipeline, Reference, State, Sum
+from jobs import Count, Files, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import objects
 from jobs.sources.files.stores import buckets
@@ -31,6 +31,7 @@ from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
 from tests.sources.beside_store import check_delta, check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
+from tests.sources.iceberg_catalog import catalog
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
 
 __all__ = ["server", "spark", "template"]  # fixtures
@@ -349,6 +350,32 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Setti
 def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
     """Its log and its data files are reached as all files are."""
     check_delta(settings, register, bucket)
+
+
+def test_an_iceberg_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """Its metadata is read by PyIceberg, and its data files as all files are."""
+    catalog().create_namespace_if_not_exists("stored")
+    place = f"{bucket.url.replace('s3a:', 's3:')}/lake/odd"
+    table = catalog().create_table("stored.rows", pa.schema([("name", pa.string()), ("day", pa.string())]), location=place)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    source = Iceberg("lake.stored.rows", schema={"name": "string", "day": "string"}, max_files=2)
+    pipeline = Pipeline("iced", source, {"iced_rows": Rows({"name": "text", "day": "text"})}, retry_delay_seconds=0)
+    register(pipeline)
+    for number, names in enumerate((["a", "b", "c"], ["d"])):
+        table.append(pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]}))
+        run_pipeline(settings, pipeline, run_id=f"run {number}")
+    with StateStore.connect(settings) as store:
+        found = sorted((row["name"], row["day"]) for row in store.state_rows(pipeline.spec.states[0]))
+    assert found == sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())
+    assert len(found) == 4
+
+    table.append(pa.table({"name": ["e"], "day": ["x"]}))
+    steps.plan(settings, pipeline, run_id="planned")
+    (file,) = [task.file.file_path for task in table.scan(row_filter="day = 'x'").plan_files()]
+    bucket.put(file.partition(f"{bucket.name}/")[2], b"other content")
+    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
+        run_pipeline(settings, pipeline, run_id="planned")
 
 
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:

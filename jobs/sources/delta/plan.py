@@ -18,15 +18,13 @@ which was made again in its place, or of a copy that was restored.
 import heapq
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator
 from jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
-from jobs.sources.files.object_identity import identified
-from jobs.sources.files.objects import ObjectPath, look, place_of
+from jobs.sources.files.objects import place_of
 from state_store.declaration import SourceMetadata
 from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
 from state_store.settings import Settings
@@ -269,7 +267,7 @@ class DeltaCoordinator(Coordinator):
         Raises: RangeExpired if it is gone; SourceUnreadable.
         """
         try:
-            found = self._found(file.name)
+            found = self._source.files.identity_of(self._folder, file.name)
         except FileNotFoundError:
             found = None
         if found is None:
@@ -296,18 +294,6 @@ class DeltaCoordinator(Coordinator):
                 )
         change = {} if file.change is None else {"change": file.change}
         return {**found, "partition": partition, "commit_version": file.version, **change}
-
-    def _found(self, name: str) -> dict[str, Any] | None:
-        """Return the identity of the file that has this name now; None if it is being written.
-
-        Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
-        """
-        files = self._source.files
-        if isinstance(self._folder, ObjectPath):
-            return identified(files, self._folder, name, look(self._folder / name))
-        with suppress(PermissionError):  # which says more when the file is opened
-            (self._folder / name).stat()
-        return files.identified(self._folder, name, 0)
 
     def _other_table(self, why: str) -> SourceChanged:
         return SourceChanged(

@@ -11,6 +11,7 @@ these files (`jobs.sources.files.plan`).
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,17 @@ from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, identify, list_files, young_among
 from jobs.sources.files.markers import Markers
-from jobs.sources.files.objects import ObjectPath, Place, check_url, dataset_of, is_url, keeps_versions, libraries_of, place_of
+from jobs.sources.files.objects import (
+    ObjectPath,
+    Place,
+    check_url,
+    dataset_of,
+    is_url,
+    keeps_versions,
+    libraries_of,
+    look,
+    place_of,
+)
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import FileReader
 from state_store.declaration import SourceMetadata
@@ -295,6 +306,19 @@ class Files(Source):
         if self.format == "parquet":
             parquet.check_name(folder / name)
         return identify(folder, name, min_age_seconds, follow_links=self.follow_links)
+
+    def identity_of(self, folder: Place, name: str) -> dict[str, Any] | None:
+        """Return the identity of the file, or object, that has this name now; None if it is being written.
+
+        Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
+        """
+        if isinstance(folder, ObjectPath):
+            from jobs.sources.files.object_identity import identified  # noqa: PLC0415 - that module knows this one
+
+            return identified(self, folder, name, look(folder / name))
+        with suppress(PermissionError):  # which says more when the file is opened
+            (folder / name).stat()
+        return self.identified(folder, name, 0)
 
     def objects(self) -> ObjectPath | None:
         """Return the place in a store; None if the folder is on a disk."""

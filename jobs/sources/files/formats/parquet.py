@@ -104,7 +104,7 @@ class ParquetReader(FileReader):
         footers = [
             read_footer(
                 *(path, types, self._schema, () if "partition" in file else self._partitions.schema),
-                self._partition_advice(self._names[path]),
+                "" if "partition" in file else self._partition_advice(self._names[path]),
                 may_lack=self._may_lack(file),
             )
             for file, path in self._files
@@ -116,7 +116,9 @@ class ParquetReader(FileReader):
         """Return the columns that are NULL if a file lacks them: not those in its folders' names, which are misplaced."""
         if self._source.missing == "refuse":
             return set()
-        return set(self._schema) if "partition" in file else set(self._schema) - set(undeclared(file["name"], self._schema))
+        if "partition" in file:
+            return set(file.get("may_lack", self._schema))
+        return set(self._schema) - set(undeclared(file["name"], self._schema))
 
     def _read_natively(self, group: "_Group", *, flagged: bool) -> "DataFrame":
         """Return the rows as Spark's reader returns them, all of them good."""

@@ -1,0 +1,250 @@
+"""Cuts an Iceberg table into batches: first the files that it has, in the order of its manifests, then those of each snapshot.
+
+    metadata = {"table": uuid, "snapshot": "its id", "whole": are all of its files read, "taken": n or null,
+                "generation": 1, "root": place of the data files, "data_files": [{...}, ...]}
+
+`snapshot` is the last one that was looked at, and `taken` counts its files so far; it is null once there are no more. A batch
+without files only moves the position past snapshots that add no rows, so that they may expire.
+
+Snapshots name their parents. So each plan sees whether the branch still leads through the snapshot that was read last.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs.sources import Coordinator
+from jobs.sources.files.objects import place_of
+from jobs.sources.iceberg.table import DataFile, IcebergTable
+from state_store.declaration import SourceMetadata
+from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyiceberg.table.snapshots import Snapshot
+
+    from jobs.sources.iceberg.source import Iceberg
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Position:
+    """What has been taken up to a place, as metadata keep it."""
+
+    table: str
+    snapshot: str
+    whole: bool = False
+    taken: int | None = None
+
+
+class IcebergCoordinator(Coordinator):
+    """Plans batches of data files: those that the table has first, then those that snapshots add."""
+
+    def __init__(self, source: "Iceberg", settings: Settings) -> None:
+        self._source = source
+        self._home = settings.home
+        self._loaded: IcebergTable | None = None
+        self._new: Iterator[tuple[DataFile | None, Position]] | None = None
+        self._next: tuple[DataFile | None, Position] | None = None
+
+    def initialize_transaction(
+        self,
+        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
+        previous_metadata: SourceMetadata | None,
+        current_metadata: SourceMetadata | None,
+    ) -> SourceMetadata | None:
+        """Return the next data files; None if the table has no new ones.
+
+        Raises: SourceUnreadable, SourceUnavailable; SourceChanged for a snapshot that takes rows away, a table that was rolled
+        back, or another table; RangeExpired for a snapshot, or a file, that is gone.
+        """
+        if current_metadata is not None:
+            return current_metadata
+        if self._new is None:
+            self._loaded = IcebergTable(self._source.table)
+            self._loaded.check(self._source.schema)
+            self._new = self._find_new(previous_metadata)
+        files, position = self._take()
+        if position is None:
+            return None
+        return {
+            **vars(position),
+            "generation": self._source.generation,
+            "root": files[0].root if files else self._table.root,
+            "data_files": [self._entry(file, position) for file in files],
+        }
+
+    @property
+    def _table(self) -> IcebergTable:
+        assert self._loaded is not None, "the first plan loads the table"
+        return self._loaded
+
+    def _take(self) -> tuple[list[DataFile], Position | None]:
+        """Take new files of one place until the batch is full; return them, and the position after them, None if unmoved."""
+        source, files, size = self._source, list[DataFile](), 0
+        position: Position | None = None
+        assert self._new is not None
+        while len(files) < source.max_files:
+            file, after = self._next or next(self._new, (None, None))
+            self._next = None
+            if after is None:
+                break
+            if file is not None:
+                size += file.size
+                is_too_large = source.max_bytes is not None and size > source.max_bytes
+                if files and (is_too_large or file.root != files[0].root):
+                    self._next = file, after
+                    break
+                files.append(file)
+            position = after
+        return files, position
+
+    def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield each new file with the position after it; no file for a snapshot that adds no rows."""
+        table, history = self._table, self._table.history()
+        if previous is None or self._begins_again(previous):
+            following = self._begin(history)
+            if self._source.starting_snapshot is None and history:
+                yield from self._all_in(history[-1], 0)
+        else:
+            position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
+            following = self._after(position, history)
+            if position.taken is not None:
+                snapshot = self._still_there(position)
+                rest = self._all_in if position.whole else self._added
+                yield from rest(snapshot, position.taken)
+        for snapshot in following:
+            if self._counts(snapshot):
+                yield from self._added(snapshot, 0)
+            else:
+                yield None, Position(table.uuid, str(snapshot.snapshot_id))
+
+    def _begins_again(self, previous: SourceMetadata) -> bool:
+        """Return whether the author has declared a newer generation, or another source before, with an earlier version.
+
+        Raises: SourceChanged if a newer generation was read already.
+        """
+        before, now = previous["generation"] if "whole" in previous else 0, self._source.generation
+        if before > now:
+            raise SourceChanged(
+                f"Generation {before} of {self._source.table} was read already, so it cannot be read as generation {now} any "
+                "more. Declare the newer one again."
+            )
+        return bool(before < now)
+
+    def _begin(self, history: "list[Snapshot]") -> "list[Snapshot]":
+        """Return the snapshots whose additions are to be read at the beginning."""
+        start = self._source.starting_snapshot
+        if start is None:
+            return []
+        numbers = [snapshot.snapshot_id for snapshot in history]
+        if start not in numbers:
+            raise SourceUnreadable(
+                f"{self._source.table} has no snapshot {start} on its branch main; the oldest that is left is "
+                f"{numbers[0] if numbers else 'none'}."
+            )
+        return history[numbers.index(start) :]
+
+    def _after(self, position: Position, history: "list[Snapshot]") -> "list[Snapshot]":
+        """Return the snapshots that followed the one that was read last.
+
+        Raises: SourceChanged if the branch does not lead through it any more; RangeExpired if that cannot be known.
+        """
+        table, last = self._table, int(position.snapshot)
+        if table.uuid != position.table:
+            raise self._other_table(f"it has the id {table.uuid}, and was {position.table}")
+        numbers = [snapshot.snapshot_id for snapshot in history]
+        if last in numbers:
+            return history[numbers.index(last) + 1 :]
+        oldest = history[0].parent_snapshot_id if history else None
+        if oldest == last:
+            return history
+        if table.snapshot(last) is not None:
+            raise self._other_table(f"its branch main does not come from snapshot {last} any more, as after a rollback")
+        left = numbers[0] if numbers else "none"
+        raise RangeExpired(
+            f"{self._source.table} has no snapshot {last} any more, which was read last, and what followed may be gone, too: "
+            f"snapshots expire (history.expire.max-snapshot-age-ms). The oldest that is left is {left}. "
+            "Declare the next generation, with a starting_snapshot or to read again all that the table has, and raise the "
+            "pipeline's version."
+        )
+
+    def _still_there(self, position: Position) -> "Snapshot":
+        """Return the snapshot of which a part is read.
+
+        Raises: RangeExpired.
+        """
+        if (snapshot := self._table.snapshot(int(position.snapshot))) is None:
+            raise RangeExpired(
+                f"{self._source.table} has no snapshot {position.snapshot} any more, of which {position.taken} files were "
+                "read and others were not: it was expired. Declare the next generation, and raise the pipeline's version."
+            )
+        return snapshot
+
+    def _all_in(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield the files that a snapshot has, except for the first ones."""
+        total = self._table.count_all(snapshot)
+        yield from self._numbered(self._table.all_in(snapshot, taken), snapshot, taken, total, whole=True)
+
+    def _added(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield the files that a snapshot adds, except for the first ones."""
+        total = self._table.effect(snapshot).adds
+        yield from self._numbered(self._table.added(snapshot, taken), snapshot, taken, total, whole=False)
+
+    def _numbered(
+        self, files: Iterator[DataFile], snapshot: "Snapshot", taken: int, total: int, *, whole: bool
+    ) -> Iterator[tuple[DataFile | None, Position]]:
+        """Yield each file with the position after it; none, once, for a snapshot that has none."""
+        uuid, name = self._table.uuid, str(snapshot.snapshot_id)
+        if not total:
+            yield None, Position(uuid, name)
+        for number, file in enumerate(files, start=taken + 1):
+            yield file, Position(uuid, name, whole, None if number == total else number)
+
+    def _counts(self, snapshot: "Snapshot") -> bool:
+        """Return whether a snapshot adds rows that are to be read.
+
+        Raises: SourceChanged if it takes rows away, which the pipeline does not allow.
+        """
+        effect = self._table.effect(snapshot)
+        if effect.operation == "replace":
+            return False
+        if not effect.removes and effect.operation != "delete":
+            return effect.adds > 0
+        what = f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({effect.operation}) deletes or rewrites rows"
+        if self._source.skip_overwrites:
+            logger.warning("%s: it is not read, as skip_overwrites says.", what)
+            return False
+        raise SourceChanged(
+            f"{what} that may have counted: it removes, or deletes rows of, {effect.removes} file(s) and adds {effect.adds}. "
+            "Nothing new is planned meanwhile. Declare Iceberg(..., skip_overwrites=True) to go on without what such snapshots "
+            "change."
+        )
+
+    def _entry(self, file: DataFile, position: Position) -> dict[str, Any]:
+        """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
+
+        Raises: RangeExpired if it is gone; SourceUnreadable.
+        """
+        place = place_of(self._home, file.root)
+        try:
+            found = self._source.files(file.root).identity_of(place, file.name)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            raise RangeExpired(
+                f"{place / file.name}, which snapshot {position.snapshot} or one before it has, is gone: it was removed after "
+                "its snapshot expired. Put it back, or declare the next generation, and raise the pipeline's version."
+            )
+        if file.size != found["size"]:
+            raise SourceUnreadable(f"{place / file.name} has {found['size']} bytes, and {file.size} by the table's manifest.")
+        return {**found, "partition": {}, "may_lack": [name for name in self._source.schema if name not in file.columns]}
+
+    def _other_table(self, why: str) -> SourceChanged:
+        return SourceChanged(
+            f"{self._source.table} is another table than the one that has been read: {why}. Nothing is planned. Put the table "
+            f"back, or declare generation={self._source.generation + 1} and raise the pipeline's version, to count what it has "
+            "now as well."
+        )

@@ -1,0 +1,510 @@
+"""`Iceberg` over tables that PyIceberg writes: each row once, whatever becomes of them. PyIceberg's reader is the oracle."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.types import IntegerType, LongType, StringType
+
+from jobs import Count, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
+from jobs.engine.local_run import run_pipeline
+from state_store import Settings, StateStore
+from state_store.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
+from tests.sources.feeds import SCHEMA
+from tests.sources.iceberg_catalog import catalog
+
+COLUMNS = {"name": "text", "amount": "integer"}
+TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])
+_tables = count(1)
+
+
+class Table:
+    """An Iceberg table with names and amounts, and the pipeline that reads it."""
+
+    def __init__(self, settings: Settings, register: Callable[..., None], partitioned_by: str | None = None) -> None:
+        self.settings = settings
+        self.name = f"sales.number_{next(_tables)}"
+        self.source = Iceberg(f"lake.{self.name}", schema=SCHEMA)
+        self._register = register
+        self._runs = count(1)
+        catalog().create_namespace_if_not_exists("sales")
+        self.create(partitioned_by)
+
+    def create(self, partitioned_by: str | None = None, **properties: str) -> None:
+        """Make the table, with no rows and no snapshot."""
+        table = catalog().create_table(self.name, schema=TYPES, properties=properties)
+        if partitioned_by:
+            with table.update_spec() as spec:
+                spec.add_identity(partitioned_by)
+
+    @property
+    def iceberg(self) -> Any:
+        """The table as it is now."""
+        return catalog().load_table(self.name)
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The snapshots of the branch main, oldest first."""
+        return [entry.snapshot_id for entry in self.iceberg.history()]
+
+    def append(self, *rows: tuple[str, int]) -> None:
+        """Add rows, in one snapshot and one file, or a file per partition."""
+        self.iceberg.append(rows_of(*rows))
+
+    def declare(self, source: Any, version: int = 1, **states: Any) -> Pipeline:
+        """Declare and register a pipeline over the table; by default its rows are appended."""
+        states = states or {"appended": Rows(COLUMNS)}
+        pipeline = Pipeline("sales", source, states=states, version=version, retry_delay_seconds=0)
+        self._register(pipeline)
+        return pipeline
+
+    def run(self, pipeline: Pipeline) -> list[tuple]:
+        """Run what there is to run; return the rows of the first state, in order."""
+        run_pipeline(self.settings, pipeline, run_id=f"run {next(self._runs)}")
+        with StateStore.connect(self.settings) as store:
+            rows = list(store.state_rows(pipeline.spec.states[0]))
+        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
+        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+
+    def there(self, *columns: str) -> list[tuple]:
+        """Return the rows that the table has, as PyIceberg reads them."""
+        found = self.iceberg.scan(selected_fields=columns or ("*",)).to_arrow().to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def plan(self, source: Iceberg, previous: Mapping[str, Any] | None = None) -> Any:
+        """Return the metadata of the next batch, of a plan of its own."""
+        return source.coordinator(self.settings).initialize_transaction(1, previous, None)
+
+    def plans(self, source: Iceberg, previous: Mapping[str, Any] | None = None) -> list[Any]:
+        """Return the metadata of all batches that are left, each of a plan of its own."""
+        found = []
+        while previous := self.plan(source, previous):
+            found.append(previous)
+        return found
+
+    def expire(self, *snapshots: int) -> None:
+        """Let snapshots expire as Iceberg's own library does: their children still name them; files that only they need go."""
+        before = {file for number in snapshots for file in self._files(number)}
+        path = Path(urlsplit(self.iceberg.metadata_location).path)
+        metadata = json.loads(path.read_text())
+        for name in ("snapshots", "snapshot-log"):
+            metadata[name] = [entry for entry in metadata[name] if entry["snapshot-id"] not in snapshots]
+        path.write_text(json.dumps(metadata))
+        left = {file for snapshot in self.iceberg.snapshots() for file in self._files(snapshot.snapshot_id)}
+        for file in before - left:
+            Path(urlsplit(file).path).unlink()
+
+    def _files(self, number: int) -> set[str]:
+        table = self.iceberg
+        snapshot = table.snapshot_by_id(number)
+        found = {snapshot.manifest_list}
+        for manifest in snapshot.manifests(table.io):
+            found.add(manifest.manifest_path)
+            found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+        return found
+
+
+def rows_of(*rows: tuple[str, int]) -> pa.Table:
+    """Return rows as Arrow has them."""
+    names, amounts = zip(*rows, strict=True)
+    return pa.table({"name": names, "amount": amounts}, schema=TYPES)
+
+
+@pytest.fixture
+def table(settings: Settings, register: Callable[..., None]) -> Table:
+    """A table without rows."""
+    return Table(settings, register)
+
+
+def names(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the names of a batch's data files."""
+    return [file["name"] for file in metadata["data_files"]]
+
+
+def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Settings, register: Callable[..., None]) -> None:
+    """Also odd and NULL partition values, and a column that is added."""
+    table = Table(settings, register, partitioned_by="name")
+    pipeline = table.declare(replace(table.source, max_files=2))
+    assert table.run(pipeline) == []
+    table.append(("a", 1), ("b", 2), ("50% a=b/c ü", 3), (None, 4), ("a", 5))
+    assert table.run(pipeline) == table.there()
+    assert len(table.there()) == 5
+    with table.iceberg.update_schema() as change:
+        change.add_column("shop", StringType())
+    table.iceberg.append(rows_of(("b", 6)).append_column("shop", pa.array(["here"])))
+    table.append(("c", 7))
+    assert table.run(pipeline) == table.there("name", "amount")
+
+    wider = Pipeline(
+        "with_shop",
+        replace(table.source, schema={**SCHEMA, "shop": "string"}),
+        states={"shops": Rows({**COLUMNS, "shop": "text"})},
+    )
+    register(wider)
+    assert table.run(wider) == table.there()
+    assert ("a", 1, None) in table.there()
+
+
+@pytest.mark.parametrize(
+    "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
+)
+def test_a_place_in_a_snapshot_is_a_number_of_files(
+    settings: Settings, register: Callable[..., None], properties: dict[str, str]
+) -> None:
+    """However manifests were merged: each plan, by itself, names the next file, and none twice."""
+    table = Table(settings, register, partitioned_by="name")
+    table.iceberg.transaction().set_properties(properties).commit_transaction()
+    for number in range(4):
+        table.append((f"a{number}", number), (f"b{number}", number))
+    one = replace(table.source, max_files=1)
+    first = table.plan(one)
+    table.append(("c", 8), ("d", 9))
+    rest = table.plans(one, first)
+    planned = [name for batch in (first, *rest) for name in names(batch)]
+    assert len(planned) == len(set(planned)) == 10
+    assert all(len(names(batch)) == 1 for batch in (first, *rest))
+    assert [batch["taken"] for batch in (first, *rest)] == [1, 2, 3, 4, 5, 6, 7, None, 1, None]
+
+
+def test_a_batch_is_bounded_by_bytes(table: Table) -> None:
+    """But a single file may be larger."""
+    for number in range(3):
+        table.append(("a", number))
+    assert [len(names(batch)) for batch in table.plans(replace(table.source, max_bytes=1))] == [1, 1, 1]
+
+
+def test_a_start_in_the_middle_leaves_out_what_was_there(table: Table) -> None:
+    """The first rows are those that the snapshot adds, which a later one may have deleted."""
+    for number in range(3):
+        table.append(("a", number))
+    pipeline = table.declare(replace(table.source, starting_snapshot=table.snapshots[1]))
+    assert table.run(pipeline) == [("a", 1), ("a", 2)]
+    with pytest.raises(SourceUnreadable, match=r"has no snapshot 12 on its branch main; the oldest that is left is \d+"):
+        table.plan(replace(table.source, starting_snapshot=12))
+
+
+@pytest.mark.parametrize("how", ["delete of rows", "delete of a file", "overwrite"])
+def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) -> None:
+    """Until the author says that such snapshots are left out, with all that they add."""
+    table.append(("a", 1), ("b", 2))
+    table.append(("c", 3))
+    pipeline = table.declare(table.source)
+    table.run(pipeline)
+    match how:
+        case "delete of rows":
+            table.iceberg.delete("amount = 1")
+        case "delete of a file":
+            table.iceberg.delete("amount = 3")
+        case _:
+            table.iceberg.overwrite(rows_of(("z", 26)))
+    table.append(("d", 4))
+    with pytest.raises(SourceChanged, match=r"deletes or rewrites rows that may have counted: it removes, .* skip_overwrites"):
+        table.run(pipeline)
+    found = table.run(table.declare(replace(table.source, skip_overwrites=True)))
+    # PyIceberg overwrites by a snapshot that deletes and one that adds, and only the first one takes rows away.
+    assert found == [("a", 1), ("b", 2), ("c", 3), ("d", 4), *([("z", 26)] if how == "overwrite" else [])]
+
+
+def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
+    """Rows that were deleted or rewritten before do not count."""
+    table.append(("a", 1), ("b", 2))
+    table.append(("c", 3))
+    table.iceberg.delete("name = 'a'")
+    assert table.run(table.declare(table.source)) == table.there() == [("b", 2), ("c", 3)]
+
+
+def compact(table: Table) -> None:
+    """Write all files again as one, as rewrite_data_files does: by a snapshot that replaces files and changes no row."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files  # noqa: PLC0415 - after the environment is set
+    from pyiceberg.table.snapshots import Operation  # noqa: PLC0415
+    from pyiceberg.table.update.snapshot import _OverwriteFiles  # noqa: PLC0415
+
+    class Compaction(_OverwriteFiles):
+        def _summary(self, *arguments: Any) -> Any:
+            return super()._summary(*arguments).model_copy(update={"operation": Operation.REPLACE})
+
+    iceberg = table.iceberg
+    with iceberg.transaction() as transaction:
+        update = Compaction(Operation.OVERWRITE, transaction, iceberg.io)
+        for task in iceberg.scan().plan_files():
+            update.delete_data_file(task.file)
+        for file in _dataframe_to_data_files(iceberg.metadata, iceberg.scan().to_arrow(), iceberg.io):
+            update.append_data_file(file)
+        update.commit()
+
+
+def test_files_that_are_written_again_add_nothing(table: Table) -> None:
+    """A batch without rows takes note of the compaction, so that its predecessors may expire."""
+    table.append(("a", 1))
+    table.append(("b", 2))
+    pipeline = table.declare(table.source)
+    table.run(pipeline)
+    compact(table)
+    assert len(list(table.iceberg.scan().plan_files())) == 1
+    assert table.run(pipeline) == table.there() == [("a", 1), ("b", 2)]
+    table.expire(*table.snapshots[:-1])
+    table.append(("c", 3))
+    assert table.run(pipeline) == table.there()
+
+
+def test_a_snapshot_is_read_on_while_the_table_goes_on(table: Table) -> None:
+    """Its files stay as long as it does, though the table has others."""
+    for number in range(4):
+        table.append(("a", number))
+    one = replace(table.source, max_files=1)
+    first = table.plan(one)
+    compact(table)
+    table.append(("b", 9))
+    rest = table.plans(one, first)
+    assert len({name for batch in (first, *rest) for name in names(batch)}) == 5
+    table.expire(table.snapshots[3])
+    with pytest.raises(RangeExpired, match="of which 1 files were read and others were not"):
+        table.plan(one, first)
+
+
+def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -> None:
+    """Not by a grandchild: what was between is gone."""
+    for number in range(2):
+        table.append(("a", number))
+    pipeline = table.declare(table.source)
+    table.run(pipeline)
+    table.append(("b", 2))
+    table.expire(*table.snapshots[:2])
+    assert table.run(pipeline) == table.there()
+
+    table.append(("c", 3))
+    table.append(("d", 4))
+    last, lost, current = table.snapshots
+    table.expire(last, lost)
+    with pytest.raises(RangeExpired, match=rf"has no snapshot {last} any more, .* The oldest that is left is {current}"):
+        table.run(pipeline)
+    again = table.run(table.declare(replace(table.source, generation=2), version=2))
+    assert len(again) == 3 + 5
+
+
+def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
+    """What was read is not in it any more, even if it goes on."""
+    table.append(("a", 1))
+    table.append(("b", 2))
+    pipeline = table.declare(table.source)
+    table.run(pipeline)
+    table.iceberg.manage_snapshots().rollback_to_snapshot(table.snapshots[0]).commit()
+    for _ in range(2):
+        with pytest.raises(SourceChanged, match=r"its branch main does not come from snapshot .* any more"):
+            table.run(pipeline)
+        table.append(("c", 3))
+
+
+def test_another_table_of_the_name_stops_planning(table: Table) -> None:
+    """Until its author declares another generation, which is begun again."""
+    table.append(("a", 1))
+    pipeline = table.declare(table.source)
+    table.run(pipeline)
+    catalog().drop_table(table.name)
+    with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table sales\.number_\d+ \(NoSuchTableError"):
+        table.run(pipeline)
+    table.create()
+    table.append(("b", 2))
+    with pytest.raises(SourceChanged, match=r"it has the id .*, and was .* declare generation=2"):
+        table.run(pipeline)
+    second = replace(table.source, generation=2)
+    assert table.run(table.declare(second, version=2)) == [("a", 1), ("b", 2)]
+    with pytest.raises(SourceChanged, match=r"Generation 2 of .* was read already"):
+        table.plan(table.source, table.plan(second))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda schema: schema.rename_column("amount", "sum"), "has no column amount; it has name, sum"),
+        (lambda schema: schema.delete_column("amount"), "has no column amount; it has name"),
+    ],
+)
+def test_columns_that_were_renamed_or_dropped_are_refused(table: Table, change: Callable[[Any], None], problem: str) -> None:
+    """Files have them under the old name; a column of the same name that comes later is another one."""
+    table.append(("a", 1))
+    previous = table.plan(table.source)
+    with table.iceberg.update_schema() as schema:
+        change(schema)
+    with pytest.raises(SourceUnreadable, match=problem):
+        table.plan(table.source, previous)
+    if "sum" in problem:
+        with pytest.raises(SourceUnreadable, match="several names for it: it was renamed, or dropped and added again"):
+            table.plan(replace(table.source, schema={"sum": "int"}))
+        return
+    with table.iceberg.update_schema() as schema:
+        schema.add_column("amount", IntegerType())
+    with pytest.raises(SourceUnreadable, match="several columns under the name amount"):
+        table.plan(table.source, previous)
+    assert table.plan(replace(table.source, schema={"name": "string"})) is not None
+
+
+def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
+    """Those from before have the narrow one."""
+    table.append(("a", 1))
+    with table.iceberg.update_schema() as schema:
+        schema.update_column("amount", LongType())
+    table.iceberg.append(pa.table({"name": ["b"], "amount": [2**40]}))
+    pipeline = table.declare(
+        replace(table.source, schema={"name": "string", "amount": "bigint"}),
+        appended=Rows({"name": "text", "amount": "bigint"}),
+    )
+    assert table.run(pipeline) == table.there() == [("a", 1), ("b", 2**40)]
+
+
+def test_files_of_other_programs_are_read_if_they_have_the_columns(settings: Settings, register: Callable[..., None]) -> None:
+    """A column that only the partition knows would be NULL, so a file without it is refused."""
+    table = Table(settings, register, partitioned_by="name")
+    folder = Path(urlsplit(table.iceberg.location()).path) / "data"
+    folder.mkdir(parents=True)
+    pq.write_table(rows_of(("a", 1)), folder / "whole.parquet")
+    table.iceberg.add_files([f"file://{folder}/whole.parquet"])
+    assert table.run(table.declare(table.source)) == [("a", 1)]
+
+    table.append(("b", 2))
+    (task,) = table.iceberg.scan(row_filter="name = 'b'").plan_files()
+    path = Path(urlsplit(task.file.file_path).path)
+    pq.write_table(rows_of(("b", 2)).select(["amount"]), path)
+    size = path.stat().st_size
+    with pytest.raises(SourceUnreadable, match=rf"has {size} bytes, and \d+ by the table's manifest"):
+        table.run(table.declare(table.source))
+
+
+def test_a_column_of_the_partition_must_be_in_the_file(
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tables that were migrated from Hive have them: values in the names of folders, which are not looked at."""
+    from jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
+
+    table = Table(settings, register, partitioned_by="name")
+    table.append(("b", 2))
+    (task,) = table.iceberg.scan().plan_files()
+    path = Path(urlsplit(task.file.file_path).path)
+    pq.write_table(rows_of(("b", 2)).select(["amount"]), path)
+    found = IcebergTable._data_file
+    size = path.stat().st_size
+    monkeypatch.setattr(IcebergTable, "_data_file", lambda self, entry: replace(found(self, entry), size=size))
+    with pytest.raises(MalformedRecord, match=r"column name of the schema is missing; it has amount\. Correct [^.]*with it\.$"):
+        table.run(table.declare(table.source))
+
+
+def test_deletes_of_single_rows_are_refused(table: Table) -> None:
+    """In what is read first; later they stop planning, as every delete does."""
+    table.append(("a", 1), ("b", 2))
+    first = table.snapshots[0]
+    delete_by_position(table)
+    with pytest.raises(SourceUnreadable, match=r"has deletes of single rows in snapshot \d+, which are not read here"):
+        table.plan(table.source)
+    with pytest.raises(SourceChanged, match="deletes or rewrites rows"):
+        table.plans(replace(table.source, starting_snapshot=first))
+    later = replace(table.source, starting_snapshot=first, skip_overwrites=True)
+    (batch,) = table.plans(later)
+    assert (len(names(batch)), batch["snapshot"]) == (1, str(table.snapshots[1]))
+
+
+def delete_by_position(table: Table) -> None:
+    """Delete the first row of the first file as merge-on-read does, by a file of positions."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2  # noqa: PLC0415
+    from pyiceberg.table.snapshots import Operation  # noqa: PLC0415
+    from pyiceberg.table.update.snapshot import _FastAppendFiles  # noqa: PLC0415
+    from pyiceberg.typedef import Record  # noqa: PLC0415
+
+    class DeleteWriter(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    class DeleteRows(_FastAppendFiles):
+        def new_manifest_writer(self, spec: Any) -> Any:
+            return DeleteWriter(
+                spec, self._transaction.table_metadata.schema(), self.new_manifest_output(), self._snapshot_id, "gzip"
+            )
+
+    iceberg = table.iceberg
+    (task,) = iceberg.scan().plan_files()
+    path = Path(urlsplit(task.file.file_path).path).with_name("deletes.parquet")
+    pq.write_table(pa.table({"file_path": [task.file.file_path], "pos": pa.array([0], pa.int64())}), path)
+    deleted = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=path.stat().st_size,
+    )
+    deleted.spec_id = 0
+    with iceberg.transaction() as transaction:
+        update = DeleteRows(Operation.DELETE, transaction, iceberg.io)
+        update.append_data_file(deleted)
+        update.commit()
+
+
+def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) -> None:
+    """Before a batch is planned with it, and when it is read."""
+    table.append(("a", 1))
+    planned = table.plan(table.source)
+    (task,) = table.iceberg.scan().plan_files()
+    path = Path(urlsplit(task.file.file_path).path)
+    assert [path.name] == [Path(name).name for name in names(planned)]
+    path.unlink()
+    with pytest.raises(RangeExpired, match=rf"{path.name}, which snapshot \d+ or one before it has, is gone"):
+        table.plan(table.source)
+
+
+def test_columns_catalogs_and_tables_that_are_not_there(table: Table) -> None:
+    """The first plan says so."""
+    with pytest.raises(SourceUnreadable, match="has no column price; it has name, amount"):
+        table.plan(replace(table.source, schema={"price": "int"}))
+    with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table nothing\.here"):
+        table.plan(replace(table.source, table="lake.nothing.here"))
+    with pytest.raises(SourceUnreadable, match=r"Catalog pond cannot be used: .* PYICEBERG_CATALOG__POND__URI"):
+        table.plan(replace(table.source, table="pond.sales.orders"))
+
+
+def test_a_catalog_that_does_not_answer_is_tried_again(table: Table) -> None:
+    """So nothing is said of the table."""
+    with pytest.raises(SourceUnavailable, match=r"Catalog away does not answer for sales\.orders: ConnectionError"):
+        table.plan(replace(table.source, table="away.sales.orders"))
+
+
+def test_it_is_one_of_several_inputs(table: Table) -> None:
+    """Beside a folder of files, under one txid."""
+    folder = table.settings.home / "prices"
+    folder.mkdir()
+    (folder / "1.csv").write_text("name,price\na,10\n")
+    prices = Files("prices", format="csv", schema={"name": "string", "price": "int"})
+    table.append(("a", 1), ("a", 2))
+    pipeline = Pipeline(
+        "sales",
+        Inputs({"sold": table.source, "prices": prices}),
+        transform=lambda inputs: inputs["sold"].join(inputs["prices"], "name"),
+        states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("price")})},
+    )
+    table._register(pipeline)
+    assert table.run(pipeline) == [("a", 2, 20)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"table": "orders"}, "needs a catalog, a namespace and a table, such as 'lake.sales.orders'"),
+        ({"table": "lake..orders"}, "needs a catalog, a namespace and a table"),
+        ({"schema": {}}, r"Iceberg\('lake.sales.orders'\) needs a schema"),
+        ({"max_files": 0}, "needs max_files and max_bytes of at least 1"),
+        ({"generation": 0}, "cannot have generation 0"),
+    ],
+)
+def test_a_declaration_is_checked(arguments: dict[str, Any], problem: str) -> None:
+    """Before anything is asked."""
+    with pytest.raises(ValueError, match=problem):
+        Iceberg(**{"table": "lake.sales.orders", "schema": {"a": "int"}, **arguments})
