@@ -461,6 +461,36 @@ def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) ->
         table.plan(table.source)
 
 
+def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
+    """Lists of manifests, and manifests."""
+    table.append(("a", 1))
+    snapshot = table.iceberg.current_snapshot()
+    (manifest,) = snapshot.manifests(table.iceberg.io)
+    for name in (manifest.manifest_path, snapshot.manifest_list):
+        path = Path(urlsplit(name).path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100])
+        with pytest.raises(SourceUnreadable, match=f"{path.name} of lake.{table.name} cannot be read: "):
+            table.plan(table.source)
+        path.unlink()
+        with pytest.raises(RangeExpired, match=f"{path.name} of lake.{table.name} is gone, so its snapshot was expired"):
+            table.plan(table.source)
+        path.write_bytes(whole)
+    assert len(names(table.plan(table.source))) == 1
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "elsewhere/../../other"])
+def test_a_data_file_outside_the_table_is_refused(table: Table, tmp_path: Path, place: str) -> None:
+    """So those who write the table's metadata cannot choose any file to be read."""
+    folder = tmp_path / place
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows_of(("a", 1)), folder / "1.parquet")
+    table.iceberg.add_files([f"file://{folder}/1.parquet"])
+    with pytest.raises(SourceUnreadable, match=r"1\.parquet of .* lies outside the table's place"):
+        table.plan(table.source)
+
+
 def test_columns_catalogs_and_tables_that_are_not_there(table: Table) -> None:
     """The first plan says so."""
     with pytest.raises(SourceUnreadable, match="has no column price; it has name, amount"):
