@@ -1,25 +1,43 @@
 """A catalog of Iceberg tables in an SQLite file, one for each test process; and one that does not answer."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 NAME = "lake"
-# PyIceberg reads the environment once, when it is imported.
-FOLDER = Path(tempfile.mkdtemp(prefix="tidegate-iceberg-"))
-os.environ |= {
-    "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
-    "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{FOLDER}/catalog.db",
-    "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{FOLDER}/warehouse",
-    "PYICEBERG_CATALOG__AWAY__URI": "http://127.0.0.1:9",
-}
+FOLDERS = Path(tempfile.gettempdir()) / f"tidegate-iceberg-{os.getuid()}"
+FOLDER = FOLDERS / str(os.getpid())
+
+
+def _begin() -> None:
+    """Make the process' folder, and remove those of processes that were killed."""
+    FOLDERS.mkdir(mode=0o700, exist_ok=True)
+    for folder in FOLDERS.iterdir():
+        if not psutil.pid_exists(int(folder.name)) or folder == FOLDER:
+            shutil.rmtree(folder, ignore_errors=True)
+    FOLDER.mkdir()
+    atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+    os.environ |= {
+        "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
+        "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{FOLDER}/catalog.db",
+        "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{FOLDER}/warehouse",
+        "PYICEBERG_CATALOG__AWAY__URI": "http://127.0.0.1:9",
+    }
+
+
+_begin()  # PyIceberg reads the environment once, when it is imported
+
+from pyiceberg.catalog import Catalog, load_catalog  # noqa: E402
+
+__all__ = ["catalog", "load_catalog"]
 
 
 @cache
-def catalog() -> Any:
-    """The catalog, as those who write tables use it."""
-    from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - after the environment is set
-
+def catalog() -> Catalog:
+    """Return the catalog, as those who write tables use it."""
     return load_catalog(NAME)

@@ -16,6 +16,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from jobs import Count, Files, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
@@ -31,7 +32,7 @@ from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
 from tests.sources.beside_store import check_delta, check_markers, server, spark, template
 from tests.sources.feeds import SCHEMA
-from tests.sources.iceberg_catalog import catalog
+from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
 
 __all__ = ["server", "spark", "template"]  # fixtures
@@ -352,11 +353,18 @@ def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., N
     check_delta(settings, register, bucket)
 
 
-def test_an_iceberg_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """Its metadata is read by PyIceberg, and its data files as all files are."""
-    catalog().create_namespace_if_not_exists("stored")
+def test_an_iceberg_table_is_followed(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metadata is read by PyIceberg, which has the server's address from its own settings, and its files as all are."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__S3__ENDPOINT", bucket.server.endpoint)
+    for name in ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION"):
+        monkeypatch.setenv(name, "WHEN_REQUIRED")  # S3Proxy knows no others
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # as of its import
+    lake = load_catalog("lake")
+    lake.create_namespace_if_not_exists("stored")
     place = f"{bucket.url.replace('s3a:', 's3:')}/lake/odd"
-    table = catalog().create_table("stored.rows", pa.schema([("name", pa.string()), ("day", pa.string())]), location=place)
+    table = lake.create_table("stored.rows", pa.schema([("name", pa.string()), ("day", pa.string())]), location=place)
     with table.update_spec() as spec:
         spec.add_identity("day")
     source = Iceberg("lake.stored.rows", schema={"name": "string", "day": "string"}, max_files=2)
