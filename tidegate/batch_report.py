@@ -136,6 +136,8 @@ def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
             _print(f"Files{of}", ["name", "bytes", "sha256"], [[f["name"], f["size"], f["sha256"]] for f in files])
         else:
             _show_json(metadata, of)
+    elif "data_files" in metadata:
+        _show_data_files(metadata, of)
     elif {"partitions", "idle"} <= metadata.keys():
         _show_partitions(metadata, of)
     elif {"after", "to", "splits", "rows"} <= metadata.keys():
@@ -154,6 +156,19 @@ def _show_inputs(metadata: "SourceMetadata") -> None:
         _print("Inputs without new rows", ["input"], [[name] for name in sorted(metadata["idle"])])
     for name, version in metadata["references"].items():
         _show_source(version, f" of reference {name}")
+
+
+def _show_data_files(metadata: "SourceMetadata", of: str) -> None:
+    """Print the data files of a table of Delta Lake or Iceberg, and how far the table has been read with them."""
+    place = f"version {metadata['version']}" if "version" in metadata else f"snapshot {metadata['snapshot']}"
+    is_partly_read = metadata["taken"] is not None or metadata.get("after") is not None
+    title = f"Data files{of}, up to {'a part of ' if is_partly_read else ''}{place}"
+    columns = ["name", "bytes", "sha256", "change"]
+    rows = [[file["name"], file["size"], file["sha256"], file.get("change")] for file in metadata["data_files"]]
+    if rows:
+        _print(title, columns, rows)
+    else:
+        output.out().print(f"\n{title}: none, as nothing was added.", markup=False, highlight=False)
 
 
 def _show_partitions(metadata: "SourceMetadata", of: str = "") -> None:

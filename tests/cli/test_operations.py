@@ -439,6 +439,17 @@ def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, argumen
             ],
         ),
         ({"files": [{"name": "a.csv", "size": 7, "mtime_ns": 1, "sha256": "ab"}]}, ["name bytes sha256", "a.csv 7 ab"]),
+        (
+            {
+                **{"table": "x", "version": 17, "snapshot": False, "after": None, "taken": 3},
+                "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "change": "insert"}],
+            },
+            ["Data files, up to a part of version 17", "name bytes sha256 change", "a.parquet 7 ab insert"],
+        ),
+        (
+            {"table": "x", "snapshot": "42", "whole": True, "taken": None, "data_files": []},
+            ["Data files, up to snapshot 42: none, as nothing was added."],
+        ),
         ({"ticks": 7}, ['"ticks": 7']),
     ],
 )
