@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -357,6 +359,36 @@ def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
         appended=Rows({"name": "text", "amount": "bigint"}),
     )
     assert table.run(pipeline) == table.there() == [("a", 1), ("b", 2**40)]
+
+
+@pytest.mark.parametrize("format_version", ["1", "2"])
+def test_values_arrive_as_the_table_has_them(settings: Settings, register: Callable[..., None], format_version: str) -> None:
+    """Of every type that a state can keep, in tables of both versions of the format."""
+    day, time = date(1970, 1, 1), datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
+    values = {
+        "words": ("string", "text", pa.string(), ["ü\n", "", None]),
+        "big": ("bigint", "bigint", pa.int64(), [2**63 - 1, -(2**63), None]),
+        "small": ("int", "integer", pa.int32(), [2**31 - 1, -(2**31), None]),
+        "price": ("decimal(38,2)", "numeric(38,2)", pa.decimal128(38, 2), [Decimal("0.01"), Decimal("-1e35"), None]),
+        "day": ("date", "date", pa.date32(), [day, date(9999, 12, 31), None]),
+        "at": ("timestamp", "timestamptz", pa.timestamp("us", "UTC"), [time, time.replace(year=1969), None]),
+        "local": ("timestamp_ntz", "timestamp", pa.timestamp("us"), [datetime(2026, 3, 29, 2, 30), datetime(1, 1, 1), None]),
+        "yes": ("boolean", "boolean", pa.bool_(), [True, False, None]),
+    }
+    catalog().create_namespace_if_not_exists("sales")
+    name = f"sales.types_{format_version}"
+    arrow = pa.table({column: pa.array(found, kind) for column, (_, _, kind, found) in values.items()})
+    table = catalog().create_table(name, arrow.schema, properties={"format-version": format_version})
+    table.append(arrow.slice(0, 1))
+    table.append(arrow.slice(1))
+    source = Iceberg(f"lake.{name}", schema={column: spark for column, (spark, *_) in values.items()}, max_files=1)
+    state = Rows({column: postgres for column, (_, postgres, *_) in values.items()})
+    pipeline = Pipeline("types", source, states={"typed": state}, retry_delay_seconds=0)
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="all")
+    with StateStore.connect(settings) as store:
+        found = [{column: row[column] for column in values} for row in store.state_rows(pipeline.spec.states[0])]
+    assert sorted(found, key=repr) == sorted(table.scan().to_arrow().to_pylist(), key=repr)
 
 
 def test_files_of_other_programs_are_read_if_they_have_the_columns(settings: Settings, register: Callable[..., None]) -> None:

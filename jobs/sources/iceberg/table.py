@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FILE_SCHEMES = {"file:": "", "s3://": "s3a://", "s3n://": "s3a://"}  # as a catalog writes them, and as they are read here
 NAME_MAPPING = "schema.name-mapping.default"  # a table with it may have files that other programs wrote
 DATA_PATH = "write.data.path"
+NAMES_DATA = 0  # a manifest's content
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def _columns_of(schema: "Schema") -> dict[int, str]:
 
 def _has_data(manifest: "ManifestFile") -> bool:
     """Return whether a manifest names data files, and not files that delete rows."""
-    return bool(manifest.content.name == "DATA")
+    return int(manifest.content) == NAMES_DATA  # in tables of version 1, PyIceberg has a number and no name
 
 
 def _known_scheme(path: str) -> str:
