@@ -161,7 +161,7 @@ def _show_inputs(metadata: "SourceMetadata") -> None:
 def _show_data_files(metadata: "SourceMetadata", of: str) -> None:
     """Print the data files of a table of Delta Lake or Iceberg, and how far the table has been read with them."""
     place = f"version {metadata['version']}" if "version" in metadata else f"snapshot {metadata['snapshot']}"
-    is_partly_read = metadata["taken"] is not None or metadata.get("after") is not None
+    is_partly_read = metadata.get("taken") is not None or metadata.get("after") is not None
     title = f"Data files{of}, up to {'a part of ' if is_partly_read else ''}{place}"
     columns = ["name", "bytes", "sha256", "change"]
     rows = [[file["name"], file["size"], file["sha256"], file.get("change")] for file in metadata["data_files"]]

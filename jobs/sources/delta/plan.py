@@ -87,6 +87,15 @@ class DeltaCoordinator(Coordinator):
         }
         return {**vars(position), **declared, "data_files": list(map(self._entry, files))}
 
+    def version(self, most_files: int) -> SourceMetadata:
+        """Return the newest snapshot with its files, or the first of them by their names.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
+        newest = self._check_newest()
+        files = heapq.nsmallest(most_files, self._log.files_in(newest), key=lambda file: file.name)
+        return {"table": newest.table.id, "version": newest.version, "data_files": list(map(self._entry, files))}
+
     def _take(self) -> tuple[list[DataFile], Position | None]:
         """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
         source, files, size = self._source, list[DataFile](), 0

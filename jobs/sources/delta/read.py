@@ -37,6 +37,15 @@ class DeltaReader(Emitter):
             Partitions({**source.partitions, COMMIT_VERSION: CHANGE_COLUMNS[COMMIT_VERSION]}),
         )
 
+    @property
+    def advice(self) -> str | None:
+        """The advice in an error about a file that is not as planned, as that of `FileReader`."""
+        return self._whole.advice
+
+    @advice.setter
+    def advice(self, advice: str | None) -> None:
+        self._whole.advice = self._by_row.advice = advice
+
     def row_schema(self) -> str:
         """Return the declared columns, with those of the partitions and of the change last."""
         return columns_of(self._columns)

@@ -105,6 +105,15 @@ class Delta(Source):
 
         return DeltaCoordinator(self, settings)
 
+    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
+        """Return what the table has now as the metadata of one batch, with at most so many of its files.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
+        from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415
+
+        return DeltaCoordinator(self, settings).version(most_files)
+
     def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
         """Return a reader of the data files that the metadata name."""
         from jobs.sources.delta.read import DeltaReader  # noqa: PLC0415

@@ -12,6 +12,7 @@ Snapshots name their parents. So each plan sees whether the branch still leads t
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator
@@ -63,8 +64,7 @@ class IcebergCoordinator(Coordinator):
         if current_metadata is not None:
             return current_metadata
         if self._new is None:
-            self._loaded = IcebergTable(self._source.table)
-            self._loaded.check(self._source.schema)
+            self._load()
             self._new = self._find_new(previous_metadata)
         files, position = self._take()
         if position is None:
@@ -73,13 +73,36 @@ class IcebergCoordinator(Coordinator):
             **vars(position),
             "generation": self._source.generation,
             "root": files[0].root if files else self._table.root,
-            "data_files": [self._entry(file, position) for file in files],
+            "data_files": [self._entry(file, position.snapshot) for file in files],
         }
+
+    def _load(self) -> None:
+        self._loaded = IcebergTable(self._source.table)
+        self._loaded.check(self._source.schema)
 
     @property
     def _table(self) -> IcebergTable:
         assert self._loaded is not None, "the first plan loads the table"
         return self._loaded
+
+    def version(self, most_files: int) -> SourceMetadata:
+        """Return what the branch main has now with its files, or the first of them.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
+        self._load()
+        snapshot = next(iter(self._table.history()[::-1]), None)
+        files = list(islice(self._table.all_in(snapshot, 0), most_files)) if snapshot else []
+        if len(roots := {file.root for file in files} or {self._table.root}) > 1:
+            raise SourceUnreadable(
+                f"{self._source.table} has files below {' and '.join(sorted(roots))}: such a table cannot be a reference. "
+                "Write it again."
+            )
+        name = str(snapshot.snapshot_id) if snapshot else None
+        return {
+            **{"table": self._table.uuid, "snapshot": name, "root": roots.pop()},
+            "data_files": [self._entry(file, name) for file in files],
+        }
 
     def _take(self) -> tuple[list[DataFile], Position | None]:
         """Take new files of one place until the batch is full; return them, and the position after them, None if unmoved."""
@@ -223,7 +246,7 @@ class IcebergCoordinator(Coordinator):
             "change."
         )
 
-    def _entry(self, file: DataFile, position: Position) -> dict[str, Any]:
+    def _entry(self, file: DataFile, snapshot: str | None) -> dict[str, Any]:
         """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
 
         Raises: RangeExpired if it is gone; SourceUnreadable.
@@ -235,7 +258,7 @@ class IcebergCoordinator(Coordinator):
             found = None
         if found is None:
             raise RangeExpired(
-                f"{place / file.name}, which snapshot {position.snapshot} or one before it has, is gone: it was removed after "
+                f"{place / file.name}, which snapshot {snapshot} or one before it has, is gone: it was removed after "
                 "its snapshot expired. Put it back, or declare the next generation, and raise the pipeline's version."
             )
         if file.size != found["size"]:

@@ -25,6 +25,7 @@ class IcebergReader(Emitter):
         self._spark = spark
         self._home = settings.home
         self._readers: dict[str, ParquetReader] = {}
+        self.advice: str | None = None  # as that of `FileReader`
 
     def row_schema(self) -> str:
         """Return the declared columns."""
@@ -68,6 +69,7 @@ class IcebergReader(Emitter):
     def _at(self, root: str) -> ParquetReader:
         if root not in self._readers:
             self._readers[root] = ParquetReader(self._spark, self._source.files(root), self._home, Partitions({}))
+            self._readers[root].advice = self.advice
         return self._readers[root]
 
 

@@ -78,6 +78,15 @@ class Iceberg(Source):
 
         return IcebergCoordinator(self, settings)
 
+    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
+        """Return what the table has now as the metadata of one batch, with at most so many of its files.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
+        from jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415
+
+        return IcebergCoordinator(self, settings).version(most_files)
+
     def emitter(self, spark: "SparkSession", settings: Settings) -> "IcebergReader":
         """Return a reader of the data files that the metadata name."""
         from jobs.sources.iceberg.read import IcebergReader  # noqa: PLC0415

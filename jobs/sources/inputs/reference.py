@@ -2,6 +2,8 @@
 
     version = {"files": [{"name", "size", "mtime_ns", "sha256", "etag"?, "version"?}, ...]}
 
+or, of a table of Delta Lake or Iceberg, what a batch of it would have in its metadata.
+
 The version is part of the batch's metadata, so an attempt reads exactly these bytes or none (I11). On a disk, a plan reads all
 files of the reference, to know their digests; each attempt reads them twice more, before and after Spark. With a keep folder, a
 version names copies of the files instead, which are made when it is planned. In a store, ETags or versions say what is read.
@@ -9,17 +11,19 @@ version names copies of the files instead, which are made when it is planned. In
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Dataset, LeftAlone
+from jobs.sources.delta.source import Delta
 from jobs.sources.files.listing import list_files, young_among
 from jobs.sources.files.object_identity import completed, identified, unfinished
 from jobs.sources.files.object_listing import named_objects
 from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
 from jobs.sources.files.stores import FoundObject
+from jobs.sources.iceberg.source import Iceberg
 from jobs.sources.inputs.copies import keep
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceUnreadable
@@ -28,11 +32,18 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.sources.delta.read import DeltaReader
     from jobs.sources.files.read import FileReader
+    from jobs.sources.iceberg.read import IcebergReader
 
 # A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
 LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_LOOKS = 10, 0.1
 MOST_FILES = 1000  # each batch's metadata lists them all
+OF_TABLES = ("table", "schema", "partitions", "kind")  # what a reference to a table may declare
+ADVICE = (
+    "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "
+    "version. Or give the batch up: tidegate skip."
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +67,20 @@ class Reference:
 
     New files do not make a batch. Nothing is planned while a file of the reference is younger than `min_age_seconds`, or when
     there is none at all: write a new version beside the old one, and rename it.
+
+    `files` may also be a table, ``Reference(Delta("lake/planes", schema=...))`` or ``Reference(Iceberg(...))``: each batch is
+    joined with the rows that the table had when it was planned. They stay until the table's owner removes their files.
     """
 
-    files: Files
+    files: Files | Delta | Iceberg
     keep_folder: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.files, Delta | Iceberg):
+            self._check_table(self.files)
+            return
         if not isinstance(self.files, Files):
-            raise TypeError(f"Reference takes Files, not {type(self.files).__name__}: only files have a version to freeze.")
+            raise TypeError(f"Reference takes Files, Delta or Iceberg, not {type(self.files).__name__}: they have versions.")
         if self.keep_folder is not None and self.files.objects():
             raise ValueError(
                 f"Reference to {self.files.folder!r} cannot be copied to {self.keep_folder!r}: that is for folders on a disk. "
@@ -73,6 +90,14 @@ class Reference:
         for name in ("kind", "done_folder", "max_files", "max_bytes", "marker", "names_grow"):
             if getattr(self.files, name) != getattr(usual, name):
                 raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
+
+    def _check_table(self, table: Delta | Iceberg) -> None:
+        """Refuse what has no meaning for a table that is read whole, and whose files are never written again."""
+        if self.keep_folder is not None:
+            raise ValueError(f"Reference to {table.table!r} needs no keep_folder: the files of a table are not overwritten.")
+        for field in fields(table):
+            if field.name not in OF_TABLES and getattr(table, field.name) != field.default:
+                raise ValueError(f"Reference to {table.table!r} is read whole by each batch: leave {field.name} out.")
 
     @property
     def identity(self) -> str:
@@ -85,61 +110,65 @@ class Reference:
 
         Raises: SourceUnreadable if there is none, there are too many, or one cannot be read.
         """
+        if not isinstance(self.files, Files):
+            version = self.files.version(settings, MOST_FILES + 1)
+            self._check_count(self.files.table, len(version["data_files"]) or 1)  # a table may be empty
+            return version
         min_age = self.files.min_age(settings)
         ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
-        while (found := self._look(settings, min_age)) is None and time.monotonic() < ends_at:
+        while (found := self._look(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return found
 
-    def _look(self, settings: Settings, min_age: int) -> SourceMetadata | None:
-        if place := self.files.objects():
-            return self._look_at_objects(place, min_age)
-        folder, names = self._listed(settings)
+    def _look(self, declared: Files, settings: Settings, min_age: int) -> SourceMetadata | None:
+        if place := declared.objects():
+            return self._look_at_objects(declared, place, min_age)
+        folder, names = self._listed(declared, settings)
         if young_among(folder, names, min_age):
             return None
-        files = [self.files.identified(folder, name, min_age) for name in names]
+        files = [declared.identified(folder, name, min_age) for name in names]
         # A version has the files of one moment: none was added, removed or changed while the others were read.
-        if self._listed(settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
+        if self._listed(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
             return None
-        kept = [self._kept(settings, folder, file) for file in files if file]
+        kept = [self._kept(declared, settings, folder, file) for file in files if file]
         return None if None in kept else {"files": kept}
 
-    def _look_at_objects(self, place: ObjectPath, min_age: int) -> SourceMetadata | None:
-        listed = self._listed_objects(place)
+    def _look_at_objects(self, declared: Files, place: ObjectPath, min_age: int) -> SourceMetadata | None:
+        listed = self._listed_objects(declared, place)
         files = []
         for name, found in listed.items():
-            if (whole := completed(self.files, place / name, found)) is None:
+            if (whole := completed(declared, place / name, found)) is None:
                 continue  # it stands for a folder; or it is gone, as the second listing shows
             if unfinished(whole, min_age):
                 return None
-            files.append(identified(self.files, place, name, whole))
+            files.append(identified(declared, place, name, whole))
         # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.
-        return {"files": files} if None not in files and self._listed_objects(place) == listed else None
+        return {"files": files} if None not in files and self._listed_objects(declared, place) == listed else None
 
-    def _kept(self, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
+    def _kept(self, declared: Files, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
         """Return the file as batches read it: itself or, with a keep folder, its copy; None if it changes meanwhile."""
         if self.keep_folder is None:
             return file
-        return keep(folder / file["name"], file, settings.home / self.keep_folder, None if self.files.follow_links else folder)
+        return keep(folder / file["name"], file, settings.home / self.keep_folder, None if declared.follow_links else folder)
 
-    def _listed(self, settings: Settings) -> tuple[Path, list[str]]:
-        found = list_files(settings.home / self.files.folder, self.files.glob, follow_links=self.files.follow_links)
-        self._check_count(found.folder, len(found.names))
+    def _listed(self, declared: Files, settings: Settings) -> tuple[Path, list[str]]:
+        found = list_files(settings.home / declared.folder, declared.glob, follow_links=declared.follow_links)
+        self._check_count(found.folder, len(found.names), declared.glob)
         return found.folder, found.names
 
-    def _listed_objects(self, place: ObjectPath) -> dict[str, FoundObject]:
+    def _listed_objects(self, declared: Files, place: ObjectPath) -> dict[str, FoundObject]:
         found: dict[str, FoundObject] = {}
-        for page in named_objects(place, self.files.glob):
+        for page in named_objects(place, declared.glob):
             found |= page
             if len(found) > MOST_FILES:
                 break
-        self._check_count(place, len(found))
+        self._check_count(place, len(found), declared.glob)
         return found
 
-    def _check_count(self, where: Place, files: int) -> None:
+    def _check_count(self, where: Place | str, files: int, glob: str = "") -> None:
         if not files:
             raise SourceUnreadable(
-                f"The reference has no files: nothing in {where} matches {self.files.glob}. Put them there, or correct the "
+                f"The reference has no files: nothing in {where} matches {glob}. Put them there, or correct the "
                 "pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
             )
         if files > MOST_FILES:
@@ -148,28 +177,32 @@ class Reference:
                 f"{MOST_FILES}. Put their rows into fewer files."
             )
 
-    def emitter(self, spark: "SparkSession", settings: Settings, *, is_replanned: bool) -> "FileReader":
-        """Return a reader of a version. With `is_replanned`, a batch with another version is planned again."""
-        # By versions, every batch can be read as it was planned.
-        is_opaque = is_replanned and not self.files.versions
-        reader = replace(self._read, kind="opaque" if is_opaque else "transactional").emitter(spark, settings)
-        reader.advice = (
-            "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the "
-            "new version. Or give the batch up: tidegate skip."
-        )
+    def emitter(
+        self, spark: "SparkSession", settings: Settings, *, is_replanned: bool
+    ) -> "FileReader | DeltaReader | IcebergReader":
+        """Return a reader of a version. With `is_replanned`, a batch with another version of files is planned again."""
+        read = self._read
+        if isinstance(read, Files):
+            # By versions, every batch can be read as it was planned.
+            is_opaque = is_replanned and not read.versions
+            read = replace(read, kind="opaque" if is_opaque else "transactional")
+        reader = read.emitter(spark, settings)
+        reader.advice = ADVICE
         return reader
 
     @property
-    def _read(self) -> Files:
+    def _read(self) -> Files | Delta | Iceberg:
         """Return the files as they are read: those of the keep folder, if there is one."""
-        return self.files if self.keep_folder is None else replace(self.files, folder=self.keep_folder, follow_links=False)
+        if self.keep_folder is None or not isinstance(self.files, Files):
+            return self.files
+        return replace(self.files, folder=self.keep_folder, follow_links=False)
 
     def datasets(self, version: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the folder, and the version's files as the locations within it."""
         return self._read.datasets(version, settings)
 
-    def left_alone(self, settings: Settings) -> LeftAlone:
-        """Return the names in the folder that are not read, by reason."""
+    def left_alone(self, settings: Settings) -> LeftAlone | None:
+        """Return the names in the folder that are not read, by reason; None for a table."""
         return self.files.left_alone(settings)
 
     def held_back(self, settings: Settings) -> str | None:
@@ -177,10 +210,12 @@ class Reference:
 
         Raises: SourceUnreadable if there is none, or there are too many.
         """
+        if not isinstance(self.files, Files):
+            return None
         if place := self.files.objects():
-            self._listed_objects(place)
+            self._listed_objects(self.files, place)
         else:
-            self._listed(settings)
+            self._listed(self.files, settings)
         return self.files.held_back(settings)
 
 

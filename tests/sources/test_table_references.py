@@ -1,0 +1,150 @@
+"""Batches joined with a table of Delta Lake or Iceberg: with the version that was there when they were planned."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from jobs import Delta, Files, Iceberg, Inputs, Pipeline, Reference, Rows
+from jobs.engine.local_run import run_pipeline
+from jobs.sources.inputs import reference
+from state_store import Settings, StateStore
+from state_store.errors import SourceChanged, SourceUnreadable
+from tests import steps
+from tests.sources.iceberg_catalog import catalog
+
+SCHEMA = {"name": "string", "price": "int"}
+ARROW = pa.schema([("name", pa.string()), ("price", pa.int32())])
+
+
+class DeltaPrices:
+    """Prices in a Delta table."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.folder = settings.home / "prices"
+        self.source = Delta("prices", schema=SCHEMA)
+        self.write()
+
+    def write(self, **prices: int) -> None:
+        """Overwrite the table."""
+        write_deltalake(str(self.folder), pa.table([[*prices], [*prices.values()]], schema=ARROW), mode="overwrite")
+
+    def forget(self) -> None:
+        """Remove the files of earlier versions."""
+        table = DeltaTable(str(self.folder))
+        table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+class IcebergPrices:
+    """Prices in an Iceberg table."""
+
+    def __init__(self, _settings: Settings) -> None:
+        name = f"prices.number_{uuid.uuid4().hex}"
+        catalog().create_namespace_if_not_exists("prices")
+        self._table = catalog().create_table(name, ARROW)
+        self.source = Iceberg(f"lake.{name}", schema=SCHEMA)
+
+    def write(self, **prices: int) -> None:
+        """Overwrite the table."""
+        self._table.overwrite(pa.table([[*prices], [*prices.values()]], schema=ARROW))
+
+    def forget(self) -> None:
+        """Remove the files of earlier snapshots."""
+        kept = {task.file.file_path for task in self._table.scan().plan_files()}
+        for path in Path(urlsplit(self._table.location()).path).rglob("*.parquet"):
+            if f"file://{path}" not in kept:
+                path.unlink()
+
+
+@pytest.fixture(params=[DeltaPrices, IcebergPrices], ids=["Delta", "Iceberg"])
+def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
+    """A table of prices, with none yet."""
+    return request.param(settings)
+
+
+@pytest.fixture
+def pipeline(settings: Settings, register: Callable[..., None], prices: Any) -> Pipeline:
+    """A pipeline that looks up the price of each name in files."""
+    (settings.home / "sold").mkdir()
+    pipeline = Pipeline(
+        "sold",
+        Inputs({"sold": Files("sold", format="text"), "prices": Reference(prices.source)}),
+        transform=lambda inputs: inputs["sold"].withColumnRenamed("value", "name").join(inputs["prices"], "name", "left"),
+        states={"sold_rows": Rows({"name": "text", "price": "integer"})},
+        retry_delay_seconds=0,
+    )
+    register(pipeline)
+    return pipeline
+
+
+def sell(settings: Settings, number: int, *names: str) -> None:
+    """Let a file of names come."""
+    (settings.home / "sold" / f"{number}.txt").write_text("".join(f"{name}\n" for name in names))
+
+
+def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
+    """Return what was sold, and for how much."""
+    with StateStore.connect(settings) as store:
+        return sorted(((row["name"], row["price"]) for row in store.state_rows(pipeline.spec.states[0])), key=repr)
+
+
+def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+    """However the table goes on, and an attempt after its files were removed is refused; an empty table is one, too."""
+    sell(settings, 1, "a")
+    run_pipeline(settings, pipeline, run_id="empty")
+    prices.write(a=1, b=2)
+    sell(settings, 2, "a", "b")
+    steps.plan(settings, pipeline, run_id="first")
+    prices.write(a=10, c=30)
+    run_pipeline(settings, pipeline, run_id="first")
+    assert stored(settings, pipeline) == [("a", 1), ("a", None), ("b", 2)]
+
+    sell(settings, 3, "a", "b", "c")
+    run_pipeline(settings, pipeline, run_id="second")
+    assert stored(settings, pipeline) == [("a", 1), ("a", 10), ("a", None), ("b", 2), ("b", None), ("c", 30)]
+
+    sell(settings, 4, "c")
+    steps.plan(settings, pipeline, run_id="third")
+    prices.write(c=300)
+    prices.forget()
+    with pytest.raises(SourceChanged, match=r"is gone since its batch was planned.* It is a reference of this batch: put back"):
+        run_pipeline(settings, pipeline, run_id="third")
+    assert len(stored(settings, pipeline)) == 6
+
+
+def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+    """Each batch would list them."""
+    prices.write(a=1)
+    sell(settings, 1, "a")
+    with (
+        patch.object(reference, "MOST_FILES", 0),
+        pytest.raises(SourceUnreadable, match=r"The reference has 1 files or more in .*: the most is 0"),
+    ):
+        run_pipeline(settings, pipeline, run_id="refused")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            {"files": Delta("prices", schema=SCHEMA, changes=True)},
+            "Reference to 'prices' is read whole by each batch: leave changes",
+        ),
+        ({"files": Delta("prices", schema=SCHEMA, starting_version=3)}, "leave starting_version out"),
+        (
+            {"files": Iceberg("lake.a.b", schema=SCHEMA, max_files=7)},
+            "Reference to 'lake.a.b' is read whole .* leave max_files out",
+        ),
+        ({"files": Iceberg("lake.a.b", schema=SCHEMA), "keep_folder": "kept"}, "needs no keep_folder"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(arguments: dict[str, Any], problem: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(ValueError, match=problem):
+        Reference(**arguments)
