@@ -1,5 +1,6 @@
-"""Batches joined with a table of Delta Lake or Iceberg: with the version that was there when they were planned."""
+"""Batches joined with a table of Delta Lake, Iceberg or Postgres: with the rows that it had when they were planned."""
 
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +8,17 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
+import psycopg2
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from jobs import Delta, Files, Iceberg, Inputs, Pipeline, Reference, Rows
+from jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable, Reference, Rows
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.inputs import reference
 from state_store import Settings, StateStore
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import SourceChanged, SourceUnreadable, TidegateError
 from tests import steps
 from tests.sources.iceberg_catalog import catalog
 
@@ -62,7 +65,32 @@ class IcebergPrices:
                 path.unlink()
 
 
-@pytest.fixture(params=[DeltaPrices, IcebergPrices], ids=["Delta", "Iceberg"])
+class PostgresPrices:
+    """Prices in a table of Postgres, which batches read as copies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._run("CREATE TABLE prices (name text PRIMARY KEY, price int)")
+        self._run("GRANT SELECT ON prices TO tidegate_stager")
+        self.copies = settings.home / "kept"
+        self.source = PostgresTable(table="prices", key="name", schema=SCHEMA)
+
+    def write(self, **prices: int) -> None:
+        """Replace all rows."""
+        self._run("TRUNCATE prices")
+        for name, price in prices.items():
+            self._run("INSERT INTO prices VALUES (%s, %s)", name, price)
+
+    def forget(self) -> None:
+        """Remove all copies."""
+        shutil.rmtree(self.copies)
+
+    def _run(self, statement: str, *values: Any) -> None:
+        with psycopg2.connect(**self._settings.conninfo(user="tidegate_owner")) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+
+
+@pytest.fixture(params=[DeltaPrices, IcebergPrices, PostgresPrices], ids=["Delta", "Iceberg", "Postgres"])
 def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
     """A table of prices, with none yet."""
     return request.param(settings)
@@ -72,9 +100,10 @@ def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
 def pipeline(settings: Settings, register: Callable[..., None], prices: Any) -> Pipeline:
     """A pipeline that looks up the price of each name in files."""
     (settings.home / "sold").mkdir()
+    kept = {"keep_folder": "kept"} if isinstance(prices, PostgresPrices) else {}
     pipeline = Pipeline(
         "sold",
-        Inputs({"sold": Files("sold", format="text"), "prices": Reference(prices.source)}),
+        Inputs({"sold": Files("sold", format="text"), "prices": Reference(prices.source, **kept)}),
         transform=lambda inputs: inputs["sold"].withColumnRenamed("value", "name").join(inputs["prices"], "name", "left"),
         states={"sold_rows": Rows({"name": "text", "price": "integer"})},
         retry_delay_seconds=0,
@@ -118,6 +147,51 @@ def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pi
     assert len(stored(settings, pipeline)) == 6
 
 
+@pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
+def test_equal_rows_of_a_postgres_table_are_kept_once(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+    """A copy has its name when it is complete, and what a dead planner left is not one."""
+    prices.write(a=1, b=2)
+    for number, run in enumerate(("first", "second", "third")):
+        sell(settings, number, "a")
+        run_pipeline(settings, pipeline, run_id=run)
+    (copy,) = [path for path in prices.copies.rglob("*") if path.is_file()]
+    assert pq.read_table(copy).to_pylist() == [{"name": "a", "price": 1}, {"name": "b", "price": 2}]
+    prices.write(a=1, b=3)
+    sell(settings, 9, "b")
+    run_pipeline(settings, pipeline, run_id="fourth")
+    assert len([path for path in prices.copies.rglob("*") if path.is_file()]) == 2
+    assert stored(settings, pipeline) == [("a", 1), ("a", 1), ("a", 1), ("b", 3)]
+
+
+@pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
+def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+    """For want of a right, the table, a column, a fitting value or a folder: nothing is planned, and nothing is left."""
+    sell(settings, 1, "a")
+    prices.write(a=1)
+    for statement, problem, undo in (
+        ("REVOKE SELECT ON prices FROM tidegate_stager", "permission denied", "GRANT SELECT ON prices TO tidegate_stager"),
+        ("ALTER TABLE prices RENAME TO gone", "prices", "ALTER TABLE gone RENAME TO prices"),
+        ("ALTER TABLE prices RENAME price TO cost", "price", "ALTER TABLE prices RENAME cost TO price"),
+        ("ALTER TABLE prices ALTER price TYPE bigint USING 3000000000", "price='3000000000' does not fit int", None),
+    ):
+        prices._run(statement)
+        with pytest.raises(TidegateError, match=problem):
+            run_pipeline(settings, pipeline, run_id=problem)
+        if undo:
+            prices._run(undo)
+    assert [path for path in prices.copies.rglob("*") if path.is_file()] == []
+    assert stored(settings, pipeline) == []
+    prices._run("ALTER TABLE prices ALTER price TYPE int USING 7")
+    shutil.rmtree(prices.copies)
+    prices.copies.write_text("no folder")
+    with pytest.raises(SourceUnreadable, match=r"cannot be written to .*kept: .* Let the account that plans write there"):
+        run_pipeline(settings, pipeline, run_id="no folder")
+    prices.copies.unlink()
+    run_pipeline(settings, pipeline, run_id="all is well")
+    assert stored(settings, pipeline) == [("a", 7)]
+
+
+@pytest.mark.parametrize("prices", [DeltaPrices, IcebergPrices], ids=["Delta", "Iceberg"], indirect=True)
 def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
     """Each batch would list them."""
     prices.write(a=1)
@@ -142,6 +216,11 @@ def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipe
             "Reference to 'lake.a.b' is read whole .* leave max_files out",
         ),
         ({"files": Iceberg("lake.a.b", schema=SCHEMA), "keep_folder": "kept"}, "needs no keep_folder"),
+        ({"files": PostgresTable(table="prices", key="name", schema=SCHEMA)}, "Reference to 'prices' needs a keep_folder"),
+        (
+            {"files": PostgresTable(table="prices", key="name", schema=SCHEMA, max_rows=7), "keep_folder": "kept"},
+            "leave max_rows out",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(arguments: dict[str, Any], problem: str) -> None:

@@ -1,15 +1,19 @@
-"""Keeps copies of a reference's files, each under its digest, so that a version can be read after the files were replaced."""
+"""Keeps copies of a reference's files or rows, each under its digest, so that a version can be read when it is replaced."""
 
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.sources.files.content import digest_of, open_file
 from state_store.errors import SourceUnreadable
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS = "rows.parquet"
 PART = ".{}.{}.part"  # the name of a copy until it is complete
 
 
@@ -32,6 +36,45 @@ def keep(path: Path, file: Mapping[str, Any], folder: Path, within: Path | None)
             "other, or declare no keep_folder."
         ) from error
     return {**file, "name": name}
+
+
+def keep_rows(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) -> dict[str, Any]:
+    """Write rows into a Parquet file in the folder, unless it is there; return its entry in the metadata of a batch.
+
+    Raises: SourceUnreadable if the folder cannot be written; the errors of the rows.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        target = _write(schema, rows, folder)
+        found = target.stat()
+    except OSError as error:
+        raise SourceUnreadable(
+            f"Rows of a reference cannot be written to {folder}: {error.strerror}. Let the account that plans write there."
+        ) from error
+    described = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return {"name": str(target.relative_to(folder)), **described, "sha256": target.parent.name}
+
+
+def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) -> Path:
+    """Write rows into a Parquet file, and return it: a file in a folder that has its digest as its name."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+
+    part = folder / PART.format(ROWS, uuid.uuid4().hex)
+    try:
+        with part.open("wb") as file:
+            with pq.ParquetWriter(file, schema) as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
+        with open_file(part) as written:
+            target = folder / digest_of(written) / ROWS
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def _copy(path: Path, target: Path, sha256: str, within: Path | None) -> bool:

@@ -24,7 +24,8 @@ from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
 from jobs.sources.files.stores import FoundObject
 from jobs.sources.iceberg.source import Iceberg
-from jobs.sources.inputs.copies import keep
+from jobs.sources.inputs.copies import keep, keep_rows
+from jobs.sources.postgres.source import PostgresTable
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceUnreadable
 from state_store.settings import Settings
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 # A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
 LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_LOOKS = 10, 0.1
 MOST_FILES = 1000  # each batch's metadata lists them all
-OF_TABLES = ("table", "schema", "partitions", "kind")  # what a reference to a table may declare
+# What a reference to a table may declare.
+OF_TABLES = ("table", "schema", "partitions", "kind")
+OF_POSTGRES = ("table", "query", "key", "schema", "connection", "kind")
 ADVICE = (
     "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "
     "version. Or give the batch up: tidegate skip."
@@ -69,15 +72,26 @@ class Reference:
     there is none at all: write a new version beside the old one, and rename it.
 
     `files` may also be a table, ``Reference(Delta("lake/planes", schema=...))`` or ``Reference(Iceberg(...))``: each batch is
-    joined with the rows that the table had when it was planned. They stay until the table's owner removes their files.
+    joined with the rows that the table had when it was planned. They stay until the table's owner removes their files. A
+    ``PostgresTable`` has no versions, so each plan copies its rows, of one snapshot and in the order of its `key`, into the
+    `keep_folder`, where equal rows are kept once.
     """
 
-    files: Files | Delta | Iceberg
+    files: Files | Delta | Iceberg | PostgresTable
     keep_folder: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.files, PostgresTable):
+            if self.keep_folder is None:
+                raise ValueError(
+                    f"Reference to {self.name!r} needs a keep_folder: a copy of its rows is the version of a batch."
+                )
+            self._check_left_out(self.files, OF_POSTGRES)
+            return
         if isinstance(self.files, Delta | Iceberg):
-            self._check_table(self.files)
+            if self.keep_folder is not None:
+                raise ValueError(f"Reference to {self.name!r} needs no keep_folder: the files of a table are not overwritten.")
+            self._check_left_out(self.files, OF_TABLES)
             return
         if not isinstance(self.files, Files):
             raise TypeError(f"Reference takes Files, Delta or Iceberg, not {type(self.files).__name__}: they have versions.")
@@ -91,13 +105,21 @@ class Reference:
             if getattr(self.files, name) != getattr(usual, name):
                 raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
 
-    def _check_table(self, table: Delta | Iceberg) -> None:
-        """Refuse what has no meaning for a table that is read whole, and whose files are never written again."""
-        if self.keep_folder is not None:
-            raise ValueError(f"Reference to {table.table!r} needs no keep_folder: the files of a table are not overwritten.")
+    @property
+    def name(self) -> str:
+        """What it refers to: a folder, a table or a query."""
+        match self.files:
+            case Files():
+                return self.files.folder
+            case PostgresTable():
+                return self.files.table or self.files.query or ""
+        return self.files.table
+
+    def _check_left_out(self, table: Delta | Iceberg | PostgresTable, declared: Sequence[str]) -> None:
+        """Refuse what has no meaning for a table that is read whole."""
         for field in fields(table):
-            if field.name not in OF_TABLES and getattr(table, field.name) != field.default:
-                raise ValueError(f"Reference to {table.table!r} is read whole by each batch: leave {field.name} out.")
+            if field.name not in declared and getattr(table, field.name) != field.default:
+                raise ValueError(f"Reference to {self.name!r} is read whole by each batch: leave {field.name} out.")
 
     @property
     def identity(self) -> str:
@@ -110,6 +132,8 @@ class Reference:
 
         Raises: SourceUnreadable if there is none, there are too many, or one cannot be read.
         """
+        if isinstance(self.files, PostgresTable):
+            return {"files": [keep_rows(*self.files.all_rows(settings), settings.home / str(self.keep_folder))]}
         if not isinstance(self.files, Files):
             version = self.files.version(settings, MOST_FILES + 1)
             self._check_count(self.files.table, len(version["data_files"]) or 1)  # a table may be empty
@@ -193,6 +217,8 @@ class Reference:
     @property
     def _read(self) -> Files | Delta | Iceberg:
         """Return the files as they are read: those of the keep folder, if there is one."""
+        if isinstance(self.files, PostgresTable):
+            return Files(str(self.keep_folder), schema=self.files.schema)
         if self.keep_folder is None or not isinstance(self.files, Files):
             return self.files
         return replace(self.files, folder=self.keep_folder, follow_links=False)

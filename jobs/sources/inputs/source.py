@@ -100,7 +100,7 @@ class Inputs(Source):
             if isinstance(files, Files):
                 receiver = receiver or files.done_folder
                 places.append((name, files.folder, files.done_folder is not None))
-                places += [(name, receiver, True)] if receiver else []
+            places += [(name, receiver, True)] if receiver else []
         for (name, folder, is_written), (other, place, is_written_too) in combinations(places, 2):
             of_one = name == other and name in self.parts  # Files compares its folder and its done folder itself
             if (is_written or is_written_too) and not of_one and _overlap(real(folder), real(place)):

@@ -31,7 +31,7 @@ from jobs.sources.postgres.query import (
 )
 from state_store import errors
 from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import MalformedRecord, SourceChanged, TidegateError
+from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,9 @@ _ARROW_TYPES = {
     "string": pa.string(),
 }
 # Everything but NULL is in quotes, so that "" stays the empty text; an empty line is a row whose only column is NULL.
-_COPY = "COPY (SELECT {} FROM {} WHERE {}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
+_COPY = "COPY ({}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
+_RANGE = "SELECT {} FROM {} WHERE {}"
+_ALL = "SELECT {} FROM {} ORDER BY {}"
 _PARSING = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 Part = tuple[Position | None, Position]
 
@@ -167,12 +169,24 @@ def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa
     Raises: the errors of `connected`; MalformedRecord for a value that does not fit, naming column and key; SourceUnreadable
     on a standby.
     """
+    rows = sql.SQL(_RANGE).format(query.values, query.relation, query.between(*part))
+    yield from _read(conninfo, query, rows, SourceChanged)
+
+
+def read_all(conninfo: dict[str, Any], query: Query) -> Iterator[pa.RecordBatch]:
+    """Yield all rows, in the order of the key.
+
+    Raises: as `read_part`.
+    """
+    yield from _read(conninfo, query, sql.SQL(_ALL).format(query.values, query.relation, query.keys), SourceUnreadable)
+
+
+def _read(conninfo: dict[str, Any], query: Query, rows: sql.Composed, refusal: type[TidegateError]) -> Iterator[pa.RecordBatch]:
     with SpooledTemporaryFile(MEMORY_BYTES) as file:
         spool = _Spool(file)
-        with connected(conninfo, query, SourceChanged) as connection, transaction(connection) as cursor:
+        with connected(conninfo, query, refusal) as connection, transaction(connection) as cursor:
             check_primary(cursor, query)
-            copy = sql.SQL(_COPY).format(query.values, query.relation, query.between(*part))
-            cursor.copy_expert(copy, spool)
+            cursor.copy_expert(sql.SQL(_COPY).format(rows), spool)
         for block in spool.blocks():
             yield from _Parser(query).parse(block)
 
@@ -199,6 +213,11 @@ class _Spool:
         for size in [*self._sizes, self._size]:
             if size:
                 yield self._file.read(size)
+
+
+def arrow_schema(query: Query) -> pa.Schema:
+    """Return the declared columns as Arrow has them."""
+    return pa.schema({name: _arrow_type(kind) for name, kind in query.columns.items()})
 
 
 class _Parser:

@@ -60,6 +60,9 @@ from state_store.errors import SourceChanged, SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from jobs.sources.postgres.read import PostgresReader
@@ -206,6 +209,15 @@ class PostgresTable(Source):
         if self.connection is None:
             executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
         return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
+
+    def all_rows(self, settings: Settings) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
+        """Return the columns and, as they are read, all rows of one snapshot in the order of the key.
+
+        Raises: SourceUnavailable, SourceUnreadable, AccessRefused; MalformedRecord for a value that does not fit.
+        """
+        from jobs.sources.postgres.read import arrow_schema, read_all  # noqa: PLC0415
+
+        return arrow_schema(self.selection), read_all(self._conninfo(settings, "plan"), self.selection)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
         """Return the table; nothing for a query, which may read several tables, or if only a service file names the server."""
