@@ -21,8 +21,9 @@ from state_store.errors import GuardMismatch
 from state_store.window_spec import CORRECTIONS, WINDOW_END, WINDOW_START
 
 Column = sa.ColumnElement[Any]
-# Whether a row of a union is a kept session, and the number of the session that it becomes part of, per key.
-_IS_KEPT, _NUMBER = "is_kept", "number"
+# Whether a row of a union is a kept session; whether a session begins with it, the number of that per key, and its end; the
+# start of the piece that overlaps a session. No declared column begins with _, so none of a state's has such a name.
+_IS_KEPT, _BEGINS, _NUMBER, _ENDS, _PIECE = "_is_kept", "_begins", "_number", "_ends", "_piece"
 
 
 def divide(
@@ -45,8 +46,8 @@ def divide(
     members = sa.union_all(own, kept.where(is_open, joined).distinct()).cte("judged_members")
     numbered = _numbered(state, members)
     end = sa.func.max(numbered.c[WINDOW_END]).over(partition_by=[*_of_key(state, numbered), numbered.c[_NUMBER]])
-    ends = sa.select(*_of_key(state, numbered), numbered.c[WINDOW_START], numbered.c[_IS_KEPT], end.label("ends")).subquery()
-    counts = sa.select(ends).where(~ends.c[_IS_KEPT], ends.c.ends > final_until).cte("judged_on_time")
+    ends = sa.select(*_of_key(state, numbered), numbered.c[WINDOW_START], numbered.c[_IS_KEPT], end.label(_ENDS)).subquery()
+    counts = sa.select(ends).where(~ends.c[_IS_KEPT], ends.c[_ENDS] > final_until).cte("judged_on_time")
     is_on_time = (
         sa.exists()
         .where(_same_key(state, counts.c, judged.c), counts.c[WINDOW_START] == judged.c[WINDOW_START])
@@ -127,7 +128,7 @@ def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
         .correlate(pieces)
         .lateral("last")
     )
-    own = [*_of_key(state, pieces), start.label("piece")]
+    own = [*_of_key(state, pieces), start.label(_PIECE)]
     before = (
         sa.select(*own, last.c[WINDOW_START], last.c[WINDOW_END])
         .select_from(pieces.join(last, sa.true()))
@@ -148,9 +149,9 @@ def _numbered(state: StateSpec, members: sa.CTE) -> sa.Subquery:
     order = (members.c[WINDOW_START], members.c[_IS_KEPT])
     until = sa.func.max(members.c[WINDOW_END]).over(partition_by=_of_key(state, members), order_by=order, rows=(None, -1))
     begins = sa.case((members.c[WINDOW_START] < until, 0), else_=1)
-    marked = sa.select(members, begins.label("begins")).subquery("marked")
+    marked = sa.select(members, begins.label(_BEGINS)).subquery("marked")
     order = (marked.c[WINDOW_START], marked.c[_IS_KEPT])
-    number = sa.func.sum(marked.c.begins).over(partition_by=_of_key(state, marked), order_by=order, rows=(None, 0))
+    number = sa.func.sum(marked.c[_BEGINS]).over(partition_by=_of_key(state, marked), order_by=order, rows=(None, 0))
     return sa.select(marked, number.label(_NUMBER)).subquery("numbered")
 
 
@@ -178,7 +179,7 @@ def _of_key(state: StateSpec, rows: Any) -> list[Column]:
 
 
 def _is_of(state: StateSpec, touched: sa.CTE, pieces: sa.CTE) -> Column:
-    return sa.and_(_same_key(state, touched.c, pieces.c), touched.c.piece == pieces.c[WINDOW_START])
+    return sa.and_(_same_key(state, touched.c, pieces.c), touched.c[_PIECE] == pieces.c[WINDOW_START])
 
 
 def _same_key(state: StateSpec, one: Any, other: Any) -> Column:

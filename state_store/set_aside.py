@@ -14,6 +14,8 @@ from state_store import tables
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.window_spec import CORRECTIONS
 
+# No declared column has this name: Postgres would take that column for the whole record.
+_RECORD = "_record"
 Reason = Callable[[sa.ColumnCollection[str, Any]], sa.ColumnElement[str]]
 
 
@@ -24,9 +26,8 @@ def set_aside(
 
     `reason` makes the text of the reason from a partial's columns in the JSON.
     """
-    q, found = tables.quarantine.c, partials.subquery("found").c
-    names = [column.name for column in state.columns if column.name != CORRECTIONS]
-    record = sa.select(*(in_json(found[name]).label(name) for name in names)).subquery("record")
+    q = tables.quarantine.c
+    record = _record_of(state, partials.subquery("found").c).subquery(_RECORD)
     last = sa.select(sa.func.coalesce(sa.func.max(q.number), 0)).where(q.pipeline == spec.name, q.txid == txid)
     order = [record.c[key.name] for key in (*state.keys[-1:], *state.keys[:-1])]
     values: dict[str, Any] = {
@@ -36,12 +37,21 @@ def set_aside(
         "state": sa.literal(state.name),
         "reason": reason(record.c),
         "origin": sa.literal(f"state {state.name}"),
-        "payload": sa.cast(sa.func.row_to_json(record.table_valued()), sa.Text),
+        "payload": _payload_of(record),
         "is_raw": sa.false(),
     }
     rows = sa.select(*values.values()).select_from(record)
     written: int = connection.execute(insert(tables.quarantine).from_select([*values], rows)).rowcount
     return written
+
+
+def _record_of(state: StateSpec, partial: sa.ColumnCollection[str, Any]) -> sa.Select[Any]:
+    names = [column.name for column in state.columns if column.name != CORRECTIONS]
+    return sa.select(*(in_json(partial[name]).label(name) for name in names))
+
+
+def _payload_of(record: Any) -> sa.ColumnElement[str]:
+    return sa.cast(sa.func.row_to_json(record.table_valued()), sa.Text)
 
 
 def in_json(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -241,6 +241,39 @@ def test_all_rows_may_share_one_key_and_a_key_may_be_null(
     f.close()
 
 
+# Names that the statements of a commit might use themselves, for columns and for whole records.
+TAKEN = ["begins", "ends", "found", "is_kept", "judged", "number", "piece", "pieces", "record", "removed", "sessions", "starts"]
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
+def test_columns_may_have_any_name(settings: Settings, register: Callable[..., None], name: str) -> None:
+    """In the key and as aggregates: whatever a commit calls its own columns, none is taken for another."""
+    window = WINDOWS[name](final_after="1 hour", emit_final=True)
+    states = {f"by_{taken}": State(key={taken: "text"}, aggregates=AGGREGATES, window=window) for taken in TAKEN}
+    many = {taken: Sum("amount") for taken in TAKEN}
+    states["many"] = State(key={"key": "text"}, aggregates={**AGGREGATES, **many}, window=window)
+    pipeline = Pipeline("windows", Stream("transactional"), states)
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(window.spec)
+    batches = [[("a", 0, 1), ("a", 40 * MINUTE, 2), ("b", 10 * HOUR, 3)], [("a", MINUTE, 4), ("b", 10 * HOUR + 5, 5)]]
+    for batch in batches:
+        txid = f.open_batch()
+        attempt = f.start(txid)
+        staged = []
+        for state in pipeline.spec.states:
+            rows = _pieces(state, batch, count_and_sum)
+            added = len(state.columns) - len(rows[0])
+            staged.append(f.stage(attempt, state.name, [[*row, *[1] * added] for row in rows]))
+        f.seal(attempt, *staged)
+        f.commit(txid)
+        model.add(batch)
+    for state in pipeline.spec.states:
+        found = [{**row, "key": row[state.keys[0].name]} for row in f.rows(state.name)]
+        assert sorted((of_row(row, with_corrections=True) for row in found), key=repr) == model.rows()
+    assert len(model.late[-1]) == len(f.late(txid, "many")) > 0
+    f.close()
+
+
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
 def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(
     settings: Settings, register: Callable[..., None], name: str

@@ -133,6 +133,23 @@ def test_what_a_check_finds_is_set_aside(words: Callable[..., Words], settings: 
     assert flow.store.batch_history("words", 1).status.key_count == 5
 
 
+def test_a_column_may_be_called_like_a_record(settings: Settings, register: Callable[..., None]) -> None:
+    """It is one of the columns of what is set aside, and not taken for all of them."""
+    empty = Check(lambda batch: sa.select(batch.partials("log")).where(sa.text("record = ''")), "quarantine", of="log")
+    columns = {"record": "text", "found": "bigint"}
+    pipeline = Pipeline("records", Stream("transactional"), {"log": Rows(columns)}, checks={"empty": empty})
+    register(pipeline)
+    flow = Flow(settings, pipeline.spec)
+    flow.plan(1)
+    attempt = flow.start(1)
+    flow.seal(attempt, flow.stage(attempt, "log", [(1, "a", 5), (2, "", 6)]))
+    flow.commit(1)
+    assert [(row["record"], row["found"]) for row in flow.rows("log")] == [("a", 5)]
+    (aside,) = flow.store.quarantined("records")
+    assert aside["payload"] == '{"position":2,"record":"","found":6}'
+    flow.close()
+
+
 @pytest.mark.parametrize(
     ("check", "message"),
     [
