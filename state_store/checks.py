@@ -18,7 +18,7 @@ from state_store import state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
-from state_store.set_aside import set_aside
+from state_store.set_aside import left, set_aside
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 
@@ -96,7 +96,8 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
                 p = staged.partials.subquery("brought")
                 wrong = sa.select(p).where(is_wrong(p))
                 rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
-                staged = staged._replace(rows=staged.rows - rows, partials=sa.select(p).where(sa.not_(is_wrong(p))))
+                # Not "those that the check does not find": once the batch is merged, it may find others.
+                staged = staged._replace(rows=staged.rows - rows, partials=left(batch.spec, state, batch.txid, staged.partials))
             _record(connection, batch, name, f"{rows} set aside: {_shown(found)}" if found else None)
     return staged
 

@@ -45,6 +45,15 @@ def set_aside(
     return written
 
 
+def left(spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[Any]) -> sa.Select[Any]:
+    """Return a batch's partials without those that it has set aside: the same before and after the batch is merged."""
+    q, p = tables.quarantine.c, partials.subquery("brought")
+    record = _record_of(state, p.c).correlate(p).lateral(_RECORD)
+    same = (q.pipeline == spec.name, q.txid == txid, q.state == state.name, q.payload == _payload_of(record))
+    is_aside = sa.exists(sa.select(sa.literal(1)).select_from(tables.quarantine).where(*same).correlate(record))
+    return sa.select(*p.c).select_from(p.join(record, sa.true())).where(~is_aside)
+
+
 def _record_of(state: StateSpec, partial: sa.ColumnCollection[str, Any]) -> sa.Select[Any]:
     names = [column.name for column in state.columns if column.name != CORRECTIONS]
     return sa.select(*(in_json(partial[name]).label(name) for name in names))

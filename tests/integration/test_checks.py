@@ -20,9 +20,9 @@ Word = tuple[str | None, int]
 class Words(Flow):
     """Batches of words and numbers, into a state of counts and one of rows."""
 
-    def finish_words(self, txid: int, words: list[Word]) -> None:
+    def finish_words(self, txid: int, words: list[Word], **how: Any) -> None:
         """Process a batch of these words."""
-        attempt = self.start(txid)
+        attempt = self.start(txid, **how)
         counts = {word or "none": sum(other == word for other, _ in words) for word, _ in words}
         counted = self.stage(attempt, "counted", counts.items())
         log = self.stage(attempt, "log", [(place, *row) for place, row in enumerate(words)])
@@ -131,6 +131,32 @@ def test_what_a_check_finds_is_set_aside(words: Callable[..., Words], settings: 
     assert outcome(flow, 1)["few"] == "1 set aside: (word=a, lines=3, txid=1)"
     assert outcome(flow, 1)["once"].startswith("3 set aside: (position=2, word=a, place=2), (position=4")
     assert flow.store.batch_history("words", 1).status.key_count == 5
+
+
+def known(batch: Any) -> Any:
+    """Find counts of words that the state has already."""
+    brought, counted = batch.partials("counted"), batch.state("counted")
+    return sa.select(brought).where(brought.c.word.in_(sa.select(counted.c.word)))
+
+
+def test_what_was_set_aside_stays_the_same_once_the_batch_is_merged(words: Callable[..., Words], settings: Settings) -> None:
+    """The other checks look at all that counts, even if the first check would find it now, in the state with the batch."""
+    many = Check(lambda batch: sa.select(batch.partials("counted")).where(sa.text("lines > 2")))
+    flow = words(known=Check(known, "quarantine", of="counted"), many=many)
+    flow.finish_words(1, [("a", 1), ("b", 1)])
+    flow.commit(1)
+    flow.finish_words(2, [("a", 1), ("c", 1), ("c", 2), ("c", 3)])
+    before = contents(settings)
+    with pytest.raises(CheckFailed, match="word=c, lines=3"):
+        flow.commit(2)
+    assert contents(settings) == before
+    flow.finish_words(2, [("a", 1), ("c", 1)], mode="restage")
+    flow.commit(2)
+    assert [(row["word"], row["lines"], row["txid"]) for row in sorted(flow.rows("counted"), key=lambda row: row["word"])] == [
+        ("a", 1, 1),
+        ("b", 1, 1),
+        ("c", 1, 2),
+    ]
 
 
 def test_a_column_may_be_called_like_a_record(settings: Settings, register: Callable[..., None]) -> None:
