@@ -23,6 +23,9 @@ from state_store.window_spec import WINDOW_START
 if TYPE_CHECKING:
     from state_store.updates import UpdateBatch
 
+# In an upsert, Postgres calls the row that is inserted so; a table of this name could not be told from it.
+_UPSERTED = "excluded"
+
 
 class _Keyed(ABC):
     """The common part of states that keep one row per key."""
@@ -55,6 +58,8 @@ class _Keyed(ABC):
         keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.keyed_by.items())
         values = tuple(part.value_column for part in self.parts)
         window = self.window.spec if self.window else None
+        if name == _UPSERTED and not (isinstance(self, History) or (window and window.is_session)):
+            raise ValueError(f"{name!r} cannot be the name of such a state: Postgres' upserts have a table {name} themselves.")
         if window:
             keys += (KeyColumn(WINDOW_START, ColumnType(window.type)),)
         return StateSpec(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from jobs import Count, Files, History, Max, Min, Newest, Pipeline, Rows, Session, State, Sum
 from jobs.compute.route import has_short_rows
 from state_store.declaration import ColumnType
 
@@ -58,6 +58,16 @@ def test_a_column_that_tidegate_or_postgres_keeps_for_itself_is_refused(name: st
         declare_state(key={name: "text"})
     with pytest.raises(ValueError, match=f"cannot have a column named {name}"):
         declare_state(aggregates={name: Count()})
+
+
+def test_a_state_whose_upserts_postgres_could_not_read_is_refused() -> None:
+    """In an upsert, `excluded` is the row that is inserted. Rows and sessions are not upserted, versions have another table."""
+    for state in (STATE, Newest({"name": "text"}, {}, {"at": "date"})):
+        with pytest.raises(ValueError, match="'excluded' cannot be the name of such a state"):
+            declare(states={"excluded": state})
+    for state in (Rows({"name": "text"}), History({"name": "text"}, {"n": "bigint"}, {"at": "date"})):
+        declare(states={"excluded": state})
+    declare(states={"excluded": State({"name": "text"}, {"lines": Count()}, window=Session("at", "1 hour"))})
 
 
 def test_a_column_name_that_is_used_twice_is_refused() -> None:
