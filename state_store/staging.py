@@ -36,6 +36,8 @@ _HASHES: list[tuple[type[Any], str]] = [
     (sa.Numeric, "hash_numeric_extended"),
     (sa.Text, "hashtextextended"),
 ]
+_ZERO = "0::bigint"
+_PREPARER = psycopg2.dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,11 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:
     """Return the digest of staged rows in any order: the XOR of 64-bit hashes of all staged columns.
 
-    The task attempt is left out, because rows are selected by it.
+    The task attempt is left out, because rows are selected by it. The hashes are nested as deep as there are columns, so they
+    are put together as text: SQLAlchemy would need several of Python's frames for each, of which there are a thousand.
     """
     staged = (column for column in stage.c if column.name != "task_attempt")
-    return sa.func.coalesce(sa.func.bit_xor(reduce(_hash, staged, _constant(0))), _constant(0))
+    return sa.literal_column(f"coalesce(bit_xor({reduce(_hash, staged, _ZERO)}), {_ZERO})", sa.BigInteger)
 
 
 def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
@@ -83,23 +86,14 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
     return str(statement.compile(dialect=psycopg2.dialect()))  # type: ignore[no-untyped-call]
 
 
-def _hash(before: sa.ColumnElement[int], column: sa.Column[Any]) -> sa.ColumnElement[int]:
+def _hash(before: str, column: sa.Column[Any]) -> str:
     """Return the hash of a row up to this column, seeded with the hash before it, so the order of values matters."""
+    name = _PREPARER.quote(column.name)
+    known = next((function for kind, function in _HASHES if isinstance(column.type, kind)), None)
+    function, value = (known, name) if known else ("hash_record_extended", f"row({name})")
     if not column.nullable:
-        return _hash_of_value(column, before)
-    own = sa.func.coalesce(_hash_of_value(column, _constant(0)), _constant(-1))  # Postgres has no hash of NULL
-    return sa.func.hashint8extended(own, before)
-
-
-def _hash_of_value(column: sa.Column[Any], seed: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    function = next((name for kind, name in _HASHES if isinstance(column.type, kind)), None)
-    if function:
-        return getattr(sa.func, function)(column, seed)  # type: ignore[no-any-return]
-    return sa.func.hash_record_extended(sa.func.row(column), seed)
-
-
-def _constant(value: int) -> sa.ColumnElement[int]:
-    return sa.literal_column(f"{value}::bigint", sa.BigInteger)
+        return f"{function}({value}, {before})"
+    return f"hashint8extended(coalesce({function}({value}, {_ZERO}), -1::bigint), {before})"  # Postgres has no hash of NULL
 
 
 def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
