@@ -64,7 +64,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
         rows = _rows(staged)
         yield Combined(_sums(state, rows), _count_keys(connection, state, rows))
         return
-    is_in_order = _keeps_whole_rows(state) or (len(state.keys) == 1 and staged_in_order_of(state) is not None)
+    is_in_order = keeps_whole_rows(state) or (len(state.keys) == 1 and staged_in_order_of(state) is not None)
     rows = _rows(staged, in_order_of=state if is_in_order else None)
     parts, again = _parts(connection, state, staged), _rows(staged, name="again")
     sums = [_sums(state, rows, part, again) for part in parts]
@@ -87,10 +87,10 @@ def _rows(staged: Sequence[StagedBatch], *, in_order_of: StateSpec | None = None
 def _order(state: StateSpec, columns: Columns) -> list[sa.ColumnElement[Any]]:
     """Return the order by key and, where whole rows are kept, by what decides which: the first of a key is kept."""
     keys: list[sa.ColumnElement[Any]] = [columns[key.name] for key in state.keys]
-    return [*keys, *combiners.in_order(state.values[0], columns)] if _keeps_whole_rows(state) else keys
+    return [*keys, *combiners.in_order(state.values[0], columns)] if keeps_whole_rows(state) else keys
 
 
-def _keeps_whole_rows(state: StateSpec) -> bool:
+def keeps_whole_rows(state: StateSpec) -> bool:
     """Return whether all values of a key are those of the same row, the first or last in an order."""
     return bool(state.keys and state.values[0].order) and len({(value.merge, value.order) for value in state.values}) == 1
 
@@ -105,7 +105,7 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
 def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: sa.Subquery | None = None) -> sa.Select[Any]:
     """Return the combined partials of each key, or of each key in a part; `again` has the same rows, for a second pass."""
     keys = [rows.c[key.name] for key in state.keys]
-    if _keeps_whole_rows(state):
+    if keeps_whole_rows(state):
         return _whole_rows(state, rows, part, again)
     values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
     stamp = [_last_txid(rows)] if state.has_txid else []
@@ -196,7 +196,7 @@ def _planned_for(
             connection.execute(_ANALYZE.against(batch.stage))
         settings[_WORKERS] = str(processes)
     if in_order:
-        settings["enable_hashagg"] = "on" if _keeps_whole_rows(state) else "off"
+        settings["enable_hashagg"] = "on" if keeps_whole_rows(state) else "off"
         settings["work_mem"] = f"{SORTING_MEMORY_MIB * 1024 // (len(staged) * max(1, processes))}kB"
     before = {name: _setting(connection, name) for name in settings}
     _set(connection, settings)

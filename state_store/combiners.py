@@ -7,7 +7,7 @@ A partial is a batch's result for one key. Both give the same, in any order and 
 docs/protocol.md). A value of no rows is NULL, or for sums and arrays 0 or {}, and changes nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +18,7 @@ from state_store.declaration import ARRAY_MERGES, ValueColumn
 from state_store.errors import DeclarationInvalid
 
 Columns = sa.ColumnCollection[str, Any]
+MOST_IN_RECORD = 1_000  # Postgres compares records of up to 1,664 values
 # Postgres' operators, and its aggregates of the same meaning.
 _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "#"}
 
@@ -38,13 +39,15 @@ def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElem
     elif merge in ARRAY_MERGES:  # by functions and aggregates of the ledger (schema.sql)
         found = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
     else:
-        first = merge == "first"
-        ahead = (sa.func.record_lt if first else sa.func.record_gt)(_place(value, partial), _place(value, kept))
-        # The first column of the order decides most often, and is compared in less time than a record. NULL decides nothing.
-        mine, new = kept[value.order[0]], partial[value.order[0]]
-        earlier, later = (new < mine, new > mine)
-        found = sa.case((earlier if first else later, theirs), (later if first else earlier, ours), (ahead, theirs), else_=ours)
+        nearer, farther, ahead = _compared(value, kept, partial)
+        found = sa.case((nearer, theirs), (farther, ours), (ahead, theirs), else_=ours)
     return found
+
+
+def is_ahead(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElement[bool]:
+    """Return whether the partial, and not the kept row, is the first or last one of a key."""
+    nearer, farther, ahead = _compared(value, kept, partial)
+    return sa.case((nearer, sa.true()), (farther, sa.false()), else_=ahead)
 
 
 def combined(value: ValueColumn, partials: Columns, *, of_one_batch: bool = False) -> sa.ColumnElement[Any]:
@@ -107,14 +110,25 @@ def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.C
     return sa.cast(found[1], column.type)
 
 
+def _compared(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return when the partial is ahead of the kept row by the first column, when it is behind, and else when it is ahead."""
+    first = value.merge == "first"
+    ahead = (sa.func.record_lt if first else sa.func.record_gt)(_place(value, partial), _place(value, kept))
+    # The first column of the order decides most often, and is compared in less time than a record. NULL decides nothing.
+    mine, new = kept[value.order[0]], partial[value.order[0]]
+    return (new < mine, new > mine, ahead) if first else (new > mine, new < mine, ahead)
+
+
 def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
     """Return the place of a row in the order that decides about the first or last value; NULL never wins.
 
-    Compared as a record, because a comparison of rows is NULL if it meets a NULL.
+    Compared as a record, because a comparison of rows is NULL if it meets a NULL; as one of records, if there are many columns.
     """
     # The boolean before each column makes a NULL lose.
     is_null: Callable[[Any], Any] = (lambda c: c.is_(None)) if value.merge == "first" else (lambda c: c.is_not(None))
-    parts: Iterable[Any] = (part for name in value.order for part in (is_null(row[name]), row[name]))
+    parts: Sequence[Any] = [part for name in value.order for part in (is_null(row[name]), row[name])]
+    if len(parts) > MOST_IN_RECORD:
+        parts = [sa.func.row(*parts[at : at + MOST_IN_RECORD]) for at in range(0, len(parts), MOST_IN_RECORD)]
     return sa.func.row(*parts)
 
 

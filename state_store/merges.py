@@ -19,15 +19,18 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from psycopg2.errors import UniqueViolation
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
 from state_store import checks, combiners, staging, state_tables, tables, updates, windows
-from state_store.combine import StagedBatch, combined
+from state_store.combine import StagedBatch, combined, keeps_whole_rows
 from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
 from state_store.windows import EventTime
+
+# From so many on, columns that are all those of the newest row are compared once for all of them.
+MANY_COLUMNS = 30
 
 
 class Merged(NamedTuple):
@@ -117,7 +120,7 @@ def _merge(
     txid, attempt = batches[0]
     if len(batches) > 1:
         with combined(connection, state, staged, txid) as together:
-            written = connection.execute(_upsert(state, together.sums, first_txid=txid)).rowcount
+            written = _write(connection, state, together.sums, first_txid=txid)
         if written != together.keys:
             raise GuardMismatch(
                 f"{spec.name} {txid} to {batches[-1][0]}: {together.keys - written} of {together.keys} rows were not "
@@ -127,8 +130,7 @@ def _merge(
             )
         return
     expected = staged[0].rows
-    upsert = _upsert(state, staged[0].partials)
-    written = connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount
+    written = _write(connection, state, staged[0].partials)
     if written != expected:
         raise GuardMismatch(
             f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -263,27 +265,63 @@ def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: 
     return StagedBatch(stage, sum(partition.rows for partition in sealed), partials)
 
 
-def _upsert(state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> Insert:
+def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> int:
+    """Merge one batch's partials into a state, or those of several from `first_txid` on; return how many rows were written."""
+    is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
+    upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
+    return sum(connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount for upsert in upserts)
+
+
+def _upsert(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> Insert:
     """Return the upsert of one batch's partials, or of several from `first_txid` on, in key order.
 
     For one batch, a kept row with a txid that has not committed is left as it is, which the row count shows; for several, it is
     an error of the statement, and so is a sum beyond half of the limit of its type.
     """
-    target = state_tables.state_table_of(state)
-    keys = [key.name for key in state.keys]
-    # For index locality, and the same lock order in every commit.
-    rows = rows.order_by(*(rows.selected_columns[key] for key in keys))
-    upsert = insert(target).from_select([*(column.name for column in rows.selected_columns)], rows)
+    target, upsert = _insert(state, rows)
     new = upsert.excluded
     changes: dict[str, Any] = {v.name: combiners.merged(v, target.c, new) for v in state.values}
     if first_txid is not None:
         changes = {v.name: combiners.near_the_limit(v, changes[v.name], target.c[v.name]) for v in state.values}
-    if state.keeps_previous:
-        changes |= {previous_name(v.name): target.c[v.name] for v in state.values}
-        changes[PREVIOUS_TXID] = target.c.txid
+    changes |= _previous(state, target)
     guard = None
     if state.has_txid and first_txid is None:
         changes["txid"], guard = new.txid, target.c.txid < new.txid
     elif state.has_txid:
         changes["txid"] = sa.case((target.c.txid < first_txid, new.txid))  # else NULL, which the column rejects
-    return upsert.on_conflict_do_update(index_elements=keys or [SNAPSHOT], set_=changes, where=guard)
+    return upsert.on_conflict_do_update(index_elements=_unique(state), set_=changes, where=guard)
+
+
+def _upserts_of_whole_rows(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> list[Insert]:
+    """Return two upserts that do together what `_upsert` does, for a state of many columns that are all those of one row.
+
+    There, each column would compare all columns. The first upsert takes over partials that are ahead of the kept row, or new;
+    the second one only stamps the rows that the first has left. A kept row with a txid that has not committed is left by both.
+    """
+    target, upsert = _insert(state, rows)
+    new, stamp = upsert.excluded, {"txid": upsert.excluded.txid, **_previous(state, target)}
+    is_older = target.c.txid < (new.txid if first_txid is None else first_txid)
+    is_ahead = combiners.is_ahead(state.values[0], target.c, new)
+    taken: dict[str, Any] = {v.name: new[v.name] for v in state.values}
+    return [
+        upsert.on_conflict_do_update(index_elements=_unique(state), set_=stamp | taken, where=sa.and_(is_older, is_ahead)),
+        upsert.on_conflict_do_update(index_elements=_unique(state), set_=stamp, where=is_older),
+    ]
+
+
+def _insert(state: StateSpec, rows: sa.Select[Any]) -> tuple[Table, Insert]:
+    """Return a state's table, and the insertion of rows, in key order for index locality and the same locks in each commit."""
+    target = state_tables.state_table_of(state)
+    rows = rows.order_by(*(rows.selected_columns[key.name] for key in state.keys))
+    return target, insert(target).from_select([*(column.name for column in rows.selected_columns)], rows)
+
+
+def _unique(state: StateSpec) -> list[str]:
+    return [key.name for key in state.keys] or [SNAPSHOT]
+
+
+def _previous(state: StateSpec, target: Table) -> dict[str, Any]:
+    """Return what an upsert keeps of a row as it was."""
+    if not state.keeps_previous:
+        return {}
+    return {previous_name(v.name): target.c[v.name] for v in state.values} | {PREVIOUS_TXID: target.c.txid}

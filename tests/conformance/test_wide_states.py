@@ -1,20 +1,23 @@
 """States of very many columns, which a wide table has: staged, sealed, recounted and merged as narrow ones are."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from jobs import Max, Newest, Pipeline, Rows, State, Sum
 from jobs.states import AnyState
-from state_store import Settings
+from state_store import Settings, combiners, merges
+from state_store.errors import GuardMismatch
 from tests.conformance.conftest import Flow, Stream
 
 WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
     "rows": (1_590, lambda names: Rows(dict.fromkeys(names, "bigint"))),
     "sums": (900, lambda names: State({"key": "bigint"}, {name: Sum(name) for name in names})),
     "opaque": (300, lambda names: State({"key": "bigint"}, {name: Max(name) for name in names}, kind="opaque")),
-    "newest": (90, lambda names: Newest({"key": "bigint"}, dict.fromkeys(names[1:], "bigint"), {names[0]: "bigint"})),
+    "newest": (300, lambda names: Newest({"key": "bigint"}, dict.fromkeys(names[1:], "bigint"), {names[0]: "bigint"})),
 }
 
 
@@ -40,4 +43,74 @@ def test_a_state_may_have_very_many_columns(settings: Settings, register: Callab
         "newest": [(3, None, 7)],
     }
     assert [(row["c0"], row["c1"], row[names[-1]]) for row in f.rows("wide")] == expected[kind]
+    f.close()
+
+
+VERSION: dict[str, Any] = {"columns": {"label": "text", "number": "bigint"}, "order_by": {"at": "bigint"}, "deleted": "gone"}
+Batches = list[list[list[Any]]]
+
+
+def committed(f: Flow, batches: Batches, *, together: bool) -> list[Any]:
+    """Commit batches of versions; return what is then in the states, and the changes."""
+    for txid, rows in zip(f.plan(*[1] * len(batches)) or [], batches, strict=True):
+        attempt = f.start(txid)
+        f.seal(attempt, *(f.stage(attempt, state.name, rows) for state in f.spec.states))
+        if not together:
+            f.commit(txid)
+    while f.store.committed(f.spec.name) < len(batches):
+        assert len(f.store.commit_ready(f.spec, "test", max_batches=3)) == 3
+    changes = [list(f.store.changes(state)) for state in f.spec.states if state.changes]
+    return [*(sorted(f.rows(state.name), key=repr) for state in f.spec.states), changes]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once(
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    """With NULLs, equal versions, deletions, previous values and recorded changes; also if the comparison takes two records."""
+    draw = random.Random(1)
+    batches: Batches = []
+    for _ in range(6):
+        keys = draw.sample(["a", "b", "c", "d", "e", None], 4)
+        choices: list[list[Any]] = [[None, 1, 2], [None, True, False], [None, "", "x"], [None, 0, 7]]
+        batches.append([[key, *(draw.choice(choice) for choice in choices)] for key in keys])
+    found = []
+    for name, many, record in (("narrow", 30, 1_000), ("wide", 0, 1_000), ("wider", 0, 3)):
+        monkeypatch.setattr(merges, "MANY_COLUMNS", many)
+        monkeypatch.setattr(combiners, "MOST_IN_RECORD", record)
+        states = {f"{name}_newest": Newest({"key": "text"}, **VERSION, null_keys=True)}
+        if not together:
+            states[f"{name}_opaque"] = Newest({"key": "text"}, **VERSION, null_keys=True, kind="opaque", changes=True)
+        pipeline = Pipeline(name, Stream("transactional"), states)
+        register(pipeline)
+        f = Flow(settings, pipeline.spec)
+        found.append(committed(f, batches, together=together))
+        f.close()
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) == 6
+
+
+def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the batch has a newer version than the row of that writer."""
+    monkeypatch.setattr(merges, "MANY_COLUMNS", 0)
+    pipeline = Pipeline("wide", Stream("transactional"), {"wide": Newest({"key": "text"}, **VERSION)})
+    register(pipeline)
+    f = Flow(settings, pipeline.spec)
+    f.plan(1, 1)
+    for txid in (1, 2):
+        attempt = f.start(txid)
+        f.seal(attempt, f.stage(attempt, "wide", [[key, at, False, "x", txid] for key, at in (("older", 0), ("newer", txid))]))
+        if txid == 1:
+            f.commit(1)
+    for key in ("older", "newer"):
+        for txid in (2, 1):
+            with f.owner.engine.begin() as connection:
+                merges.open_tables(connection, f.spec)
+                connection.execute(sa.text("UPDATE state.wide SET txid = :txid WHERE key = :key"), {"txid": txid, "key": key})
+            if txid == 2:
+                with pytest.raises(GuardMismatch, match=r"1 of 2 rows of state.wide carry a txid of at least 2 already"):
+                    f.commit(2)
+    f.commit(2)
     f.close()
