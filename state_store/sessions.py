@@ -68,7 +68,7 @@ def join(
     target = state_tables.state_table_of(state)
     names = [*(column.name for column in state.columns), "txid"]
     pieces = batch.partials.cte("pieces")
-    touched = _touched(state, pieces, "touched")
+    touched = _touched(state, pieces, "_touched")
     removed = (
         sa.delete(target)
         .where(

@@ -241,15 +241,28 @@ def test_all_rows_may_share_one_key_and_a_key_may_be_null(
     f.close()
 
 
-# Names that the statements of a commit might use themselves, for columns and for whole records.
-TAKEN = ["begins", "ends", "found", "is_kept", "judged", "number", "piece", "pieces", "record", "removed", "sessions", "starts"]
+# Names that the statements of a commit might use themselves, for tables, columns and whole records.
+TAKEN = [
+    "begins",
+    "ends",
+    "found",
+    "is_kept",
+    "judged",
+    "number",
+    "piece",
+    "pieces",
+    "record",
+    "removed",
+    "sessions",
+    "touched",
+]
 
 
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
-def test_columns_may_have_any_name(settings: Settings, register: Callable[..., None], name: str) -> None:
+def test_states_and_columns_may_have_any_name(settings: Settings, register: Callable[..., None], name: str) -> None:
     """In the key and as aggregates: whatever a commit calls its own columns, none is taken for another."""
     window = WINDOWS[name](final_after="1 hour", emit_final=True)
-    states = {f"by_{taken}": State(key={taken: "text"}, aggregates=AGGREGATES, window=window) for taken in TAKEN}
+    states = {taken: State(key={taken: "text"}, aggregates=AGGREGATES, window=window) for taken in TAKEN}
     many = {taken: Sum("amount") for taken in TAKEN}
     states["many"] = State(key={"key": "text"}, aggregates={**AGGREGATES, **many}, window=window)
     pipeline = Pipeline("windows", Stream("transactional"), states)
