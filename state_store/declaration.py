@@ -36,10 +36,13 @@ SourceKind = Literal["transactional", "opaque", "non-transactional"]
 StateKind = Literal["transactional", "opaque", "non-transactional"]
 # What a transform reads of a state: the rows that the batch before has left, the same in each attempt; or the current rows.
 AsOf = Literal["previous txid", "latest"]
-# Tidegate's own columns, and those that every Postgres table has already.
+# Tidegate's own columns, those that every Postgres table has already, and the words that SQLAlchemy does not quote.
 SNAPSHOT, PREVIOUS_TXID, POSITION = "snapshot", "previous_txid", "position"
 VALID_TO, TO_TXID = "valid_to", "to_txid"
-_RESERVED_COLUMNS = ("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+_RESERVED_COLUMNS = (
+    *("txid", PREVIOUS_TXID, SNAPSHOT, "task_attempt", "ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"),
+    *("collation", "concurrently", "lateral", "system_user", "tablesample"),
+)
 # The range of dates and times that Postgres, Spark and Python share, years 1 to 9999, in days and in microseconds since 1970.
 DAYS, TICKS = (-719_162, 2_932_896), (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
