@@ -40,7 +40,7 @@ _SPARK_TYPES: dict[str, T.DataType] = {
     "uuid": T.StringType(),  # in lower case its order and equality are those of Postgres' uuid
     "bytea": T.BinaryType(),
 }
-_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+_UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"  # $ would allow a line break at the end
 
 
 def column_of(schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:

@@ -204,7 +204,10 @@ def test_a_double_that_does_not_fit_is_refused_with_its_column(tables: Tables, v
         steps.process(tables.settings, pipeline, 1, owner="test")
 
 
-@pytest.mark.parametrize("value", ["", "x", "{0a000000-0000-0000-0000-00000000000b}", "0a00000000000000000000000000000b", " "])
+NO_UUIDS = ["", "x", "{0a000000-0000-0000-0000-00000000000b}", "0a00000000000000000000000000000b", " ", f"{OWNERS[0]}\n"]
+
+
+@pytest.mark.parametrize("value", NO_UUIDS)
 def test_a_text_that_is_no_uuid_is_refused_with_its_column(tables: Tables, value: str) -> None:
     """Two ways to write one uuid would be two rows of one key."""
     tables.put(pa.table({"owner": [str(OWNERS[0]), value]}))
