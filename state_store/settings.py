@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 STACK_FOLDER = ".tidegate"
 CONNECT_TIMEOUT_SECONDS = 10
+# Staged rows are sent as UTF-8. Postgres would take them for text in the encoding that a role, the database, the server or
+# PGCLIENTENCODING sets, and store other characters without an error.
+CLIENT_ENCODING = "UTF8"
 # A server that has vanished, as in a failover, sends nothing: by these, its connections are given up after about a minute.
 KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 SYSTEM = "system"  # of pg_sslrootcert: the certificates that the operating system trusts
@@ -180,6 +183,7 @@ class Settings:
             "dbname": self.pg_database,
             "user": user or self.pg_user,
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+            "client_encoding": CLIENT_ENCODING,
             "require_auth": self.pg_require_auth,
             "sslmode": self.pg_sslmode,
             **KEEPALIVE,

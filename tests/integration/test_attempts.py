@@ -406,6 +406,18 @@ def test_staging_with_a_reader_is_left_for_the_next_time(dated: Tally, settings:
     assert dated.store.drop_old_staging(dated.spec) == 1
 
 
+def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
+    tally: Tally, settings: Settings, as_role: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role, a database, the server or PGCLIENTENCODING may set another: the bytes would be taken for other characters."""
+    as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET client_encoding = 'LATIN1'")
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    tally.plan(1)
+    tally.process(1, [("Zürich €", 1, 1, 1, 1)])
+    tally.commit(1)
+    assert [row[0] for row in tally.state()] == ["Zürich €"]
+
+
 def test_a_late_attempt_learns_that_its_staging_is_gone(tally: Tally, as_role: Execute) -> None:
     """Its table was dropped with old staging: no migration is missing, and its rows would not count."""
     tally.plan(1)
