@@ -338,11 +338,19 @@ def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: boo
     connection.execute(owed.values(awaits_ack=awaits_ack, acked_at=None))
 
 
-def note_ack(connection: Connection, pipeline: str, txid: int) -> None:
-    """Record that the source has learned of the batch's commit."""
-    b = tables.batch.c
+def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> None:
+    """Record that the source has learned of the batch's commit by this attempt.
+
+    If a redo has put another attempt in its place meanwhile, of which the source has yet to learn, nothing is changed. The row
+    is locked by a statement of its own, so that the next one sees the commit of a redo that it has waited for.
+    """
+    b, c = tables.batch.c, tables.commit.c
+    connection.execute(sa.select(b.txid).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True))
+    counts = sa.exists().where(c.pipeline == b.pipeline, c.txid == b.txid, c.attempt == attempt)
     connection.execute(
-        sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid).values(awaits_ack=False, acked_at=sa.func.now())
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid == txid, counts)
+        .values(awaits_ack=False, acked_at=sa.func.now())
     )
 
 

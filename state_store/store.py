@@ -388,10 +388,14 @@ class StateStore:
 
     # commit
 
-    def note_ack(self, pipeline: str, txid: int) -> None:
-        """Record that the source has learned of the batch's commit, so that no task is needed for it any more."""
+    def note_ack(self, pipeline: str, txid: int, attempt: int) -> None:
+        """Record that the source has learned of the batch's commit, so that no task is needed for it any more.
+
+        Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due.
+        """
         with self._transaction("noting an ack") as connection:
-            batches.note_ack(connection, pipeline, txid)
+            self._set_limits(connection)
+            batches.note_ack(connection, pipeline, txid, attempt)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
         """Return the commits of which the source has yet to learn, in order, at most `limit`."""

@@ -26,7 +26,7 @@ def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
         message = f"{attempt}: ack failed; the next run tries again"
         if not call_source(message, lambda: pipeline.source.ack(attempt, store.settings)):
             return False
-    store.note_ack(pipeline.name, done.txid)
+    store.note_ack(pipeline.name, done.txid, done.attempt)
     return True
 
 

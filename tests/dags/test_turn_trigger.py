@@ -315,7 +315,7 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
     elif situation != "processed":
         batches.commit(1)
     if situation == "acked":
-        batches.store.note_ack(CLICKS.name, 1)
+        batches.store.note_ack(CLICKS.name, 1, 1)
     path, arguments = TurnTrigger(CLICKS.name, "commit").serialize()
     trigger = import_string(path)(**arguments)
     trigger.task_instance = SimpleNamespace(task_id=COMMIT, run_id="run", map_index=0, try_number=1)

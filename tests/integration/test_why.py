@@ -90,7 +90,7 @@ def test_each_step_of_a_batch(tally: Tally) -> None:
     tally.commit(3)
     assert codes(tally) == ["IDLE", "ACK_OUTSTANDING"]
     for txid in (1, 2, 3):
-        tally.store.note_ack("tally", txid)
+        tally.store.note_ack("tally", txid, 1)
     assert codes(tally) == ["IDLE"]
 
 
@@ -229,7 +229,7 @@ def test_waiting_quarantine_is_mentioned_when_nothing_else_waits(tally: Tally, a
     tally.plan(1)
     tally.process(1)
     tally.commit(1)
-    tally.store.note_ack("tally", 1)
+    tally.store.note_ack("tally", 1, 1)
     row = {"pipeline": "tally", "txid": 1, "reason": "<b>bad</b>", "payload": "x", "is_raw": True}
     as_owner(sa.insert(tables.quarantine).values([{**row, "number": number} for number in (1, 2)]))
 

@@ -289,6 +289,41 @@ def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pyte
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
+def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The redo's process died, so its ack is due: a file that it took, and that grew in the folder, would count twice."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    pipeline = declare(inbox, files("opaque", done_folder="done", max_files=10))
+    inbox.write("1.csv", lines("a"))
+    new = inbox.folder / "2.csv"
+    noted = StateStore.note_ack
+
+    def redo_meanwhile(store: StateStore, *acked: Any) -> None:
+        monkeypatch.setattr(StateStore, "note_ack", noted)
+        inbox.write("2.csv", lines("b"))
+        with monkeypatch.context() as dying:
+            dying.setattr("jobs.engine.committing.ack", die)
+            with pytest.raises(Killed):
+                redo(inbox, pipeline, 1)
+        noted(store, *acked)
+
+    monkeypatch.setattr(StateStore, "note_ack", redo_meanwhile)
+    inbox.run(pipeline, "first")
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    new.write_text(lines("b", "c"))
+    with pytest.raises(SourceChanged, match=r"2\.csv has changed since it counted in txid 1"):
+        inbox.run(pipeline, "second")
+    new.write_text(lines("b"))
+    assert inbox.run(pipeline, "third") == []
+    assert not new.exists(), "its ack was overdue"
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """It counts if the old file was moved away. Old content is left alone with a warning, even after `done` was emptied."""
