@@ -55,13 +55,14 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     """Create an attempt's staging tables, which Spark's executors may fill.
 
     The caller has checked that the pipeline owns its states, and taken the attempt's number. So a table that is there already
-    is of a pipeline that had the state before its own first commit, and whose attempts can no longer commit: it is dropped.
+    is of a pipeline that had the state, or the update, before its own first commit, and whose attempts can no longer commit: it
+    is dropped. Where two pipelines have shared an update's name since before that was refused, the other one's attempt may
+    still be wanted: its recount finds the loss, and its batch is processed again.
     """
-    owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.readable]
-    if owned:
-        exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
-        for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
-            connection.execute(DropTable(table, if_exists=True))
+    owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
+    exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
+    for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
+        connection.execute(DropTable(table, if_exists=True))
     for staged in spec.staged:
         table = state_tables.staging_table_of(staged, txid, attempt)
         connection.execute(CreateTable(table))

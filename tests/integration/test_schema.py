@@ -272,6 +272,30 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
     assert old.commit(txid).key_count == 1
 
 
+def test_an_update_may_move_to_another_pipeline_until_the_first_commit(
+    store: StateStore, settings: Settings, register_spec: Register
+) -> None:
+    """It has no table, but its rows are staged by its name: what the former owner has left there blocks no batch."""
+    declared = Pipeline(
+        "one",
+        FixedBatches([], {"a": "int"}),
+        states={
+            "outbox": Update({"a": "integer"}, lambda _batch: None),
+            "archive": Update({"a": "integer"}, lambda _batch: None),
+        },
+    ).spec
+    outbox, archive = declared.states
+    register_spec(declared)
+    before = Tally(store, declared)
+    before.plan()
+    left = before.start(1)
+    for spec in (replace(declared, states=(archive,)), replace(declared, name="two", states=(outbox,))):
+        register_spec(spec)
+    new = Tally(store, spec)
+    new.plan()
+    assert new.start(1).number == left.number, "their staging has the same name"
+
+
 def test_pipelines_that_exchange_states_are_refused(tally: Tally, settings: Settings, register_spec: Register) -> None:
     """Neither can be registered first: the state is given away in one migration, and taken in the next."""
     other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
