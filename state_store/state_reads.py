@@ -16,10 +16,11 @@ from state_store.held_tables import STATE, lock_of
 
 ALIAS = "s"
 KEYS_PER_STATEMENT = 5000
-# Set, as texts of arrays depend on them. LOCAL, so that a pooler's session is unchanged for its other users.
+# Set, as texts of arrays depend on them, and so that a policy that would hide rows is an error. LOCAL, so that a pooler's
+# session is unchanged for its other users.
 _PINNED = (
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL bytea_output = 'hex'; "
-    "SET LOCAL lock_timeout = '10s'"
+    "SET LOCAL row_security = off; SET LOCAL lock_timeout = '10s'"
 )
 
 

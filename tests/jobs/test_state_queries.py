@@ -25,6 +25,7 @@ from state_store.attempts import Attempt, Tracked
 from state_store.beginning import NotStarted
 from state_store.declaration import StateRead
 from state_store.errors import (
+    AccessRefused,
     AttemptFenced,
     DeclarationInvalid,
     GuardMismatch,
@@ -454,6 +455,16 @@ def test_a_state_that_is_not_there_is_named(tables: Tables, upstream: object, of
     put(tables, BATCHES[:1])
     tables.plan(pipeline, "run")
     assert message in tables.refused(pipeline, DeclarationInvalid)
+
+
+def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_owner: Callable[..., Any]) -> None:
+    """Row-level security would hide them from the role of Spark's tasks without an error."""
+    pipeline = declare(tables)
+    as_owner(sa.text("ALTER TABLE state.per_name ENABLE ROW LEVEL SECURITY"))
+    as_owner(sa.text("CREATE POLICY of_commits ON state.per_name TO tidegate USING (true)"))
+    put(tables, BATCHES[:1])
+    tables.plan(pipeline, "run")
+    assert "row-level security" in tables.refused(pipeline, AccessRefused)
 
 
 def test_tasks_read_only_what_a_registered_pipeline_queries(
