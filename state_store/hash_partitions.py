@@ -21,10 +21,16 @@ _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relkind", "relpartbound")
 _INHERITS = sa.table("pg_inherits", sa.column("inhrelid"), sa.column("inhparent"), schema="pg_catalog")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
 # triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
+# Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
 _MADE_LIKE_BEFORE = """DO $do$
 DECLARE
     statement text;
 BEGIN
+    IF (SELECT relrowsecurity FROM pg_class WHERE oid = '{before}'::regclass)
+        OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
+        RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
+            migrate, then make both again';
+    END IF;
     FOR statement IN
         WITH made (made) AS (
             SELECT '{made}'::regclass

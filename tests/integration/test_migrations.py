@@ -696,6 +696,51 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path,
     assert by_hand("SELECT * FROM state.hours") == rows
 
 
+@pytest.mark.parametrize("force", [True, False], ids=["forced", "not for the owner"])
+def test_a_table_with_row_level_security_is_not_made_again(empty: Settings, clone: Path, force: bool) -> None:
+    """The copy would lack the rows that are hidden from the owner, or show everybody those that are hidden from readers."""
+
+    def by_hand(*statements: str) -> None:
+        connection = psycopg2.connect(**empty.conninfo(user=empty.pg_owner))
+        with closing(connection), connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def rows() -> list[tuple]:
+        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_reader))) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT page, views FROM state.page_views ORDER BY 1")
+            return cursor.fetchall()
+
+    declared = clone / "jobs/pipelines/page_views.py"
+    declared.write_text(PAGE_VIEWS)
+    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
+        done = _tidegate(clone, empty, *arguments)
+        assert done.returncode == 0, done.stderr
+    by_hand(
+        ROWS,
+        "ALTER TABLE state.page_views ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY some ON state.page_views FOR SELECT TO tidegate_reader USING (views <= 10)",
+        *(["ALTER TABLE state.page_views FORCE ROW LEVEL SECURITY"] if force else []),
+    )
+    before = rows()
+    assert len(before) == 10
+
+    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=3, key={"))
+    assert _tidegate(clone, empty, "migrate", "--new", "divided").returncode == 0
+    refused = _tidegate(clone, empty, "migrate")
+    assert refused.returncode != 0
+    assert "row-level security" in refused.stderr
+    assert rows() == before
+
+    by_hand(
+        "DROP POLICY some ON state.page_views",
+        "ALTER TABLE state.page_views DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY",
+    )
+    done = _tidegate(clone, empty, "migrate")
+    assert done.returncode == 0, done.stderr
+    assert len(rows()) == 1000
+
+
 @pytest.mark.parametrize("of_states_only", [True, False], ids=["of states only", "of the ledger"])
 def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     empty: Settings, clone: Path, *, of_states_only: bool
