@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from migrations import prerequisites
 from state_store import hash_partitions, schema, state_tables
+from state_store.commits import CONNECTION_CHECK_INTERVAL
 from state_store.declaration import PipelineSpec
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
@@ -190,12 +191,20 @@ def _config(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[Connection]:
-    """Open a transaction as the owner of the tables, with a bounded wait for locks."""
+    """Open a transaction as the owner of the tables, with a bounded wait for locks, and a bounded hold on those that it has.
+
+    It locks tables and cursors, so a process that is stopped would hold up every commit for as long as it is stopped (I20).
+    """
     engine = take_engine(settings, user=settings.pg_owner)
     try:
         with engine.begin() as connection:
             # A policy that would hide rows from the owner, and so from a copy of a table, is an error.
-            limits = {"lock_timeout": LOCK_TIMEOUT, "row_security": "off"}
+            limits = {
+                "lock_timeout": LOCK_TIMEOUT,
+                "row_security": "off",
+                "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
+                "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
+            }
             connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
             yield connection
     except DBAPIError as error:

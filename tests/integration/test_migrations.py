@@ -369,6 +369,21 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, m
     assert revision(settings) == REVISIONS[-1]
 
 
+def test_a_migration_that_is_stopped_holds_commits_up_for_seconds(tally: Tally, settings: Settings) -> None:
+    """As Ctrl-Z does, or a machine that is gone: Postgres ends its transaction, and it may be tried again (I20)."""
+    tally.plan()
+    tally.process(1, [("a", 1, 1, 1, 1)])
+
+    def is_stopped() -> None:
+        with migrations.connected(replace(settings, idle_timeout_seconds=1)) as connection:
+            connection.execute(sa.select(tables.cursor).with_for_update())
+            assert tally.commit(1).already_committed is False
+            connection.execute(sa.select(tables.cursor))
+
+    with pytest.raises(StoreUnavailable, match="migrating: an idle transaction that was ended"):
+        is_stopped()
+
+
 def test_only_the_owner_migrates(empty: Settings) -> None:
     """The worker's role cannot create tables, and is not given the right to: the setting is wrong."""
     with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
