@@ -303,11 +303,13 @@ class StateStore:
         Heartbeat and answer are hints that save work: the seal checks the fence under the batch's lock.
         """
         with self._transaction(f"looking after {attempt}") as connection:
+            self._set_limits(connection)
             return attempts.keep_alive(connection, attempt)
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
         """Record the Spark application in which the attempt computes, and the tag of its operations."""
         with self._transaction(f"noting where {attempt} computes") as connection:
+            self._set_limits(connection)
             attempts.write_spark(connection, attempt, application, tag)
 
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
@@ -351,6 +353,7 @@ class StateStore:
         Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
         with self._transaction(f"failing {attempt}") as connection:
+            self._set_limits(connection)
             attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
             return attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 import migrations
 from state_store import Settings, StateStore, schema
@@ -24,6 +25,7 @@ from state_store.errors import (
     RangeRefused,
     SchemaOutOfDate,
     StagingLost,
+    StoreUnavailable,
     UnknownBatch,
 )
 from tests.integration.conftest import Execute, Tally, contents, frozen, until
@@ -312,6 +314,40 @@ def test_an_attempt_of_an_unregistered_pipeline_names_the_command(store: StateSt
     """Its tables do not exist yet."""
     with pytest.raises(SchemaOutOfDate, match="Run: tidegate migrate"):
         store.committed("tally")
+
+
+@pytest.mark.parametrize("step", ["keep_alive", "fail_attempt", "note_spark"])
+def test_a_process_that_is_stopped_in_a_small_step_holds_the_next_attempt_up_for_seconds(
+    tally: Tally, settings: Settings, step: str
+) -> None:
+    """It has locked a row that the next attempt needs, and does not come to its COMMIT (I20)."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    steps: dict[str, Callable[[StateStore], object]] = {
+        "keep_alive": lambda store: store.keep_alive(attempt),
+        "fail_attempt": lambda store: store.fail_attempt(attempt, "BROKEN: it broke."),
+        "note_spark": lambda store: store.note_spark(attempt, "application", "tag"),
+    }
+    stopped, goes_on = threading.Event(), threading.Event()
+
+    def stop(_connection: object) -> None:
+        stopped.set()
+        goes_on.wait(60)
+
+    with (
+        StateStore.connect(replace(settings, idle_timeout_seconds=1)) as store,
+        StateStore.connect(replace(settings, lock_timeout_seconds=20)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        sa.event.listen(store.engine, "commit", stop, once=True)
+        step_of_the_stopped = pool.submit(steps[step], store)
+        try:
+            assert stopped.wait(10)
+            assert Tally(other).start(1).number == attempt.number + 1
+        finally:
+            goes_on.set()
+        with pytest.raises(StoreUnavailable):
+            step_of_the_stopped.result(30)
 
 
 def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: Tally, settings: Settings) -> None:
