@@ -75,7 +75,18 @@ def set_limits(
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
         "synchronous_commit": _durable(),
     }
-    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
+    connection.execute(
+        sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items()), without_time_limit())
+    )
+
+
+def without_time_limit() -> sa.ColumnElement[Any]:
+    """Return what lets a transaction take as long as its statements may take.
+
+    From Postgres 17 on, a role or a database may limit it as a whole; a large merge would then never come to its end.
+    """
+    name = "transaction_timeout"
+    return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
 
 
 def _durable() -> sa.ColumnElement[str]:

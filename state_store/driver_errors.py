@@ -12,6 +12,7 @@ _RETRYABLE_STATES = {
     "55P03": "a lock timeout",
     "57014": "a statement timeout",
     "25P03": "an idle transaction that was ended",
+    "25P04": "a transaction timeout",
     "57P01": "a server that shuts down",
     "57P02": "a server that crashed",
     "57P03": "a server that starts up",

@@ -260,7 +260,8 @@ class StateStore:
                 latest = [query.state for query in spec.queries if query.as_of == "latest"]
                 patience = self.settings.lock_timeout_seconds
                 hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
-                connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", "0", True)))
+                unbounded = sa.func.set_config("idle_in_transaction_session_timeout", "0", True), commits.without_time_limit()
+                connection.execute(sa.select(*unbounded))
                 found = queried.find(connection, spec, self.settings.pg_stager)
             try:
                 yield found

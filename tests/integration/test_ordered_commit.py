@@ -16,6 +16,7 @@ from dataclasses import replace
 import psutil
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
@@ -668,6 +669,23 @@ def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready:
     finally:
         stopped.kill()
     assert output.strip() == "True"
+    assert ready.state() == AFTER_BOTH
+
+
+def test_a_limit_on_whole_transactions_does_not_stop_a_commit(ready: Tally, settings: Settings, as_role: Execute) -> None:
+    """Its statements and pauses have limits of their own; a merge that takes longer than the role's would never commit."""
+    ((version,),) = as_role("postgres", "SELECT current_setting('server_version_num')::int")
+    if version < 170_000:
+        pytest.skip("this server has no transaction_timeout")
+    as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET transaction_timeout = '500ms'")
+
+    def take_long(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "INTO state.per_shop" in statement:
+            time.sleep(1)
+
+    with StateStore.connect(replace(settings, lock_timeout_seconds=59)) as store:
+        sa.event.listen(store.engine, "before_cursor_execute", take_long)
+        assert store.commit_batch(ready.spec, 2, "test").already_committed is False
     assert ready.state() == AFTER_BOTH
 
 
