@@ -83,6 +83,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
 def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
     """Run the migrations; return a sentence for each pipeline with a state that they do not make or another pipeline has."""
     prerequisites.check(connection)
+    schema.lock_revision(connection)
     schema.check_not_newer(connection)
     owners: dict[str, str] = {}
     shared: dict[str, str] = {}
@@ -150,6 +151,7 @@ def _table_of(difference: Any) -> _Table | None:
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
     """Write the migration from the current migrations to the declared states; return None if nothing is missing."""
     with connected(settings) as connection:
+        schema.lock_revision(connection)
         schema.check_not_newer(connection)
         hash_partitions.check_complete(connection, state_tables.STATE, specs)
         config = _config(connection, specs)

@@ -48,6 +48,12 @@ def current_revision(connection: Connection) -> str | None:
     return connection.scalar(sa.select(_version.c.version_num)) if exists else None
 
 
+def lock_revision(connection: Connection) -> None:
+    """Wait for another migration to end, so that this one begins at the revision which that has left."""
+    if current_revision(connection) is not None:
+        connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
+
+
 def check_not_newer(connection: Connection) -> None:
     """Refuse a database that newer code has migrated.
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from state_store import Settings, StateStore, schema, state_tables, tables
 from state_store.declaration import ColumnType, KeyColumn, ValueColumn
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
-from tests.integration.conftest import Execute, Tally
+from tests.integration.conftest import Execute, Tally, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted(file.name for file in schema.VERSIONS.glob("*.py"))
@@ -382,6 +383,18 @@ def test_a_migration_that_is_stopped_holds_commits_up_for_seconds(tally: Tally, 
 
     with pytest.raises(StoreUnavailable, match="migrating: an idle transaction that was ended"):
         is_stopped()
+
+
+def test_two_migrations_at_once_are_one(settings: Settings, waiting: Callable[[], int]) -> None:
+    """Such as `tidegate up` beside `tidegate migrate`: the second waits, and finds nothing to do."""
+    migrations.walk(settings, [], REVISIONS[-2])
+    with ThreadPoolExecutor(1) as pool:
+        with migrations.connected(settings) as connection:
+            assert migrations._upgrade(connection, []) == {}
+            second = pool.submit(migrations.upgrade, settings, [])
+            until(waiting)
+        assert second.result(30) == (REVISIONS[-1], [])
+    assert revision(settings) == REVISIONS[-1]
 
 
 def test_only_the_owner_migrates(empty: Settings) -> None:
