@@ -29,6 +29,8 @@ from state_store.settings import Settings
 from state_store.witness import Witness
 
 LOCK_TIMEOUT = "5s"
+# Alembic does not look at the default schema, which would be one of Tidegate's if the owner's search path begins with it.
+SEARCH_PATH = "public"
 
 
 def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, list[str]]:
@@ -206,8 +208,11 @@ def connected(settings: Settings) -> Iterator[Connection]:
                 "row_security": "off",
                 "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
                 "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
+                "search_path": SEARCH_PATH,
             }
             connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
+            # SQLAlchemy has read it from the session's own search path.
+            connection.dialect.default_schema_name = SEARCH_PATH
             yield connection
     except DBAPIError as error:
         raise translate(error.orig, "migrating") from error

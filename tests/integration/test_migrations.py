@@ -397,6 +397,15 @@ def test_two_migrations_at_once_are_one(settings: Settings, waiting: Callable[[]
     assert revision(settings) == REVISIONS[-1]
 
 
+def test_the_owners_search_path_does_not_hide_the_tables(settings: Settings, as_role: Execute) -> None:
+    """It may well name Tidegate's schemas, for people who use psql."""
+    as_role("postgres", f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state")
+    again = replace(settings, lock_timeout_seconds=58)  # with connections of its own
+    assert migrations.upgrade(again, [])[0] == REVISIONS[-1]
+    assert migrations.upgrade(again, SPECS)[1] == sorted(spec.name for spec in SPECS)
+    assert migrations.upgrade(again, SPECS) == (REVISIONS[-1], [])
+
+
 def test_only_the_owner_migrates(empty: Settings) -> None:
     """The worker's role cannot create tables, and is not given the right to: the setting is wrong."""
     with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
