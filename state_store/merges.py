@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
-from state_store import checks, combiners, staging, state_tables, tables, updates, windows
+from state_store import checks, combiners, hash_partitions, staging, state_tables, tables, updates, windows
 from state_store.combine import StagedBatch, combined, keeps_whole_rows
 from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
@@ -223,8 +223,12 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     """Undo what a txid did to an opaque state: rows get their previous values; new and appended rows are deleted.
 
     The whole table is read: an index on txid would make every update slower (not HOT) for the sake of a rare operation.
+
+    Raises: SchemaOutOfDate if a hash partition is missing: what the txid did there would stay.
     """
     table = state_tables.state_table_of(state)
+    connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1))  # locks the table, so none is detached any more
+    hash_partitions.check_whole(connection, state_tables.STATE, state)
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return

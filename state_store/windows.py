@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, sessions, state_tables, tables
+from state_store import combiners, hash_partitions, sessions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -122,7 +122,10 @@ class EventTime:
         return sessions.join(self._connection, self._spec, self._state, self._txid, pieces, self._passed)
 
     def finish(self) -> None:
-        """Record the watermark and the windows that the batch taken last has made final; remove those that are not kept."""
+        """Record the watermark and the windows that the batch taken last has made final; remove those that are not kept.
+
+        Raises: SchemaOutOfDate.
+        """
         if self._window.keep is not None and self._before is not None:
             until = self._before - self._window.keep
             self._remove(until if self._removed_until is None else max(until, self._removed_until))
@@ -192,7 +195,10 @@ class EventTime:
         return sa.func.concat(*reason)
 
     def _emit(self, after: int | None, until: int) -> None:
-        """Record the windows that become final by this commit, with their last values."""
+        """Record the windows that become final by this commit, with their last values.
+
+        Raises: SchemaOutOfDate if a hash partition is missing: its windows would never be recorded.
+        """
         target, final = state_tables.state_table_of(self._state), state_tables.changes_table_of(self._state)
         names = [column.name for column in self._state.columns]
         ended = target.c[WINDOW_END]
@@ -202,6 +208,8 @@ class EventTime:
         if after is not None:
             windows = windows.where(ended > _at(after, self._window))
         self._connection.execute(insert(final).from_select(["txid", *names], windows))
+        if self._state.hash_partitions > 1:  # the statement has locked the table, so none is detached any more
+            hash_partitions.check_whole(self._connection, state_tables.STATE, self._state)
 
     def _remove(self, until: int) -> None:
         """Remove the windows that ended until then, the oldest first.

@@ -146,6 +146,25 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
     assert flow.of("word") == (3, 1, 2)
 
 
+def test_a_redo_leaves_nothing_in_a_hash_partition_that_is_detached(
+    settings: Settings, register: Callable[..., None], as_owner: AsOwner
+) -> None:
+    """It is refused, and right when the partition is attached again."""
+    state = State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque", hash_partitions=2)
+    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
+    register(pipeline)
+    flow = Counts(settings, pipeline.spec)
+    flow.plan(1)
+    flow.merge(1, dict.fromkeys("abcdefgh", 1))
+    as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
+    with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
+        flow.merge(1, {}, redo=True)
+    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
+    flow.merge(1, {}, redo=True)
+    assert flow.rows("counts") == []
+    flow.close()
+
+
 def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     settings: Settings, register: Callable[..., None], as_owner: AsOwner
 ) -> None:

@@ -18,7 +18,7 @@ from jobs.windows import Window
 from state_store import Settings, tables, windows
 from state_store.attempts import Attempt
 from state_store.declaration import StateSpec
-from state_store.errors import AccessRefused, GuardMismatch, RangeRefused
+from state_store.errors import AccessRefused, GuardMismatch, RangeRefused, SchemaOutOfDate
 from state_store.mending import Mend
 from state_store.staging import StagedPartition
 from state_store.state_tables import state_table_of
@@ -345,6 +345,33 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
     expected = ["WITH judged", "INSERT INTO tidegate.quarantine", "INSERT INTO state.sliding", "INSERT INTO tidegate.watermark"]
     for step in (*expected, "INSERT INTO state.per_key_final", "DELETE FROM state.sliding", "after COMMIT"):
         assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+    f.close()
+
+
+def test_windows_in_a_detached_hash_partition_become_final_when_it_is_attached_again(
+    settings: Settings, register: Callable[..., None], as_owner: Callable[..., Any]
+) -> None:
+    """A batch without their keys moves the watermark past them: it does not commit, as they would never be recorded."""
+    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
+    pipeline = declare(window, hash_partitions=2)
+    register(pipeline)
+    f, model = Windows(settings, pipeline.spec), Model(window.spec)
+    early = [(key, 0, 1) for key in "abcdefgh"]
+    model.add(early)
+    f.count(early)
+    as_owner(sa.text('ALTER TABLE state.per_key DETACH PARTITION state."per_key$1"'))
+    with f.store.engine.connect() as connection:
+        there = list(connection.scalars(sa.text('SELECT key FROM state."per_key$0"')))
+    assert 0 < len(there) < len(early)
+    late = [(there[0], 9 * HOUR, 1)]
+    model.add(late)
+    with pytest.raises(SchemaOutOfDate, match=r"Table state.per_key .*it has 1 of 2"):
+        f.count(late)
+    attach = 'ALTER TABLE state.per_key ATTACH PARTITION state."per_key$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'
+    as_owner(sa.text(attach))
+    f.commit(2)
+    assert f.emitted() == model.recorded()
+    assert f.found() == model.rows()
     f.close()
 
 
