@@ -20,6 +20,7 @@ from state_store.answers import ask
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
 from state_store.errors import (
+    AccessRefused,
     CommitOutOfOrder,
     GuardMismatch,
     HoleDetected,
@@ -160,6 +161,27 @@ def test_a_redo_leaves_nothing_in_a_hash_partition_that_is_detached(
     with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
         flow.merge(1, {}, redo=True)
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
+    flow.merge(1, {}, redo=True)
+    assert flow.rows("counts") == []
+    flow.close()
+
+
+def test_a_redo_leaves_nothing_that_a_policy_hides(
+    settings: Settings, register: Callable[..., None], as_owner: AsOwner
+) -> None:
+    """Row-level security may be forced on the owner, who redoes: that is an error."""
+    state = State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque")
+    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
+    register(pipeline)
+    flow = Counts(settings, pipeline.spec)
+    flow.plan(1)
+    as_owner(sa.text("ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"))
+    as_owner(sa.text("CREATE POLICY of_commits ON state.counts TO tidegate USING (true)"))
+    flow.merge(1, {"a": 1})
+    with pytest.raises(AccessRefused, match="row-level security policy"):
+        flow.merge(1, {}, redo=True)
+    assert flow.of("a") == (1, None, 1)
+    as_owner(sa.text("ALTER TABLE state.counts NO FORCE ROW LEVEL SECURITY"))
     flow.merge(1, {}, redo=True)
     assert flow.rows("counts") == []
     flow.close()
