@@ -18,7 +18,7 @@ from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import SchemaOutOfDate
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relkind", "relpartbound")), schema="pg_catalog")
-_INHERITS = sa.table("pg_inherits", sa.column("inhrelid"), sa.column("inhparent"), schema="pg_catalog")
+_INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
 # triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
 # Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
@@ -118,7 +118,8 @@ def why_not_whole(table: str, moduli: Sequence[int]) -> SchemaOutOfDate | None:
     return SchemaOutOfDate(
         f"Table {table} is not divided as its migration made it: of its hash partitions, it has {divided}. What was "
         "detached is missing with all its keys: attach it again with its former modulus and remainder "
-        f"(ALTER TABLE {table} ATTACH PARTITION ...), then run: tidegate migrate. Nothing was changed."
+        f"(ALTER TABLE {table} ATTACH PARTITION ...; if its detaching was broken off, end that first: DETACH PARTITION ... "
+        "FINALIZE), then run: tidegate migrate. Nothing was changed."
     )
 
 
@@ -133,7 +134,10 @@ def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]
 
 
 def _moduli(connection: Connection, table: str) -> list[int] | None:
-    """Return the modulus of each partition of a table: a single 1 if it is not divided, None if there is no such table."""
+    """Return the modulus of each partition of a table: a single 1 if it is not divided, None if there is no such table.
+
+    A partition that is being detached concurrently, or whose detaching was broken off, is gone for every query.
+    """
     name = sa.cast(sa.func.to_regclass(table), OID)
     parent = connection.execute(sa.select(_CLASS.c.oid, _CLASS.c.relkind).where(_CLASS.c.oid == name)).one_or_none()
     if parent is None or parent.relkind != "p":
@@ -141,7 +145,8 @@ def _moduli(connection: Connection, table: str) -> list[int] | None:
     bound = sa.func.pg_get_expr(_CLASS.c.relpartbound, _CLASS.c.oid)
     modulus = sa.cast(sa.func.substring(bound, r"modulus (\d+)"), sa.Integer)
     parts = _CLASS.join(_INHERITS, _INHERITS.c.inhrelid == _CLASS.c.oid)
-    return list(connection.scalars(sa.select(modulus).select_from(parts).where(_INHERITS.c.inhparent == parent.oid)))
+    there = _INHERITS.c.inhparent == parent.oid, sa.not_(_INHERITS.c.inhdetachpending)
+    return list(connection.scalars(sa.select(modulus).select_from(parts).where(*there)))
 
 
 def set_aside(table: Table, state: StateSpec) -> Iterator[str]:

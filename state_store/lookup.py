@@ -20,7 +20,7 @@ KEYS_PER_STATEMENT = 1000
 _MODULI = r"""
     SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
     FROM pg_catalog.pg_class AS divided
-    LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid
+    LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid AND NOT inhdetachpending
     LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
     WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
 """

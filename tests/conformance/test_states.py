@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
@@ -163,6 +163,38 @@ def test_a_redo_leaves_nothing_in_a_hash_partition_that_is_detached(
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
     flow.merge(1, {}, redo=True)
     assert flow.rows("counts") == []
+    flow.close()
+
+
+def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
+    settings: Settings, register: Callable[..., None], as_owner: AsOwner
+) -> None:
+    """No query finds its rows any more, and a table that is made again would lack them, though it is still listed."""
+    state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
+    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
+    register(pipeline)
+    flow = Counts(settings, pipeline.spec)
+    flow.plan(1)
+    flow.merge(1, dict.fromkeys("abcdefgh", 1))
+    kept = flow.rows("counts")
+    detach = 'ALTER TABLE state.counts DETACH PARTITION state."counts$1" '
+    with flow.store.engine.connect() as reader, flow.owner.engine.connect() as connection:
+        reader.execute(sa.text("SELECT FROM state.counts"))
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(sa.text("SET statement_timeout = '1s'"))
+        with pytest.raises(OperationalError, match="statement timeout"):
+            connection.execute(sa.text(f"{detach} CONCURRENTLY"))
+        connection.invalidate()
+    refusal = r"Table state.counts .*it has 1 of 2.* FINALIZE"
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        flow.rows("counts")
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        lookup.get(settings, pipeline.spec.states[0], [(word,) for word in "abcdefgh"])
+    with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
+        hash_partitions.check_complete(connection, state_tables.STATE, [pipeline.spec])
+    as_owner(sa.text(f"{detach} FINALIZE"))
+    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
+    assert flow.rows("counts") == kept
     flow.close()
 
 
