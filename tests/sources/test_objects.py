@@ -19,7 +19,7 @@ import pytest
 from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
-from jobs import Count, Files, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs import Count, Files, FixedBatches, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files import objects
 from jobs.sources.files.stores import buckets
@@ -331,6 +331,24 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(sett
     bucket.put("moved/done", "")
     third = elsewhere.coordinator(settings).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
+
+
+def test_the_last_name_of_an_idle_input_is_one_of_its_place(settings: Settings, bucket: Bucket) -> None:
+    """Names that grow begin again where the input was moved to, also if the last batches had no rows of it."""
+    bucket.put("in/5.csv", "name,amount\na,5\n")
+    grows = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True)
+    others = FixedBatches([[("b", 1)], [("b", 2)]], SCHEMA)
+    coordinator = Inputs({"grows": grows, "others": others}).coordinator(settings)
+    first = coordinator.initialize_transaction(1, None, None)
+    second = coordinator.initialize_transaction(2, first, None)
+    assert (set(first["inputs"]), set(second["inputs"])) == ({"grows", "others"}, {"others"})
+
+    bucket.put("in/4.csv", "name,amount\na,4\n")  # comes too late
+    bucket.put("moved/0.csv", "name,amount\na,0\n")
+    assert Inputs({"grows": grows, "others": others}).coordinator(settings).initialize_transaction(3, second, None) is None
+    moved = Inputs({"grows": replace(grows, folder=f"{bucket.url}/moved"), "others": others})
+    third = moved.coordinator(settings).initialize_transaction(3, second, None)
+    assert [file["name"] for file in third["inputs"]["grows"]["files"]] == ["0.csv"]
 
 
 def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Settings, bucket: Bucket) -> None:

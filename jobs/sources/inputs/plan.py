@@ -11,7 +11,7 @@ from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnavailable
 from state_store.settings import Settings
-from state_store.source_files import AFTER, FILES, INPUTS, TakenFile, name_in
+from state_store.source_files import FILES, INPUTS, TakenFile, name_in
 
 if TYPE_CHECKING:
     from jobs.sources.inputs.source import Inputs
@@ -165,8 +165,7 @@ def _positions(previous: SourceMetadata | None) -> dict[str, SourceMetadata]:
 
 
 def _position_in(last: SourceMetadata) -> dict[str, Any]:
-    """Return an idle input's last slice; without its files, because the ledger knows these, but for the last name."""
+    """Return an idle input's last slice without its files, which the ledger knows; with its last name, and of which place."""
     if not last.get(FILES):
         return last
-    position = {AFTER: last[AFTER]} if AFTER in last else {}
-    return {FILES: [], "behind": sha256(encode_metadata(last)).hexdigest(), **position}
+    return {**last, FILES: [], "behind": sha256(encode_metadata(last)).hexdigest()}
