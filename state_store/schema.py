@@ -255,10 +255,18 @@ def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> No
 
 
 def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
-    """Let Spark's tasks read the states that a pipeline's transform reads; a table that does not exist yet is left out."""
+    """Let Spark's tasks read the states that a pipeline's transform reads; a table that does not exist yet is left out.
+
+    Of the pipeline's own states, they also derive the estimates as of the previous txid.
+    """
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
             connection.execute(sa.DDL(state_tables.FOLLOWED.format(table=f"{state_tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+    queried = [state for state in spec.states if state.name in {query.state for query in spec.queries}]
+    if any(derived.formula in ("distinct", "quantile") for state in queried for derived in state.derived):
+        may_derive = (sa.func.has_function_privilege(state_tables.STAGER, name, "EXECUTE") for name in state_tables.ESTIMATES)
+        if not connection.scalar(sa.select(sa.and_(*may_derive))):
+            connection.execute(sa.DDL(state_tables.ESTIMATED))  # type: ignore[no-untyped-call]
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:

@@ -43,6 +43,9 @@ SINGLE_WRITER = (
 # `schema.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
 FOLLOWED = f"GRANT SELECT ON {{table}} TO {STAGER}"
+# What estimates are derived by. A transform that reads them as of the previous txid has Spark's tasks derive them.
+ESTIMATES = ("tidegate.distinct_of(bigint[])", "tidegate.quantile_of(bigint[], numeric, integer, integer, integer)")
+ESTIMATED = f"GRANT EXECUTE ON FUNCTION {', '.join(ESTIMATES)} TO {STAGER}"
 # To make one of several sessions, a commit deletes their rows and writes one. It also deletes the windows that are not kept.
 SHRINKS = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {

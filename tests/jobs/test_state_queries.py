@@ -13,7 +13,21 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-from jobs import Avg, CollectSet, Count, Files, Newest, Pipeline, Rows, State, StateQuery, Sum, state_query
+from jobs import (
+    ApproxDistinct,
+    ApproxQuantiles,
+    Avg,
+    CollectSet,
+    Count,
+    Files,
+    Newest,
+    Pipeline,
+    Rows,
+    State,
+    StateQuery,
+    Sum,
+    state_query,
+)
 from jobs.compute.computation import stage_batch
 from jobs.compute.session import spark_session
 from jobs.compute.state_answers import StateAnswers
@@ -304,6 +318,35 @@ def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
     found = sorted((row["txid"], row["amount"], row["all_before"], row["names"]) for row in tables.all_rows(pipeline, "log"))
     assert found[3:] == [(2, 4, 6, "{a,b}"), (2, 5, 6, "{a,b}")]
     assert found[:3] == [(1, amount, None, None) for amount in (1, 2, 3)]
+
+
+def test_estimates_are_read_as_the_batch_before_has_left_them(tables: Tables) -> None:
+    """They are derived in the query: what the state's row has may be those of the batch itself."""
+    total = State(
+        aggregates={"names": ApproxDistinct("name", "text"), "amounts": ApproxQuantiles("amount", most=1000)}, kind="opaque"
+    )
+
+    def with_estimates(rows: Any) -> Any:
+        found = state_query(rows, "inbox.total", columns={"names": "names_before", "amounts_p50": "median_before"})
+        return found.selectExpr("name", "amount", "names_before", "CAST(median_before AS bigint) AS median_before")
+
+    pipeline = declare(
+        tables,
+        states={"total": total, "log": Rows({"amount": "bigint", "names_before": "bigint", "median_before": "bigint"})},
+        queries=[StateQuery("inbox.total")],
+        transform=with_estimates,
+    )
+    put(tables, [BATCHES[0], BATCHES[2]])
+    tables.run(pipeline)
+    before = [(1, amount, None, None) for amount in (1, 2, 3)] + [(2, amount, 2, 2) for amount in (4, 5)]
+
+    def log() -> list[tuple[Any, ...]]:
+        names = ("txid", "amount", "names_before", "median_before")
+        return sorted(tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log"))
+
+    assert log() == before
+    steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
+    assert log() == before
 
 
 def test_many_keys_are_looked_up_by_tasks(tables: Tables) -> None:
