@@ -267,6 +267,11 @@ class Source(Protocol):
         del settings
         return None
 
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether a batch may have rows; if not, its metadata only move the position. Asks no server."""
+        del metadata
+        return True
+
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the datasets that a batch reads, as OpenLineage names them. Asks no server."""
         del metadata, settings

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from jobs import Changes, Count, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
+from deltalake import write_deltalake
+from jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
 from jobs.sources.inputs.copies import keep
 from state_store import Settings
 from state_store.attempts import Attempt
@@ -190,6 +191,34 @@ def test_a_batch_may_wait_for_all_inputs(settings: Settings) -> None:
 
 
 def test_the_files_of_an_idle_input_are_not_carried_along(settings: Settings, write: Callable[..., Path]) -> None:
+def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Settings) -> None:
+    """It is a batch of its own: what it was joined with would find no row, and never come again."""
+    table = settings.home / "table"
+    rows = pa.table({"tail": ["N1"], "amount": pa.array([1], pa.int32())})
+    write_deltalake(str(table), rows)
+    a = lists([("N1", 1)], [("N2", 2)], [("N3", 3)])
+    source = Inputs({"a": a, "b": Delta("table", schema=COLUMNS)}, wait_for_all=True)
+    (first,) = plan(source, settings)
+    assert set(first["inputs"]) == {"a", "b"}
+
+    write_deltalake(str(table), rows.slice(0, 0), mode="append")  # as OPTIMIZE and the like, it adds no rows
+    (second,) = plan(source, settings, first, 2)
+    assert (set(second["inputs"]), set(second["idle"])) == ({"b"}, {"a"})
+    assert second["inputs"]["b"]["data_files"] == []
+
+    write_deltalake(str(table), rows, mode="append")
+    (third,) = plan(source, settings, second, 3)
+    assert third["inputs"]["a"]["position"] == 1
+    assert len(third["inputs"]["b"]["data_files"]) == 1
+
+    start = {
+        "partitions": {},
+        "idle": {"0": {"start": 9, "end": 9}},
+    }  # from where on "latest" reads, which the first plan fixes
+    assert not Kafka("topic", start="latest").has_rows(start)
+    assert Kafka("topic").has_rows({**start, "partitions": {"1": {"start": 1, "end": 2}}})
+
+
     """The ledger knows them, under names that begin with the input's."""
     for number in range(5):
         write(f"a/{number}.csv")

@@ -120,6 +120,10 @@ class Delta(Source):
 
         return DeltaReader(self, spark, settings)
 
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether the batch has data files; others move the position past versions that add no rows."""
+        return bool(metadata["data_files"])
+
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the table, and the batch's data files as the locations in it."""
         return self.files.datasets({"files": metadata["data_files"]}, settings)

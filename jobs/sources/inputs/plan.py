@@ -79,10 +79,27 @@ class InputsCoordinator(Coordinator):
                 found = None
             if found is not None:
                 slices[name] = found
-        if slices and self._source.wait_for_all and (missing := [name for name in self._source.parts if name not in slices]):
-            logger.info("Batch %d waits for new rows of %s.", txid, ", ".join(missing))
-            return None
-        return slices
+        return self._with_partners(txid, slices) if self._source.wait_for_all else slices
+
+    def _with_partners(self, txid: int, slices: dict[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
+        """Return the slices if each has a partner in every other input; else None, or those that only move their positions.
+
+        These are no partners: what they were joined with would find no row. They are a batch of their own, so that no position
+        is lost, and the slices that still wait are cut again by the next batch.
+        """
+        moves = {name: found for name, found in slices.items() if self._only_moves(name, found)}
+        missing = [name for name in self._source.parts if name not in slices or name in moves]
+        if not slices or not missing:
+            return slices
+        logger.info("Batch %d does not have new rows of %s, which others wait for.", txid, ", ".join(missing))
+        for name in slices.keys() - moves.keys():
+            del self._coordinators[name]
+        return moves or None
+
+    def _only_moves(self, name: str, found: SourceMetadata) -> bool:
+        """Return whether a slice has no rows, and will have none in any attempt."""
+        part = self._source.parts[name]
+        return part.kind == "transactional" and not part.has_rows(found)
 
     def _slices_again(
         self, txid: int, known: Mapping[str, SourceMetadata], current: Mapping[str, SourceMetadata]

@@ -47,6 +47,7 @@ class Inputs(Source):
     A batch has the next slice of each input that has new rows; an input that has none is a DataFrame without rows. With
     `wait_for_all`, there is a batch only when every input has a slice, so that slices can be joined: the first with the first,
     the second with the second. What an input lacks meanwhile is never made up for: a row finds its partner only in its batch.
+    What only moves an input's position, such as a version of a Delta table that adds no rows, is a batch of its own.
 
     The kind is that of the weakest input: one opaque input makes all of it opaque. `kind="opaque"` declares it so, for
     references that may be overwritten before a batch has committed: it is then planned again with the new version.

@@ -159,6 +159,10 @@ class Kafka(Source):
             return
         topic.commit_ahead(group, ends)
 
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether the batch has offsets; the first one may only fix where the source starts."""
+        return any(known["end"] > known["start"] for known in metadata["partitions"].values())
+
     def _located(self, settings: Settings) -> Settings:
         changes: dict[str, Any] = {"kafka_bootstrap": self.bootstrap} if self.bootstrap else {}
         if self.properties_file:
