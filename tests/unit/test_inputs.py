@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-
 from deltalake import write_deltalake
+
 from jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
 from jobs.sources.inputs.copies import keep
 from state_store import Settings
@@ -190,7 +191,6 @@ def test_a_batch_may_wait_for_all_inputs(settings: Settings) -> None:
     assert positions == [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
 
 
-def test_the_files_of_an_idle_input_are_not_carried_along(settings: Settings, write: Callable[..., Path]) -> None:
 def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Settings) -> None:
     """It is a batch of its own: what it was joined with would find no row, and never come again."""
     table = settings.home / "table"
@@ -219,6 +219,7 @@ def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Setting
     assert Kafka("topic").has_rows({**start, "partitions": {"1": {"start": 1, "end": 2}}})
 
 
+def test_the_files_of_an_idle_input_are_not_carried_along(settings: Settings, write: Callable[..., Path]) -> None:
     """The ledger knows them, under names that begin with the input's."""
     for number in range(5):
         write(f"a/{number}.csv")
@@ -272,20 +273,25 @@ def test_the_position_of_a_source_without_inputs_cannot_be_continued(settings: S
 
 @dataclass(frozen=True)
 class Away(FixedBatches):
-    """Lists whose server is away."""
+    """Lists whose server is away; `tries` has an entry for each try to reach it."""
+
+    tries: list[str] = field(default_factory=list)
 
     def coordinator(self, settings: Settings) -> Any:  # noqa: ARG002 - as every source
         """Fail.
 
         Raises: SourceUnavailable.
         """
+        self.tries.append("a try")
         raise SourceUnavailable("The server of the lists is away.")
 
 
 def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -> None:
     """A later batch has its rows. A transactional one is waited for, as a partition is."""
     rows, gone = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]
-    first, second = plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}), settings)
+    away = Away(gone, COLUMNS, kind="opaque")
+    first, second = plan(Inputs({"a": lists(*rows), "b": away}), settings)
+    assert len(away.tries) == 1, "a plan of many batches would wait for the server as often"
     assert [set(batch["inputs"]) for batch in (first, second)] == [{"a"}, {"a"}]
     (third,) = plan(Inputs({"a": lists(*rows), "b": lists(*gone, kind="opaque")}), settings, second, 3)
     assert third["inputs"] == {"b": {**third["inputs"]["b"], "position": 0}}

@@ -28,6 +28,7 @@ class InputsCoordinator(Coordinator):
         self._history: History | None = None
         self._committed: int | None = None
         self._coordinators: dict[str, Coordinator] = {}
+        self._away: set[str] = set()  # opaque inputs that could not be reached: each try may take as long as a time limit
         self._looked_at: dict[str, SourceMetadata] = {}  # the versions of references: all batches of one plan have the same
 
     def look_back(self, history: History) -> None:
@@ -68,14 +69,15 @@ class InputsCoordinator(Coordinator):
     def _new_slices(self, txid: int, known: Mapping[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
         """Return the next slice of each input that has one; None if the batch has to wait."""
         slices: dict[str, SourceMetadata] = {}
-        for name in self._source.parts:
+        for name in (name for name in self._source.parts if name not in self._away):
             try:
                 coordinator = self._coordinator(name)
                 found = coordinator.initialize_transaction(txid, known.get(name), None) if coordinator.is_ready(txid) else None
             except SourceUnavailable as unavailable:
                 if self._source.parts[name].kind == "transactional":
                     raise
-                logger.warning("Batch %d goes without input %s: %s Its rows come in a later batch.", txid, name, unavailable)
+                logger.warning("From batch %d on, input %s is left to a later plan: %s", txid, name, unavailable)
+                self._away.add(name)
                 found = None
             if found is not None:
                 slices[name] = found
