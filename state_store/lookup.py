@@ -86,32 +86,46 @@ def no_such_key(state: StateSpec, error: BaseException | None) -> UsageError:
     return UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.")
 
 
-def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[str]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the rows of keys that exist, each with the key's position among those given. The connection is psycopg2's.
+
+    None in a key finds the row with NULL there.
 
     Raises: the driver's DataError for a value that its column cannot hold.
     """
     names = [column.name for column in state.shown]
-    requested = [sql.Identifier(f"key_{position}") for position in range(len(state.row_key))]
-    statement = sql.SQL(
+    alike: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
+    for position, key in enumerate(keys):
+        given = (value for value in key if value is not None)
+        alike.setdefault(tuple(value is None for value in key), []).append((position, *given))
+    with connection.cursor() as cursor:
+        for nulls, numbered in alike.items():
+            statement = _statement(state, names, nulls)
+            for start in range(0, len(numbered), KEYS_PER_STATEMENT):
+                for position, *row in execute_values(
+                    cursor, statement, numbered[start : start + KEYS_PER_STATEMENT], fetch=True
+                ):
+                    yield position, dict(zip(names, row, strict=True))
+
+
+def _statement(state: StateSpec, names: Sequence[str], nulls: Sequence[bool]) -> sql.Composable:
+    """Return the statement for keys with NULL in these columns: IS NULL uses an index, IS NOT DISTINCT FROM does not."""
+    requested = [sql.Identifier(f"key_{place}") for place, is_null in enumerate(nulls) if not is_null]
+    same = [
+        sql.SQL("{} IS NULL").format(sql.Identifier("s", key.name))
+        if is_null
+        # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
+        # would round: a key with more digits than its column is simply not found.
+        else sql.SQL("{} = requested.{}::{}").format(
+            sql.Identifier("s", key.name), sql.Identifier(f"key_{place}"), sql.SQL(key.type.name.partition("(")[0])
+        )
+        for place, (key, is_null) in enumerate(zip(state.row_key, nulls, strict=True))
+    ]
+    return sql.SQL(
         "SELECT requested.position, {columns} FROM (VALUES %s) AS requested ({requested}) JOIN {table} AS s ON {same}"
     ).format(
         columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
         requested=sql.SQL(", ").join([sql.Identifier("position"), *requested]),
         table=sql.Identifier(STATE, state.name),
-        # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
-        # would round: a key with more digits than its column is simply not found.
-        same=sql.SQL(" AND ").join(
-            sql.SQL("{} = requested.{}::{}").format(
-                sql.Identifier("s", key.name), name, sql.SQL(key.type.name.partition("(")[0])
-            )
-            for key, name in zip(state.row_key, requested, strict=True)
-        )
-        if state.row_key
-        else sql.SQL("true"),
+        same=sql.SQL(" AND ").join(same) if same else sql.SQL("true"),
     )
-    numbered = [(position, *key) for position, key in enumerate(keys)]
-    with connection.cursor() as cursor:
-        for start in range(0, len(numbered), KEYS_PER_STATEMENT):
-            for position, *row in execute_values(cursor, statement, numbered[start : start + KEYS_PER_STATEMENT], fetch=True):
-                yield position, dict(zip(names, row, strict=True))

@@ -77,7 +77,8 @@ class StateReader:
     def get_many(self, keys: Sequence[Key]) -> AsOf:
         """Return the rows of keys, None for each that has none, in the order of the keys.
 
-        A key has a value for each key column, in Python's type or as text; a state without key columns has the empty key.
+        A key has a value for each key column, in Python's type or as text; a state without key columns has the empty key. None
+        finds the row with NULL there, if the state keeps NULLs as a group.
 
         Raises: UsageError for a key of another length, a value that its column cannot hold, or more than MOST_KEYS;
         UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
@@ -97,8 +98,8 @@ class StateReader:
             statement = _within(connection, state, first, last).limit(limit)
             try:
                 return AsOf(version.txid, [dict(row) for row in connection.execute(statement).mappings()])
-            except DataError as error:
-                raise lookup.no_such_key(state, error.orig) from error
+            except (DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
+                raise lookup.no_such_key(state, getattr(error, "orig", error)) from error
 
     @contextmanager
     def scan(self) -> Iterator[tuple[int, Iterator[Row]]]:
@@ -158,6 +159,8 @@ def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> 
             columns = key[: len(bound)]
             here = sa.tuple_(*columns)
             texts = [f"\\x{v.hex()}" if isinstance(v, bytes) else str(v) for v in bound]
-            there = sa.tuple_(*(sa.cast(sa.literal(text), c.type) for text, c in zip(texts, columns, strict=True)))
+            # Without precision and scale, to which a cast would round the bound.
+            kinds = [sa.Numeric() if isinstance(column.type, sa.Numeric) else column.type for column in columns]
+            there = sa.tuple_(*(sa.cast(sa.literal(text), kind) for text, kind in zip(texts, kinds, strict=True)))
             statement = statement.where(here >= there if is_first else here <= there)
     return statement
