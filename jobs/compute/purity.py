@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 _FUNCTIONS = frozenset(
     {
         *("rand", "random", "randn", "randstr", "uniform", "uuid", "shuffle"),
-        *("monotonically_increasing_id", "spark_partition_id"),
+        *("monotonically_increasing_id", "spark_partition_id", "distributed_sequence_id", "distributed_id"),
         *("current_timestamp", "current_date", "current_time", "localtimestamp", "now", "curdate"),
     }
 )
 # SQL calls some of these without brackets, unless a column has the name; _CLOCK reads the clock only without an argument.
 _BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 _CLOCK = "unix_timestamp"
-_RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()"}
+_RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
+_SPELLED = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
 _NODES = {"GlobalLimit": "limit()", "Offset": "offset()", "Tail": "tail()", "Sample": "sample()"}
 _NODE = re.compile(r"^[\s:+-]*(?:'|!)?([A-Z]\w+)", re.MULTILINE)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
@@ -94,10 +95,11 @@ def _of_expression(expression: Any, columns: Collection[str]) -> Iterator[str]:
     kind = expression.WhichOneof("expr_type")
     if kind == "expression_string":
         yield from _of_sql(expression.expression_string.expression, columns)
-    elif kind == "unresolved_function":
-        name, arguments = expression.unresolved_function.function_name.lower(), expression.unresolved_function.arguments
-        if name in _FUNCTIONS or (name == _CLOCK and not arguments):
-            yield f"{name}()"
+    elif kind in ("unresolved_function", "call_function"):
+        called = getattr(expression, kind)
+        name = called.function_name.lower().rpartition(".")[2].strip("`")  # call_function() takes it as SQL writes it
+        if name in _FUNCTIONS or (name == _CLOCK and not called.arguments):
+            yield f"{_SPELLED.get(name, name)}()"
 
 
 def _parts(message: Any) -> Iterator[Any]:

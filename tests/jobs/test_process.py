@@ -593,6 +593,9 @@ IMPURE: dict[str, Any] = {
     "uuid() in SQL": lambda rows: rows.groupBy("name").agg(F.max(F.expr("uuid()")).alias("name2")),
     "limit()": lambda rows: rows.where("amount > 0").limit(1),
     "sample()": lambda rows: rows.sample(0.5, 1),
+    "sampleBy()": lambda rows: rows.sampleBy("name", {"a": 0.5}, seed=1),
+    "zipWithIndex()": lambda rows: rows.zipWithIndex(),
+    "uuid()": lambda rows: rows.withColumn("id", F.call_function("uuid")),
 }
 
 
