@@ -2,16 +2,19 @@
 
 import time
 
+from contextlib import ExitStack
 import httpx
 import jwt
 import pytest
 from starlette.routing import Mount, Route
+from starlette.requests import ClientDisconnect, Request
 
 from state_store import StateStore
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
+from tidegate.page import states
 
 VALUES = {
     "pipeline": "clicks",
@@ -246,3 +249,35 @@ def test_a_query_takes_its_arguments_from_the_address_or_the_body(visit: Visit) 
     ]
     assert [answer.status_code for answer in wrong] == [422] * len(wrong)
     assert wrong[2].json()["message"].startswith("Query clicks_of: argument least is not of type integer: ")
+
+
+def test_numbers_in_a_body_keep_all_their_digits() -> None:
+    """A float would lose some of them, and Postgres would convert what is left."""
+    body = b'{"arguments": {"least": 12345678901234567890.123, "pages": [1e400, 3, true, "x"]}}'
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    found = asyncio.run(arguments_in(Request({"type": "http"}, receive)))
+    assert found == {"least": "12345678901234567890.123", "pages": ["1e400", "3", True, "x"]}
+
+
+def test_a_download_whose_reader_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot would hold up vacuum and migrations, and its place others' downloads, for as long as the reader likes."""
+    monkeypatch.setattr(states, "SECONDS_PER_PART", 0.2)
+    opened, closed = ExitStack(), []
+    opened.callback(closed.append, True)
+
+    async def receive() -> dict[str, object]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        if message.get("body"):
+            await asyncio.sleep(60)
+
+    for spec_version in ("2.3", "2.4"):
+        download = states.Download("clicks.csv", iter(["a part"]), opened)
+        with pytest.raises((TimeoutError, ClientDisconnect)):
+            asyncio.run(download({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send))
+        assert closed

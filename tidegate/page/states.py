@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from state_store import browsing, overview, reads
 from state_store.declaration import StateSpec
@@ -26,6 +26,7 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
 
 MOST_DOWNLOADS = 2  # at once, in each process of the api-server: each holds a connection and a snapshot
 DOWNLOAD_STATEMENT_SECONDS = 300
+SECONDS_PER_PART = 60  # in which the reader of a download has to take a part: its snapshot holds up vacuum and migrations
 MOST_KEYS = 1000  # of one request
 _NEEDS_QUOTES = frozenset('",\r\n')
 _downloads = threading.BoundedSemaphore(MOST_DOWNLOADS)
@@ -125,7 +126,10 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
 
 
 class Download(StreamingResponse):
-    """A file that is sent in parts. What was opened for it is closed at its end, also if its reader goes away before."""
+    """A file that is sent in parts. What was opened for it is closed at its end, also if its reader goes away, or stands still.
+
+    A reader that stands still gets no end of the file, by which it notices that parts are missing.
+    """
 
     def __init__(self, name: str, parts: Iterator[str], opened: ExitStack) -> None:
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -134,8 +138,13 @@ class Download(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file."""
+
+        async def send_in_time(message: Message) -> None:
+            with anyio.fail_after(SECONDS_PER_PART):  # a TimeoutError is an OSError, as of a reader that has gone away
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_in_threadpool(self._opened.close)
