@@ -275,6 +275,7 @@ def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(se
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
     assert admin.http.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
     for wrong in ({"keys": [["a"]]}, {"keys": [["a", "no date"]]}, {"keys": [["a", "2026-01-01"]] * 1001}, {}):
+    assert [len(first.headers.get_list(name)) for name in ("ETag", "Cache-Control")] == [1, 1]
         assert admin.http.post(path, json=wrong).status_code == 422, wrong
 
 

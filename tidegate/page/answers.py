@@ -46,11 +46,12 @@ class Refusal(Exception):
 
 
 class Answer(JSONResponse):
-    """JSON whose ETag changes when anything but its time, `now`, does."""
+    """JSON whose ETag, unless one is given, changes when anything but its time, `now`, does."""
 
     def __init__(self, content: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(content, *arguments, **named)
-        self.headers["ETag"] = f'W/"{hashlib.sha256(self._without_time(content)).hexdigest()[:32]}"'
+        if "ETag" not in self.headers:
+            self.headers["ETag"] = f'W/"{hashlib.sha256(self._without_time(content)).hexdigest()[:32]}"'
         self.headers["Cache-Control"] = "private, no-cache"
         self.headers["Vary"] = "Cookie, Authorization"
 

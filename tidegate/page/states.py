@@ -19,7 +19,7 @@ from state_store import browsing, overview, reads
 from state_store.declaration import StateSpec
 from state_store.errors import StoreUnavailable, UsageError
 from tidegate.page import access, ledger
-from tidegate.page.answers import Refusal
+from tidegate.page.answers import Answer, Refusal
 from tidegate.page.models import Column
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
@@ -59,7 +59,6 @@ class FoundRows(BaseModel):
 def rows(
     pipeline: access.Readable,
     state: str,
-    response: Response,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     after: Annotated[str | None, Query(max_length=20_000)] = None,
     key: Annotated[list[Annotated[str, Query(max_length=10_000)]] | None, Query(max_length=50)] = None,
@@ -72,9 +71,9 @@ def rows(
     with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
         version = reads.version_of(connection, pipeline)
-        response.headers.update({"ETag": f'"{version}"', "Cache-Control": "private, no-cache"})
-        if if_none_match == response.headers["ETag"]:
-            return Response(status_code=304, headers=dict(response.headers))
+        headers = {"ETag": f'"{version}"', "Cache-Control": "private, no-cache"}
+        if if_none_match == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
         if key is not None:
             found: list[Sequence[Any]] = [
                 list(row.values()) for row in reads.rows_of(connection, spec, [key]) if row is not None
@@ -82,12 +81,13 @@ def rows(
         else:
             found = browsing.rows_after(connection, spec, None if after is None else _key_in(after), limit + 1)
     shown = found[:limit]
-    return Rows(
+    answer = Rows(
         txid=version.txid,
         columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
         rows=[_as_json(spec, row) for row in shown],
         next=_token(spec, shown[-1]) if len(found) > limit and spec.row_key else None,
     )
+    return Answer(answer.model_dump(), headers=headers)  # FastAPI would add the headers to those of an answer of its own
 
 
 @router.post("/{state}/rows")
