@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from state_store import StateStore
-from state_store.attempts import AirflowTry
+from state_store.attempts import AirflowTry, Tracked
 from tests.conftest import COMMAND
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
@@ -64,7 +64,9 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
         clicks.seal(txid, rows=10, airflow=AirflowTry(run, "batch.process", 2))
         clicks.commit(txid)
     clicks.fail(first + 2)
-    clicks.seal(first + 3, rows=10, airflow=AirflowTry(run, f"batch.process of txid {first}", 1))
+    sums = (2**62 + 1, -(2**62) - 1)
+    attempt = clicks.begin(first + 3, AirflowTry(run, f"batch.process of txid {first}", 1))
+    clicks.store.seal(attempt, [], Tracked(10, sums[0], transformed_rows=10, transformed_hash_sum=sums[1]))
     clicks.begin(first + 4)
 
     (row,) = (each for each in admin.json("/pipelines")["pipelines"] if each["name"] == "clicks")
@@ -87,6 +89,8 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
     batch = admin.json(f"/pipelines/clicks/batches/{first + 3}")
     assert [cause["code"] for cause in batch["why"]["causes"]] == ["WAITS_FOR_TXID", "HALTED"]
     assert batch["links"]["logs"][0]["url"].endswith("/tasks/batch.process/mapped/0?try_number=1")
+    (shown,) = batch["attempts"]
+    assert (shown["source_hash_sum"], shown["transformed_hash_sum"]) == tuple(map(str, sums)), "no number has all digits"
     assert batch["links"]["dag_run"] == "/dags/clicks/runs/manual__2026-11-25T10%3A00%3A00%2B00%3A00"
     (bucket,) = admin.json("/pipelines/clicks/history")["buckets"]
     assert (bucket["batches"], bucket["rows"]) == (2, 20)
@@ -271,11 +275,11 @@ def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(se
     assert found.status_code == 200, found.text
     assert found.json() == {"txid": known["txid"], "columns": known["columns"], "rows": [*known["rows"], None]}
     first = admin.http.get(path)
+    assert [len(first.headers.get_list(name)) for name in ("ETag", "Cache-Control")] == [1, 1]
     again = admin.http.get(path, headers={"If-None-Match": first.headers["ETag"]})
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
     assert admin.http.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
     for wrong in ({"keys": [["a"]]}, {"keys": [["a", "no date"]]}, {"keys": [["a", "2026-01-01"]] * 1001}, {}):
-    assert [len(first.headers.get_list(name)) for name in ("ETag", "Cache-Control")] == [1, 1]
         assert admin.http.post(path, json=wrong).status_code == 422, wrong
 
 

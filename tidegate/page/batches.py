@@ -22,6 +22,7 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}")
 # With its zone, and by any zone within the range of a datetime.
 Moment = Annotated[AwareDatetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
+_HASHES = ("source_hash_sum", "transformed_hash_sum", "digest")
 
 
 class BatchRow(BaseModel):
@@ -114,7 +115,7 @@ class Check(BaseModel):
 
 
 class Batch(BaseModel):
-    """Everything that the ledger knows of a batch."""
+    """Everything that the ledger knows of a batch; hashes as text, as no JavaScript number holds them."""
 
     now: datetime
     batch: BatchRow
@@ -191,8 +192,8 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         batch=BatchRow(**row),
         source=known.source_metadata,
         source_digest=known.source_digest,
-        attempts=list(known.attempts),
-        seals=list(known.seals),
+        attempts=[_with_hashes_as_text(attempt) for attempt in known.attempts],
+        seals=[_with_hashes_as_text(seal) for seal in known.seals],
         commit=known.commit,
         actions=[Action(**action) for action in known.actions],
         checks=[Check(**check) for check in known.checks],
@@ -201,6 +202,10 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         why=Why(causes=why),
         links=_links(request, known, tasks),
     )
+
+
+def _with_hashes_as_text(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if name in _HASHES and value is not None else value for name, value in row.items()}
 
 
 def _links(request: Request, known: BatchHistory, tasks: list[batch_pages.Task]) -> Links:
