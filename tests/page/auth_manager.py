@@ -7,7 +7,7 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 # Who may do what with which Dags; users who are not here have their role's permissions on all Dags.
 GRANTS: dict[str, dict[str, set[str]]] = {
     "nobody": {},
-    "clerk": {"clicks": {"GET"}, "orphan": {"GET", "PUT"}},
+    "clerk": {"clicks": {"GET"}, "orphan": {"GET", "PUT"}, "no_pipeline": {"GET", "PUT"}},
 }
 
 

@@ -126,6 +126,16 @@ def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
 
 def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
     """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
+def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> None:
+    """Of a Dag that is no pipeline, and of a pipeline without code."""
+    clerk = visit("clerk")
+    answers = [clerk.get(f"/api/pipelines/no_pipeline{path}") for path in ("", "/why", "/batches", "/actions/skip")]
+    answers += [clerk.act(name, verb, txid=1) for name in ("no_pipeline", "orphan") for verb in VERBS]
+    for answer in answers:
+        assert "broken" not in answer.text, (answer.url, answer.text)
+    assert clerk.json("/pipelines/orphan/why")["causes"]
+
+
     admin = visit("admin")
     path, body = "/tidegate/api/pipelines/clicks/actions/pause", {"reason": "a trap"}
     forged = [

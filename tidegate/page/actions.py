@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from jobs.registry import find_pipeline
 from state_store import StateStore, batches, browsing, history, overview
 from state_store.declaration import PipelineSpec
-from state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch
+from state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
 from state_store.operations import check_redoable
 from state_store.overview import Progress
@@ -187,6 +187,8 @@ def _registered_spec(pipeline: str) -> PipelineSpec:
     """
     try:
         spec = find_pipeline(pipeline).spec
+    except UnknownPipeline as error:  # whose message names all pipelines, also those that the user may not see
+        raise Refusal(409, "NOT_LOADED", f"No code here declares {pipeline}. Bring its file back, then try again.") from error
     except Exception as error:
         message = f"The code of {pipeline} cannot be imported: {type(error).__name__}: {error}"
         raise Refusal(409, "NOT_LOADED", f"{message}. Correct it, then try again.") from error

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from state_store.errors import UnknownPipeline
 from state_store.reader import Moment
 from tidegate import why
 from tidegate.page.models import Cause
@@ -16,9 +17,12 @@ def root_causes(moment: Moment, pipelines: Iterable[str]) -> dict[str, Cause]:
 def causes(moment: Moment, pipeline: str, txid: int | None) -> list[Cause]:
     """Return why a pipeline, or one of its batches, waits: first the nearest cause.
 
-    Raises: UnknownPipeline, UnknownBatch.
+    Raises: UnknownPipeline, without the names of the others, of which the user may not know; UnknownBatch.
     """
-    return [_cause(cause) for cause in why.explain(moment, pipeline, txid).causes]
+    try:
+        return [_cause(cause) for cause in why.explain(moment, pipeline, txid).causes]
+    except UnknownPipeline:
+        raise UnknownPipeline(f"There is no pipeline {pipeline}.", pipeline=pipeline) from None
 
 
 def _cause(cause: why.Cause) -> Cause:
