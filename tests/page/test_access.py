@@ -1,20 +1,22 @@
 """Who may use the page: Airflow's login, its permissions on Dags, and requests that other sites have made up."""
 
+import asyncio
 import time
-
 from contextlib import ExitStack
+
 import httpx
 import jwt
 import pytest
-from starlette.routing import Mount, Route
 from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Mount, Route
 
 from state_store import StateStore
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
-from tidegate.page.app import create_app
 from tidegate.page import states
+from tidegate.page.app import create_app
+from tidegate.page.queries import arguments_in
 
 VALUES = {
     "pipeline": "clicks",
@@ -124,8 +126,6 @@ def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
     assert len(visit("admin").json("/pipelines/clicks")["actions"]) == actions
 
 
-def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
-    """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
 def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> None:
     """Of a Dag that is no pipeline, and of a pipeline without code."""
     clerk = visit("clerk")
@@ -136,6 +136,8 @@ def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> N
     assert clerk.json("/pipelines/orphan/why")["causes"]
 
 
+def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
+    """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
     admin = visit("admin")
     path, body = "/tidegate/api/pipelines/clicks/actions/pause", {"reason": "a trap"}
     forged = [

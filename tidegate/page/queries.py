@@ -30,12 +30,6 @@ class Declared(BaseModel):
     description: str
 
 
-class Arguments(BaseModel):
-    """The arguments of a query by name: a value, or a list of them for an array."""
-
-    arguments: dict[str, Any]
-
-
 class Answered(BaseModel):
     """An answer; bigints, decimals, dates and bytes as text, as no JavaScript number holds them; arrays as lists."""
 
@@ -62,6 +56,23 @@ def askable(user: access.User, query: Annotated[str, Path(max_length=200)]) -> Q
 Asked = Annotated[Query, Depends(askable)]
 
 
+async def arguments_in(request: Request) -> dict[str, Any]:
+    """Return the arguments in a body, by name: a value, or a list of them for an array; numbers as texts of all their digits.
+
+    Raises: Refusal (422).
+    """
+    try:
+        body = json.loads(await request.body(), parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(422, "MALFORMED_REQUEST", f"The request is malformed: its body is not JSON: {error}.") from error
+    if not isinstance(body, dict) or not isinstance(body.get("arguments"), dict):
+        raise Refusal(
+            422, "MALFORMED_REQUEST", 'The request is malformed: its body has to be {"arguments": {NAME: VALUE, ...}}.'
+        )
+    arguments: dict[str, Any] = body["arguments"]
+    return arguments
+
+
 @router.get("")
 def queries(user: access.User) -> list[Declared]:
     """Return the queries that the user may ask."""
@@ -85,11 +96,11 @@ def answer(query: Asked, request: Request) -> Answered:
 
 
 @router.post("/{query}")
-def answer_to(query: Asked, requested: Arguments) -> Answered:
+def answer_to(query: Asked, arguments: Annotated[dict[str, Any], Depends(arguments_in)]) -> Answered:
     """Return an answer; the arguments are in the body, for those that are too long for an address."""
     given = {
         name: [_text(query, name, each) for each in value] if isinstance(value, list) else _text(query, name, value)
-        for name, value in requested.arguments.items()
+        for name, value in arguments.items()
     }
     return _answer(query, given)
 
@@ -116,13 +127,13 @@ def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
 
 
 def _text(query: Query, name: str, value: Any) -> str:
-    """Return a value of JSON as the text that Postgres converts.
+    """Return a value of JSON as the text that Postgres converts; numbers are texts already.
 
     Raises: UsageError for what is no value.
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool):
         return json.dumps(value)
     raise UsageError(
         f"Query {query.name}: argument {name} holds {json.dumps(value)[:200]}; give a text, a number or a boolean."
