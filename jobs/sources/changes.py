@@ -270,10 +270,15 @@ def _commit(connection: Any, source: Changes, txid: int) -> str | None:
 
 
 def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:
-    """Refuse a range if the followed pipeline's last commit in it was lost, or made again.
+    """Refuse a range if the followed pipeline's last commit in it was lost, or made again, or if it is no range of commits.
 
     Raises: SourceChanged.
     """
+    if "commit" not in metadata:
+        raise SourceChanged(
+            f"Changes({source.of!r}): the batches before are of another source, so nothing is known of where this one stands. "
+            "Give the pipeline and its states new names, or declare the earlier source again."
+        )
     to = int(metadata["to"][0])
     if _commit(connection, source, to) != metadata["commit"]:
         raise SourceChanged(
@@ -299,11 +304,14 @@ def removable(store: "StateStore", spec: "PipelineSpec", state: StateSpec, keep:
     """Return the txid up to which changes may be removed so that `keep` txids stay, and, by follower, the same for it alone.
 
     A follower, a pipeline that reads the changes, needs the range of its last committed batch, which a redo would read again,
-    and all later txids.
+    and all later txids. A batch of quarantined records carries along the range before it.
     """
+    from state_store.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+
     needed: dict[str, int] = {}
     for follower in store.followers(spec.name, state.name):
         metadata = store.source_metadata(follower.pipeline, follower.committed) if follower.committed else {}
+        metadata = position_of(metadata) or {}
         if follower.input:  # one of several inputs, perhaps without a share of this batch
             idle = metadata.get("idle", {}).get(follower.input, {})
             metadata = metadata.get("inputs", {}).get(follower.input, {"after": idle.get("to")})

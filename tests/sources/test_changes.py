@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Avg, Changes, Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Reference, Rows, State, Sum
 from jobs.sources.changes import removable
 from state_store import Settings, StateStore
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
@@ -258,6 +258,37 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
         inbox.declare(upstream.source, states=STATES, version=version)
         with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
             steps.plan(inbox.settings, late, run_id="run")
+
+
+def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """It carries along the range before it, from which on changes are kept for a redo."""
+    follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})
+    for number, amount in enumerate((1, 2, 100)):
+        inbox.write(f"{number}.csv", f"a,{amount}\n")
+    inbox.run(upstream)
+    run(inbox.settings, follower, "run")
+    with StateStore.connect(inbox.settings) as store:
+        assert removable(store, upstream.spec, upstream.spec.states[0], 0) == (2, {"follower": 2})
+        assert store.replay_quarantined(follower.spec, "an operator", "a test", txid=None) == (4, 1)
+        run(inbox.settings, follower, "replay")
+        assert store.committed("follower") == 4
+        assert removable(store, upstream.spec, upstream.spec.states[0], 0) == (2, {"follower": 2})
+
+
+def test_a_pipeline_of_another_source_does_not_begin_to_follow(
+    inbox: Inbox, upstream: Pipeline, register: Callable[..., None]
+) -> None:
+    """Its position is none among commits; what it would miss, or count again, is not known."""
+    inbox.write("0.csv", FILES[0])
+    inbox.run(upstream)
+    states = {"seen": State(aggregates={"n": Count()})}
+    first = Pipeline("turned", FixedBatches([[("a",)]], {"name": "string"}), states)
+    register(first)
+    assert run(inbox.settings, first, "first") == [1]
+    turned = Pipeline("turned", Changes("inbox.per_name"), states, version=2)
+    register(turned)
+    with pytest.raises(SourceChanged, match="the batches before are of another source"):
+        steps.plan(inbox.settings, turned, run_id="second")
 
 
 def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
