@@ -1,4 +1,4 @@
-"""Dates and times before the year 1 and after 9999, which Python lacks: read as the text that Postgres gives."""
+"""Dates and times before the year 1 and after 9999, and infinite ones, which Python lacks: read as Postgres' text."""
 
 from typing import Any
 
@@ -21,6 +21,8 @@ class _Reader:
 
     def __call__(self, value: Any, cursor: Any) -> Any:
         """Return a date or time, or the text if Python cannot represent it."""
+        if value is not None and value.endswith("infinity"):  # psycopg2 would give the first or the last one that Python has
+            return value
         try:
             return self._reader(value, cursor)
         except (ValueError, OverflowError):

@@ -1,10 +1,12 @@
 """Point lookups find the rows of the requested keys, in that order, whatever a key contains."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import psycopg2
 import pytest
 
 import migrations
@@ -12,6 +14,7 @@ from jobs import Count, Files, Max, Pipeline, State
 from state_store import Settings, StateStore, lookup, schema, state_tables
 from state_store.attempts import Tracked
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from state_store.far_dates import read_far_dates
 from tests.conftest import Server
 from tests.integration.conftest import Tally
 
@@ -206,3 +209,12 @@ def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -
         rows = list(store.state_rows(days))
     assert [row["day"] for row in rows] == ["0044-03-15 BC", date(2013, 1, 1), "12000-02-03"]
     assert rows[-1] == far
+
+
+def test_an_infinite_time_is_read_as_text(settings: Settings, store: StateStore) -> None:
+    """A query may make one, such as the end of what has none; to psycopg2 it is the last microsecond of the year 9999."""
+    del store
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+        read_far_dates(connection)
+        cursor.execute("SELECT 'infinity'::date, '-infinity'::timestamp, 'infinity'::timestamptz, '9999-12-31'::date")
+        assert cursor.fetchone() == ("infinity", "-infinity", "infinity", date(9999, 12, 31))
