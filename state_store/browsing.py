@@ -38,8 +38,8 @@ def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | N
         for condition in _parts_after(table, state.row_key, after):
             if len(found) < limit:
                 found += connection.execute(statement.where(*condition).limit(limit - len(found)))
-    except DataError as error:
-        raise no_such_key(state, error.orig) from error
+    except (DataError, ValueError) as error:  # psycopg2 itself refuses text that is not UTF-8
+        raise no_such_key(state, getattr(error, "orig", error)) from error
     return found
 
 

@@ -1,5 +1,6 @@
 """The page tells what the ledger says, acts as the command line does, and comes back when Postgres does."""
 
+import base64
 import csv
 import io
 import json
@@ -262,7 +263,8 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
     for key in (["a"], ["a", "no date"], ["a", "2026-01-01", "b"], ["a\0", "2026-01-01"]):
         refused = admin.get("/api/pipelines/clicks/states/per_page/rows", key=key)
         assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR"), key
-    for token in ("x", "bm8=", "WyJhIl0=", "WyJhIiwgIm5vIGRhdGUiXQ==", "WzEsIDJd"):
+    half, deep = (base64.urlsafe_b64encode(key).decode() for key in (b'["\\ud800", "2026-01-01"]', b"[" * 14_000))
+    for token in ("x", "bm8=", "WyJhIl0=", "WyJhIiwgIm5vIGRhdGUiXQ==", "WzEsIDJd", half, deep):
         assert admin.get("/api/pipelines/clicks/states/per_page/rows", after=token).status_code == 422, token
 
 

@@ -204,7 +204,7 @@ def _token(spec: StateSpec, row: Sequence[Any]) -> str:
 def _key_in(token: str) -> list[str | None]:
     try:
         key = json.loads(base64.urlsafe_b64decode(token))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError("`after` is not what an earlier answer called `next`.") from error
     if not isinstance(key, list) or not all(value is None or (isinstance(value, str) and "\0" not in value) for value in key):
         raise UsageError("`after` is not what an earlier answer called `next`.")
