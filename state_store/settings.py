@@ -134,10 +134,7 @@ class Settings:
         trusted = {file: bool(named) or _is_trusted(file) for file in (toml_file, stack_file)}
         places: list[tuple[str, dict[str, Any]]] = [
             (str(toml_file), _read(toml_file, tomllib.loads) if trusted[toml_file] else {}),
-            (
-                str(stack_file),
-                _read(stack_file, json.loads).get("settings", {}) if trusted[stack_file] and not without_stack else {},
-            ),
+            (str(stack_file), _read_stack(stack_file) if trusted[stack_file] and not without_stack else {}),
         ]
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(places[0][1]) - known):
@@ -272,6 +269,22 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
         raise SettingsInvalid(f"{file} must hold a table of settings. {_remedy(file)}")
     return content
+
+
+def _read_stack(file: Path) -> dict[str, Any]:
+    """Return the settings that `tidegate up` wrote, unless they lead to the stack of the project that this one is a copy of."""
+    content = _read(file, json.loads)
+    if isinstance(folder := content.get("folder"), str) and not _is_same(Path(folder), file.parent):
+        _warn(f"{file} leads to the stack in {folder}, of which this is a copy, so it is ignored. Start one here: tidegate up")
+        return {}
+    return dict(content.get("settings", {}))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # the project was moved, and its stack has ended
+        return False
 
 
 def _remedy(file: Path) -> str:

@@ -76,6 +76,20 @@ def test_down_with_stale_pid_files_harms_no_other_process(new_stack: Callable[[s
     assert list(run.iterdir()) == []
 
 
+def test_a_copy_of_a_running_stack_leaves_it_alone(running: Stack, tmp_path: Path) -> None:
+    """The copied records name live processes, but those are not the copy's: it neither ends them nor shows them as its own."""
+    copy = Stack(tmp_path / "copy")
+    shutil.copytree(running.folder, copy.home / running.folder.name, ignore=shutil.ignore_patterns("postgres"))
+    before = {process.pid for process in running.processes()}
+
+    shown, done = copy.statuses(), copy.tidegate("down")
+
+    assert {status.state for status in shown.values()} == {"stopped"}
+    assert (done.returncode, done.stderr.strip()) == (0, "Nothing was running.")
+    assert {process.pid for process in running.processes()} == before
+    assert {status.state for status in running.statuses().values()} == {"up"}
+
+
 def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
     """`up` on a healthy stack leaves every process running."""
     before = {process.pid for process in running.processes()}

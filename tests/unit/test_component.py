@@ -1,6 +1,7 @@
 """How a stack recognizes its own processes."""
 
 import os
+import shutil
 
 import psutil
 import pytest
@@ -32,3 +33,15 @@ def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
     assert run.read("spark").process() is None
     assert run.sessions() == set()
     assert run.read("postgres") is None
+
+
+def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) -> None:
+    """`down` in the copy would end them; a moved stack keeps its own."""
+    RunFolder(tmp_path / "stack").write("supervisor", Identity.of(os.getpid()))
+    shutil.copytree(tmp_path / "stack", tmp_path / "copy")
+
+    copy = RunFolder(tmp_path / "copy")
+
+    assert (copy.read("supervisor"), copy.sessions()) == (None, set())
+    (tmp_path / "stack").rename(tmp_path / "moved")
+    assert RunFolder(tmp_path / "moved").sessions() == {os.getpid()}

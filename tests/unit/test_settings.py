@@ -5,6 +5,7 @@ import grp
 import json
 import os
 import pwd
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, nam
     text, value = value_for(name, 3)
     found, origins = sources(tmp_path, **{VARIABLES[name]: text})
     assert (getattr(found, name), origins[name]) == (value, f"environment {VARIABLES[name]}")
+
+
+def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its verbs would commit the copy's files into the other's states."""
+    (tmp_path / "project").mkdir()
+    file = write_stack(tmp_path / "project", {"pg_port": 15432})
+    file.write_text(json.dumps({"folder": str(file.parent), **json.loads(file.read_text())}))
+    shutil.copytree(tmp_path / "project", tmp_path / "copy")
+
+    assert sources(tmp_path / "project")[0].pg_port == 15432
+    assert sources(tmp_path / "copy")[1]["pg_port"] == "default"
+    assert f"leads to the stack in {file.parent}, of which this is a copy" in caplog.text
 
 
 def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:

@@ -104,7 +104,11 @@ def _started(pid: int) -> str:
 
 
 class RunFolder:
-    """The folder ``.tidegate/run``: each component's process. Hints only: a stale entry matches no process."""
+    """The folder ``.tidegate/run``: each component's process. Hints only: a stale entry matches no process.
+
+    Each entry names the folder that it was written in, as the file system knows it: a moved stack keeps its processes, and a
+    copied one does not take the other's for its own.
+    """
 
     def __init__(self, stack_folder: Path) -> None:
         self.stack_folder = stack_folder
@@ -118,13 +122,20 @@ class RunFolder:
     def write(self, name: str, identity: Identity) -> None:
         """Record a component's process, atomically."""
         private_folder(self._folder)
-        write_whole(self._folder / f"{name}.json", json.dumps(asdict(identity)))
+        write_whole(self._folder / f"{name}.json", json.dumps({**asdict(identity), "folder": self._place()}))
 
     def read(self, name: str) -> Identity | None:
-        """Return the recorded process; None if there is no record, or an illegible one."""
+        """Return the recorded process; None if there is no record, an illegible one, or that of the stack this is a copy of."""
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return Identity(**json.loads((self._folder / f"{name}.json").read_text()))
+            record = dict(json.loads((self._folder / f"{name}.json").read_text()))
+            place = self._place()
+            if record.pop("folder", place) == place:  # an earlier version's record names no folder
+                return Identity(**record)
         return None
+
+    def _place(self) -> str:
+        found = self._folder.stat()
+        return f"{found.st_dev}:{found.st_ino}"
 
     def names(self) -> list[str]:
         """Return the names of the recorded components."""

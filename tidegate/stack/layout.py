@@ -106,7 +106,7 @@ class Layout:
         return warnings + list(migrations.upgrade_all_but_broken(settings, specs).values())
 
     def _write(self) -> None:
-        content = {"ports": self.ports, "extras": self.extras, "settings": self.settings()}
+        content = {"folder": str(self.folder), "ports": self.ports, "extras": self.extras, "settings": self.settings()}
         components.write_whole(self.folder / "stack.json", json.dumps(content, indent=2), durable=True)
 
     @classmethod
