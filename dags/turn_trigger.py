@@ -13,14 +13,18 @@ A wait ends in one of three ways:
   when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
   If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
 - It is halted because the ledger says that an earlier batch waits for a person.
-- It is halted because an earlier task of the same run has failed permanently without a word to the ledger: a task that is
-  killed in its last try, or marked as failed by hand, runs no code of ours. A batch that was given up halts no other, though
-  its task may have failed, as long as a commit before it is still to come: that commit skips it.
+- It is halted because the run tries an earlier batch no more, without a word to the ledger: a task that is killed in its last
+  try, or marked by hand as failed or as done, runs no code of ours. A batch that was given up halts no other, though its task
+  may have failed, as long as a commit before it is still to come: that commit skips it.
+
+The turn of a batch that nobody processes any more, because its process task was marked as done, would never come. After a while
+its commit task gets a worker all the same, and processes it.
 """
 
 import asyncio
 import contextvars
 import logging
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from typing import Any
@@ -46,6 +50,9 @@ LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
 # While it waits for the others, it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
+# A batch whose turn it is, and whose process task is over, is processed by its commit task if nobody else has for this long.
+SECONDS_UNTIL_ABANDONED = 60.0
+OVER = ("success", "failed", "skipped", "upstream_failed", "removed")  # Airflow does not go on with a task in these states
 # The group of tasks, once per txid, and its tasks, each of which may wait.
 BATCH, PROCESS, COMMIT = "batch", "batch.process", "batch.commit"
 
@@ -69,6 +76,7 @@ class TurnPoller:
         self._dispatcher = Dispatcher(process_tasks)
         self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
         self._seen_failed: set[tuple[str, str, int]] = set()
+        self._idle_since: dict[Place, float] = {}
         # The txids of each run with waiting batches: they never change.
         self._txids_of: dict[tuple[str, str], list[int]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -140,7 +148,7 @@ class TurnPoller:
         over |= _opened({place: txid for place, txid in waiting.items() if place not in to_process}, turns, ended)
         if look_at_tasks:
             still = {place: txid for place, txid in waiting.items() if place not in over}
-            over |= self._after_failed_tasks(store, still, txids_of, turns)
+            over |= self._abandoned(store, still, turns) | self._after_failed_tasks(store, still, txids_of, turns)
         return over | _with_attempts(store, over)
 
     def _after_failed_tasks(
@@ -150,18 +158,19 @@ class TurnPoller:
         txids_of: Mapping[tuple[str, str], list[int]],
         turns_of_waiting: Mapping[tuple[str, int], Turn],
     ) -> dict[Place, Answer]:
-        """Return the places after a task of their run that failed permanently and whose batch has not committed since.
+        """Return the places after a batch that their run tries no more, and that has not committed since.
 
         A task counts from the second look: one that has just failed may be reporting to the ledger at this moment.
         """
-        seen = {(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
+        ended = {(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
+        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in ended}}
+        seen = {(pipeline, run_id, txid) for pipeline, run_id, txid in ended if txid > committed[pipeline]}
         failed, self._seen_failed = seen & self._seen_failed, seen
         turns = store.turns(sorted({(pipeline, txid) for pipeline, _, txid in failed}))
-        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in failed}}
         blocking: dict[tuple[str, str], int] = {}
         for pipeline, run_id, txid in sorted(failed):
             is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1
-            if txid > committed[pipeline] and not is_skipped_in_turn:
+            if not is_skipped_in_turn:
                 blocking.setdefault((pipeline, run_id), txid)
         over: dict[Place, Answer] = {}
         for place, txid in waiting.items():
@@ -169,9 +178,27 @@ class TurnPoller:
             # A batch is processed although an earlier one has failed, as far as the window goes.
             may_begin = place.awaited == "process" and turns_of_waiting.get((place.pipeline, txid), UNREGISTERED).begins
             if first is not None and txid > first and not may_begin:
-                halted = f"a task of txid {first} has failed permanently in this run"
+                halted = f"no task of this run tries txid {first} any more"
                 over[place] = Answer(txid, Turn(opens=False, halted=halted))
         return over
+
+    def _abandoned(
+        self, store: StateStore, waiting: Mapping[Place, int], turns: Mapping[tuple[str, int], Turn]
+    ) -> dict[Place, Answer]:
+        """Return the places of batches that would be next to commit, and that nobody has processed for a while.
+
+        Their process tasks are over, as commit tasks wait for these. A worker goes on: a commit processes what is not.
+        """
+        now = time.monotonic()
+        committing = {p: txid for p, txid in waiting.items() if p.awaited == "commit" and (p.pipeline, txid) in turns}
+        committed = {pipeline: store.committed(pipeline) for pipeline in {place.pipeline for place in committing}}
+        following = {place: txid for place, txid in committing.items() if txid == committed[place.pipeline] + 1}
+        known = store.processing([(place.pipeline, txid) for place, txid in following.items()]) if following else {}
+        batches = {place: known.get((place.pipeline, txid)) for place, txid in following.items()}
+        idle = {place for place, batch in batches.items() if batch and not (batch.is_over or batch.is_in_work)}
+        self._idle_since = {place: self._idle_since.get(place, now) for place in idle}
+        for_long = [place for place, since in self._idle_since.items() if now - since >= SECONDS_UNTIL_ABANDONED]
+        return {place: Answer(following[place], Turn(opens=True)) for place in for_long}
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
         """Pass an error that the poller did not expect to all waits."""
@@ -208,8 +235,12 @@ def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Plac
 
 
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
-    """Return the map indexes of a run's batches of which a task has failed permanently, according to Airflow."""
-    return [map_index for map_index, state in _states(pipeline, run_id, PROCESS, COMMIT) if state == "failed"]
+    """Return the map indexes of a run's batches that it tries no more, according to Airflow; most of them have committed.
+
+    A task of theirs has failed permanently, or their commit task is over: a person may have marked it as done.
+    """
+    failed = [map_index for map_index, state in _states(pipeline, run_id, PROCESS) if state == "failed"]
+    return failed + [map_index for map_index, state in _states(pipeline, run_id, COMMIT) if state in OVER]
 
 
 def process_tasks(pipeline: str, run_id: str) -> dict[int, str]:
@@ -218,9 +249,9 @@ def process_tasks(pipeline: str, run_id: str) -> dict[int, str]:
 
 
 def _states(pipeline: str, run_id: str, *tasks: str) -> list[tuple[int, str]]:
-    """Return the state of each instance of these tasks in a run, with its map index."""
+    """Return the state of each instance of these tasks in a run, with its map index; those that have none yet are left out."""
     states = RuntimeTaskInstance.get_task_states(dag_id=pipeline, task_ids=list(tasks), run_ids=[run_id])
-    return [(int(name.rpartition("_")[2]), state) for name, state in states.get(run_id, {}).items()]
+    return [(int(name.rpartition("_")[2]), state) for name, state in states.get(run_id, {}).items() if name not in tasks]
 
 
 _poller = TurnPoller(lambda: StateStore.connect(Settings.load()), failed_tasks, process_tasks)

@@ -189,7 +189,7 @@ def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
 
     async def body() -> None:
         waits = Waits(poller, WINDOW + 2)
-        failed = "a task of txid 1 has failed permanently in this run"
+        failed = "no task of this run tries txid 1 any more"
         assert await waits.over(WINDOW + 1, WINDOW + 2) == [failed] * 2
         await waits.none_but(WINDOW + 1, WINDOW + 2)
 

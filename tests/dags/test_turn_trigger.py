@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg2
 import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
@@ -231,7 +233,7 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
         assert not before.done()
         return turn
 
-    assert _run(body).halted == "a task of txid 2 has failed permanently in this run"
+    assert _run(body).halted == "no task of this run tries txid 2 any more"
 
 
 def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
@@ -263,6 +265,58 @@ def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, po
         return await _turn(poller, *_places([1]))
 
     assert _run(body).halted == "the ledger knows no such batch of this run"
+
+
+def _silence(settings: Settings) -> None:
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+        connection.commit()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
+    batches: Batches, settings: Settings, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+) -> None:
+    """Its process task was marked as done by hand, before it began or in its work: nobody would ever seal it."""
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(turn_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
+    batches.plan("run", 2)
+    if has_begun:
+        batches.begin(1)
+
+    async def body() -> Any:
+        first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
+        if has_begun:
+            await asyncio.sleep(2.5)
+            assert not first.done()  # somebody is at work
+            await asyncio.to_thread(_silence, settings)
+        turn = await first
+        assert not second.done()
+        second.cancel()
+        return turn
+
+    assert _run(body).opens
+
+
+def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's word that a commit is done counts for the ledger's no more than that it has failed."""
+    states = {"batch.process_0": "success", "batch.process_1": "failed", "batch.process_2": "running"}
+    states |= {
+        "batch.commit_0": "success",
+        "batch.commit_1": "upstream_failed",
+        "batch.commit_2": "deferred",
+        "batch.commit": None,
+    }
+
+    def get_task_states(*, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
+        assert dag_id == CLICKS.name
+        chosen = {name: state for name, state in states.items() if name.rpartition("_")[0] in task_ids or name in task_ids}
+        return {run_ids[0]: chosen}
+
+    monkeypatch.setattr(turn_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
+
+    assert set(turn_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
+    assert turn_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running"}
 
 
 def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
@@ -395,9 +449,7 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
         return await wait
 
     turn = _run(body)
-    assert (turn.opens, turn.halted) == (
-        (False, "a task of txid 2 has failed permanently in this run") if is_next else (True, None)
-    )
+    assert (turn.opens, turn.halted) == ((False, "no task of this run tries txid 2 any more") if is_next else (True, None))
 
 
 def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
