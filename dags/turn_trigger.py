@@ -77,7 +77,7 @@ class TurnPoller:
         self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
         self._seen_failed: set[tuple[str, str, int]] = set()
         self._idle_since: dict[Place, float] = {}
-        # The txids of each run with waiting batches: they never change.
+        # The txids of each run with waiting batches: they never change, unless another database takes the ledger's place.
         self._txids_of: dict[tuple[str, str], list[int]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -129,7 +129,8 @@ class TurnPoller:
         Batches that have committed are left for later, unless `look_at_ends`, or their whole run is over.
         """
         runs = {(place.pipeline, place.run_id) for place in places}
-        self._txids_of = txids_of = {run: self._txids_of.get(run) or store.run_txids(*run) for run in runs}
+        known = {} if look_at_tasks else self._txids_of
+        self._txids_of = txids_of = {run: known.get(run) or store.run_txids(*run) for run in runs}
         if not (self._dispatcher.is_due() or look_at_tasks or look_at_ends):
             places = [place for place in places if place.awaited != "process"]
         waiting = {

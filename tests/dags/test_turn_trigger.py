@@ -267,6 +267,29 @@ def test_a_run_that_the_ledger_does_not_know_ends_its_waits(batches: Batches, po
     assert _run(body).halted == "the ledger knows no such batch of this run"
 
 
+def test_a_run_that_another_database_does_not_know_ends_its_waits(
+    batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
+    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    batches.plan("run", 1)
+
+    async def body() -> Any:
+        wait = asyncio.create_task(_turn(poller, *_places([1])))
+        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        assert not wait.done()
+        await asyncio.to_thread(_forget_batches, batches.store.settings)
+        return await wait
+
+    assert _run(body).halted == "the ledger knows no such batch of this run"
+
+
+def _forget_batches(settings: Settings) -> None:
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE tidegate.batch CASCADE")
+        connection.commit()
+
+
 def _silence(settings: Settings) -> None:
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
         cursor.execute("UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
