@@ -3,15 +3,17 @@
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import psycopg2
 import pytest
 
-from state_store import StateStore
-from state_store.errors import HoleDetected
+from state_store import Settings, StateStore
+from state_store.errors import HoleDetected, UsageError
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally
 from tests.stack.conftest import Stack
+from tidegate.stack import backup as backups
 
 ROW = [("a", 1, 1, 1, 1)]
 
@@ -74,6 +76,26 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
     connection.close()
     with StateStore.connect(running.settings):
         pass
+
+
+def test_two_backups_into_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one is refused: what the faster one has reported as written stays as it is."""
+    file, dumps = tmp_path / "backup", [b"the first", b"the second"]
+    monkeypatch.setattr(backups, "_postgres_of", lambda _settings: None)
+
+    def run(_postgres: object, _tool: str, _arguments: list[str], *, stdout: BinaryIO) -> None:
+        content = dumps.pop(0)
+        if dumps:
+            backups.backup(Settings(), file)
+        stdout.write(content)
+
+    monkeypatch.setattr(backups, "_run", run)
+
+    with pytest.raises(UsageError, match="exists"):
+        backups.backup(Settings(), file)
+
+    assert file.read_bytes() == b"the second"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_without_a_stack_the_verbs_name_the_documentation(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ restored database has another identity, so its pipelines halt until a person has
 """
 
 import os
+import secrets
 import subprocess
 import time
 from contextlib import closing
@@ -30,18 +31,23 @@ def backup(settings: Settings, file: Path) -> None:
     Raises: UsageError if the file exists or there is no embedded stack here, PermanentError, StoreUnavailable.
     """
     postgres = _postgres_of(settings)
-    if file.exists():
-        raise UsageError(f"{file} exists. Name a new file: a backup replaces none.")
-    unfinished = file.with_name(f"{file.name}.unfinished")
+    _check_new(file)
+    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(4)}.unfinished")  # another backup may have the same name
     try:
         with open(unfinished, "wb", opener=private) as output:
             _run(postgres, "pg_dump", ["--format=custom", f"--dbname={DATABASE}"], stdout=output)
             os.fsync(output.fileno())
+        _check_new(file)
         unfinished.rename(file)
     except OSError as error:
         raise PermanentError(f"{file} cannot be written: {error.strerror}.") from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _check_new(file: Path) -> None:
+    if file.exists():
+        raise UsageError(f"{file} exists. Name a new file: a backup replaces none.")
 
 
 def restore(settings: Settings, file: Path) -> str:
