@@ -9,11 +9,12 @@ import psycopg2
 import pytest
 
 from state_store import Settings, StateStore
-from state_store.errors import HoleDetected, UsageError
+from state_store.errors import HoleDetected, SchemaOutOfDate, UsageError
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally
 from tests.stack.conftest import Stack
 from tidegate.stack import backup as backups
+from tidegate.stack.layout import Layout
 
 ROW = [("a", 1, 1, 1, 1)]
 
@@ -76,6 +77,25 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
     connection.close()
     with StateStore.connect(running.settings):
         pass
+
+
+def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another database, it would make all pipelines begin anew; of newer code, nothing could read it."""
+    register_pipelines(running.settings, TALLY)
+    other, newer = tmp_path / "airflow", tmp_path / "newer"
+    with other.open("wb") as output:
+        backups._run(Layout.load(running.home).postgres, "pg_dump", ["--format=custom", "--dbname=airflow"], stdout=output)
+    assert running.tidegate("backup", str(newer)).returncode == 0
+
+    refused = running.tidegate("restore", str(other), "--yes")
+    assert (refused.returncode, "holds no ledger of Tidegate's. Nothing has changed." in refused.stderr) == (2, True)
+    monkeypatch.setattr(backups.schema, "head_revision", lambda: "0001")
+    with pytest.raises(SchemaOutOfDate, match="newer than this code"):
+        backups.restore(running.settings, newer)
+
+    monkeypatch.undo()
+    with StateStore.connect(running.settings) as store:
+        assert [lag.pipeline for lag in store.lag(["tally"])] == ["tally"]
 
 
 def test_two_backups_into_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

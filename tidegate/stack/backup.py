@@ -15,7 +15,8 @@ from pathlib import Path
 import psycopg2
 from psycopg2 import errors, sql
 
-from state_store.errors import PermanentError, StoreUnavailable, UsageError
+from state_store import schema, tables
+from state_store.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
 from state_store.settings import Settings
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import ADMINISTRATOR, EmbeddedPostgres
@@ -55,7 +56,8 @@ def restore(settings: Settings, file: Path) -> str:
 
     Nothing changes before the dump is complete in the server. Connections to the database are ended.
 
-    Raises: UsageError if there is no such file or no embedded stack here, PermanentError, StoreUnavailable.
+    Raises: UsageError if there is no such file, or it holds something else, or there is no embedded stack here;
+    SchemaOutOfDate if newer code made it; PermanentError, StoreUnavailable.
     """
     postgres = _postgres_of(settings)
     if not file.is_file():
@@ -69,12 +71,28 @@ def restore(settings: Settings, file: Path) -> str:
             try:
                 with file.open("rb") as dump:
                     _run(postgres, "pg_restore", ["--exit-on-error", f"--dbname={restored}"], stdin=dump)
+                _check_ledger(postgres, restored, file)
                 _exchange(cursor, restored, kept)
             except BaseException:
                 cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(restored)))
                 raise
     postgres.bootstrap()  # the dump holds no rights to connect
     return kept
+
+
+def _check_ledger(postgres: EmbeddedPostgres, database: str, file: Path) -> None:
+    """Refuse a dump of another database, in whose place all pipelines would begin anew, and one that this code cannot use."""
+    version = sql.Identifier(tables.LEDGER, schema.VERSION_TABLE)
+    with closing(_connect(postgres, database)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s)", [version.as_string(connection)])
+        if cursor.fetchone() == (None,):
+            raise UsageError(f"{file} is a dump of another database: it holds no ledger of Tidegate's. Nothing has changed.")
+        cursor.execute(sql.SQL("SELECT max(version_num) FROM {}").format(version))
+        (revision,) = cursor.fetchone() or (None,)
+    if revision is not None and revision > (head := schema.head_revision()):
+        raise SchemaOutOfDate(
+            f"{file} is at revision {revision}, newer than this code ({head}). Update the code first. Nothing has changed."
+        )
 
 
 def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> None:
@@ -110,13 +128,13 @@ def _postgres_of(settings: Settings) -> EmbeddedPostgres:
     return postgres
 
 
-def _connect(postgres: EmbeddedPostgres) -> psycopg2.extensions.connection:
+def _connect(postgres: EmbeddedPostgres, database: str = "postgres") -> psycopg2.extensions.connection:
     try:
         return psycopg2.connect(
             host="127.0.0.1",
             port=postgres.port,
             user=ADMINISTRATOR,
-            dbname="postgres",
+            dbname=database,
             passfile=str(postgres.passfile),
             require_auth="scram-sha-256",
         )
