@@ -1,6 +1,7 @@
 """A client for Airflow's REST API: starts Dag runs and reads their state."""
 
 import time
+from pathlib import PurePath
 from typing import Any
 
 import httpx
@@ -55,8 +56,17 @@ class AirflowClient:
         return str(answer["dag_run_id"])
 
     def run_state(self, pipeline: str, run_id: str) -> str:
-        """Return the Dag run's state: queued, running, success or failed."""
-        return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
+        """Return the Dag run's state: queued, running, success or failed.
+
+        Raises: PermanentError if the run was deleted, AirflowUnavailable.
+        """
+        try:
+            return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
+        except UnknownPipeline as gone:
+            raise PermanentError(
+                f"Airflow has no Dag run {run_id} of {pipeline} any more: somebody has deleted it. What has committed stays; "
+                f"another run takes up what is left over: tidegate trigger {pipeline} --wait"
+            ) from gone
 
     def task_instances(self, pipeline: str, run_id: str, state: str | None = None) -> list[dict[str, Any]]:
         """Return the task instances of a run, all or those in one state; at most 100."""
@@ -70,12 +80,12 @@ class AirflowClient:
             try:
                 return self._call("GET", f"/api/v2/dags/{pipeline}")
             except UnknownPipeline:
-                broken = self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})[
+                for broken in self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})[
                     "import_errors"
-                ]
-                if broken:
-                    reason = broken[0]["stack_trace"].strip().splitlines()[-1]
-                    raise PermanentError(f"Airflow cannot read {broken[0]['filename']}: {reason}") from None
+                ]:
+                    if PurePath(broken["filename"]).name == f"{pipeline}.py":  # the pattern matches preorders.py for orders too
+                        reason = broken["stack_trace"].strip().splitlines()[-1]
+                        raise PermanentError(f"Airflow cannot read {broken['filename']}: {reason}") from None
                 if time.monotonic() > deadline:
                     raise
             time.sleep(1)

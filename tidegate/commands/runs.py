@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 AWAY_SECONDS = 120  # how long a server may be away while a run is followed
 FINISHED = ("success", "failed")
+PLAN = "plan"  # the first task of a run, skipped if there is nothing to do
 
 from_txid = click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, help="First txid of the range.")
 to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Last txid of the range.")
@@ -59,6 +60,11 @@ class Outcome:
     def skipped(self) -> list[int]:
         """Return the txids of the run that were given up, and skipped in their turn."""
         return self._in_phase("skipped")
+
+    @property
+    def left_over(self) -> list[int]:
+        """Return the txids of the run that have neither committed nor been skipped."""
+        return [txid for txid in self.txids if self.phases.get(txid) not in ("committed", "skipped")]
 
     def _in_phase(self, phase: str) -> list[int]:
         return [txid for txid in self.txids if self.phases.get(txid) == phase]
@@ -239,9 +245,17 @@ def through_airflow(
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
             failed = airflow.task_instances(pipeline, outcome.run_id, "failed") if outcome.state == "failed" else []
+            if outcome.state == "success" and not outcome.txids:
+                _check_planned(store, airflow, outcome)
         _report(outcome, as_json, prepared)
         if outcome.state == "failed":
             raise _failure(store, outcome, [str(task["task_id"]) for task in failed])
+        if left_over := outcome.left_over:
+            raise RunUnfinished(
+                f"Airflow says that Dag run {outcome.run_id} has ended well, but {ranges(left_over)} "
+                f"{'has' if len(left_over) == 1 else 'have'} not committed: somebody has marked it, or tasks of it, as done. "
+                f"Another run takes up what is left over: tidegate trigger {pipeline} --wait"
+            )
     return outcome
 
 
@@ -291,6 +305,20 @@ def _update(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> 
     statuses = store.batch_statuses(outcome.pipeline, txids, len(txids) or 1)
     outcome.state, outcome.txids = state, txids
     outcome.phases = {status.txid: status.phase for status in statuses}
+
+
+def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
+    """Refuse a run without batches whose plan did not find that there is nothing to do.
+
+    Raises: PipelinePaused if the pipeline was paused before the run began, RunUnfinished if somebody has ended the run.
+    """
+    store.check_not_paused(outcome.pipeline)
+    tasks = airflow.task_instances(outcome.pipeline, outcome.run_id)
+    if any(task["task_id"] == PLAN and task["state"] != "skipped" for task in tasks):
+        raise RunUnfinished(
+            f"Dag run {outcome.run_id} has ended before it planned anything: somebody has marked it, or its plan, as done. "
+            f"Start another: tidegate trigger {outcome.pipeline} --wait"
+        )
 
 
 def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> PermanentError:

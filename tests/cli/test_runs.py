@@ -1,0 +1,117 @@
+"""A run that `trigger --wait` follows, with an Airflow that says what the test wants."""
+
+from typing import Any
+
+import pytest
+
+from jobs.pipelines import flights
+from state_store import Settings, StateStore
+from state_store.batches import encode_metadata
+from state_store.errors import PermanentError, PipelinePaused, UnknownPipeline
+from tests.cli.conftest import CommandLine
+from tidegate import airflow_client
+from tidegate.airflow_client import AirflowClient
+from tidegate.commands import runs
+
+SPEC = flights.PIPELINE.spec
+
+
+class Airflow:
+    """An Airflow whose run plans some batches, and is a success at once."""
+
+    planned, plan_state, paused_by = 0, "skipped", ""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def trigger(self, pipeline: str, _parameters: dict[str, int]) -> str:
+        """Plan, after another operator has done something."""
+        with StateStore.connect(self._settings) as store:
+            metadata = [encode_metadata({"files": [], "n": n}) for n in range(self.planned)]
+            assert len(store.open_batches(SPEC, "run", [], None, metadata)) == self.planned
+            if self.paused_by:
+                store.pause(pipeline, self.paused_by, "the warehouse is moved")
+        return "run"
+
+    def run_state(self, _pipeline: str, _run_id: str) -> str:
+        """Return what a person has made of the run."""
+        return "success"
+
+    def task_instances(self, _pipeline: str, _run_id: str) -> list[dict[str, str]]:
+        """Return the plan."""
+        return [{"task_id": "plan", "state": self.plan_state}]
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+@pytest.fixture
+def airflow(tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> type[Airflow]:
+    """Return the class of the Airflow that verbs meet in this process."""
+    monkeypatch.setattr(airflow_client, "AirflowClient", Airflow)
+    monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
+    monkeypatch.setattr(Airflow, "planned", Airflow.planned)  # what a test sets is taken back
+    monkeypatch.setattr(Airflow, "plan_state", Airflow.plan_state)
+    monkeypatch.setattr(Airflow, "paused_by", Airflow.paused_by)
+    return Airflow
+
+
+def _trigger() -> None:
+    runs.through_airflow("flights", {}, 10, as_json=False)
+
+
+def test_a_run_that_was_marked_as_done_is_no_success(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
+    """Airflow calls it one, and the ledger knows better: programs that wait for the run must not go on."""
+    airflow.planned = 2
+    with pytest.raises(runs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
+        _trigger()
+    assert "Committed" not in capsys.readouterr().err
+
+
+def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
+    """Only its own plan knows that the source has nothing new; a paused pipeline, or a marked run, were not looked at."""
+    _trigger()
+    assert "Skipped: nothing new at the source" in capsys.readouterr().err
+    airflow.plan_state = "success"
+    with pytest.raises(runs.RunUnfinished, match="before it planned anything"):
+        _trigger()
+    airflow.plan_state, airflow.paused_by = "skipped", "anna"
+    with pytest.raises(PipelinePaused, match="paused by anna"):
+        _trigger()
+    assert "nothing new" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Dag's file is not at fault."""
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise UnknownPipeline("Airflow has no such thing.")
+
+    monkeypatch.setattr(AirflowClient, "_call", gone)
+    client = AirflowClient.__new__(AirflowClient)
+
+    with pytest.raises(PermanentError, match="no Dag run manual__1 of flights any more: somebody has deleted it"):
+        client.run_state("flights", "manual__1")
+
+
+@pytest.mark.parametrize("broken", ["/opt/dags/orders.py", "/opt/dags/preorders.py"])
+def test_only_the_dags_own_file_is_reported_as_broken(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A Dag that is not there yet is waited for, though another file, whose name ends like its own, cannot be read."""
+    answers = [None, {"is_paused": False}]
+
+    def call(_self: AirflowClient, _method: str, path: str, **_: Any) -> Any:
+        if path == "/api/v2/importErrors":
+            return {"import_errors": [{"filename": broken, "stack_trace": "Traceback\nNameError: x"}]}
+        if (answer := answers.pop(0)) is None:
+            raise UnknownPipeline("Airflow has no such Dag.")
+        return answer
+
+    monkeypatch.setattr(AirflowClient, "_call", call)
+    monkeypatch.setattr(airflow_client.time, "sleep", lambda _seconds: None)
+    client = AirflowClient.__new__(AirflowClient)
+
+    if broken.endswith("/orders.py"):
+        with pytest.raises(PermanentError, match=r"Airflow cannot read /opt/dags/orders\.py: NameError: x"):
+            client._dag("orders")
+    else:
+        assert client._dag("orders") == {"is_paused": False}
