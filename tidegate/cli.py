@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from importlib import import_module
-from io import StringIO
+from io import StringIO, TextIOWrapper
 
 import click
 from click.shell_completion import CompletionItem
@@ -82,6 +82,8 @@ def main() -> None:
     # Objects created during start-up stay alive: collecting garbage among them would take a third of a short verb's time.
     gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal with fewer characters than the data has
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -146,12 +146,13 @@ def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON whose characters a terminal only shows; to a program it means the same."""
+    """Return JSON whose characters a terminal only shows, and can show; to a program it means the same."""
 
     def escaped(found: re.Match[str]) -> str:
         return found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1]  # line ends are between values, never in them
 
-    return UNSEEN.sub(escaped, json.dumps(value, default=plain, ensure_ascii=False, indent=indent))
+    has_all_characters = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    return UNSEEN.sub(escaped, json.dumps(value, default=plain, ensure_ascii=not has_all_characters, indent=indent))
 
 
 def plain(value: Any) -> Any:
