@@ -21,7 +21,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
 from dags.turn_trigger import BATCH
 from jobs.registry import has_pipeline, pipeline_names
-from state_store.errors import UnknownPipeline
+from state_store.errors import DeclarationInvalid, UnknownPipeline
 
 # The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
 # twice as long each time: some five minutes in all, enough for a restart of Postgres or Spark.
@@ -114,9 +114,14 @@ def batch_dag(
     but one in vain, so runs queue by default. Callbacks for failures, of the Dag or among `default_args`, are called besides
     the factory's own, which notes the failure in the ledger (docs/alerts.md).
 
-    Raises: UnknownPipeline with the existing names.
+    Raises: UnknownPipeline with the existing names, DeclarationInvalid.
     """
     _check_exists(pipeline_name)
+    if concurrency < 1:
+        raise DeclarationInvalid(
+            f"The Dag of {pipeline_name} has concurrency={concurrency}: it must be at least 1, or its runs would never end.",
+            pipeline=pipeline_name,
+        )
     arguments: dict[str, Any] = {
         "description": f"Exactly-once batches of {pipeline_name}, committed in txid order",
         "doc_md": DAG_DOC.format(name=pipeline_name),

@@ -90,6 +90,12 @@ def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str)
         batch_dag.batch_dag(name)
 
 
+def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
+    """Its runs would wait for ever, without an error."""
+    with pytest.raises(errors.DeclarationInvalid, match="concurrency=0: it must be at least 1"):
+        batch_dag.batch_dag("flights", concurrency=0)
+
+
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
     """The Dag shows the design: per txid a task that processes, then a sensor that commits when its turn has come."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
