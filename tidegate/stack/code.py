@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 # Modules that Airflow's processes import before they fork, or keep. Pipelines and Dags are imported again.
-KEPT = ("state_store", "jobs", "tidegate", "dags/batch_dag.py", "dags/turn_trigger.py")
+KEPT = ("state_store", "jobs", "tidegate", "dags/batch_dag.py", "dags/dispatch.py", "dags/places.py", "dags/turn_trigger.py")
 REIMPORTED = "jobs/pipelines"
 DEPENDENCIES = "requirements.txt"
 
