@@ -51,3 +51,24 @@ def test_a_topic_and_a_folder_count_under_the_same_txids(settings: Settings, reg
         slices = [set(store.source_metadata("conformance", txid)["inputs"]) for txid in range(1, 8)]
     assert found == {name: (lines[name], amounts[name]) for name in lines}
     assert slices == [{"topic", "folder"}, {"topic"}, {"topic"}, {"folder"}, {"folder"}, {"topic"}, {"topic"}]
+
+
+def test_two_topics_count_under_the_same_txids(settings: Settings, register: Callable[..., None]) -> None:
+    """A batch may have records of both: each topic's are counted by themselves."""
+    feeds = {name: KafkaFeed(settings, "transactional") for name in ("web", "app")}
+    source = Inputs({name: feed.source for name, feed in feeds.items()})
+    state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+
+    def united_topics(inputs: Any) -> Any:
+        columns = "CAST(key AS string) AS name", "CAST(CAST(value AS string) AS int) AS amount"
+        return inputs["web"].selectExpr(*columns).unionByName(inputs["app"].selectExpr(*columns))
+
+    pipeline = Pipeline(name="conformance", source=source, states={"per_name": state}, transform=united_topics)
+    register(pipeline)
+    expected: Counter[str] = Counter()
+    for run, counts in enumerate([(2, 0), (3, 5), (0, 1)]):
+        for feed, count in zip(feeds.values(), counts, strict=True):
+            expected.update(key.decode() for key, *_ in feed.put(count))
+        run_pipeline(settings, pipeline, run_id=f"run {run}")
+    with StateStore.connect(settings) as store:
+        assert {row["name"]: row["lines"] for row in store.state_rows(pipeline.spec.states[0])} == expected

@@ -81,8 +81,8 @@ class KafkaReader(Emitter):
         self._check_kept(attempt, metadata)
         rows = self._spark.read.format("kafka").options(**self._options(metadata["topic"], ranges)).load()
         self._rows = rows
-        # Named after the attempt: batches share a session, and observations of the same name would be confused.
-        self._delivered = Observation(f"kafka of {attempt}")
+        # It gets a name of its own: batches share a session, and a batch may read several topics, each with its counts.
+        self._delivered = Observation()
         offset = F.col("offset")
         counts = [
             function(F.when(F.col("partition") == partition, offset)).alias(f"{name}_{partition}")
