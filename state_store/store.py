@@ -173,7 +173,7 @@ class StateStore:
         nothing is written, and the caller plans again. All or nothing (I6).
 
         Raises: PipelinePaused; RangeRefused without a batch `after`, near the last possible txid, or for too large metadata;
-        HoleDetected; SchemaOutOfDate.
+        HoleDetected; SchemaOutOfDate; DeclarationChanged if new batches come from another declaration than the registered one.
         """
         last = after.txid if after else 0
         if last + len(metadata) > batches.MAX_TXID:
@@ -191,6 +191,8 @@ class StateStore:
                 return planned
             operations.check_not_paused(connection, spec.name)
             cursors.check_history(connection, spec.name, self.witness)
+            if metadata:  # what another declaration has planned would count even if that is never registered
+                commits.check_declaration(connection, spec)
             batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it

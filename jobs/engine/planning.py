@@ -33,8 +33,8 @@ def plan_batches(
     txids, so a repeated plan opens no batch. If another run opens batches at the same moment, this one plans again after them.
     Before, the source learns of commits that it has yet to acknowledge; afterwards, some outdated staging is dropped.
 
-    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate; the
-    source's errors.
+    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate;
+    DeclarationChanged if there is something new, and the declaration is not the registered one; the source's errors.
     """
     if not store.run_txids(pipeline.name, run_id):  # a run that has already planned goes on in a paused pipeline
         store.check_not_paused(pipeline.name)

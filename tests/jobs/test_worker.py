@@ -202,6 +202,21 @@ def test_another_declaration_than_the_registered_one_computes_nothing(settings: 
         assert store.batch_history("sales", 1).attempts == []
 
 
+def test_what_another_declaration_has_planned_never_counts(settings: Settings, sales: Pipeline) -> None:
+    """Code ran before it was registered, and is taken back: the registered pipeline must not read what that has planned."""
+    assert run_once(settings, "first") == [1, 2]
+    (settings.home / "sales" / "draft.txt").write_text("shop,cents\nnorth,1000\n")
+    changed = replace(SALES, source=replace(SALES.source, glob="*.txt"), version=2)
+
+    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
+        steps.plan(settings, changed, run_id="another")
+    with StateStore.connect(settings) as store:
+        assert store.last_opened("sales").txid == 2
+    write_sales(settings.home, "05")
+    assert run_once(settings, "taken back") == [3]
+    assert stored_state(settings) == clean_state(settings.home)
+
+
 def test_a_new_version_processes_batches_of_an_old_one_again(
     settings: Settings, sales: Pipeline, register: Callable[..., None]
 ) -> None:

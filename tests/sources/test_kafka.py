@@ -574,6 +574,22 @@ def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
         topic.plan(topic.source(kind=kind), {"topic": topic.name, "partitions": {}, "idle": {}, "generation": 2}, txid=5)
 
 
+def test_a_generation_that_is_taken_back_before_it_is_registered_counts_nothing_twice(
+    topic: TestTopic, register: Callable[..., None]
+) -> None:
+    """Its plan would read the topic from its first record, and the registered pipeline would count that."""
+    pipeline = declare(topic, register)
+    topic.produce(3)
+    assert run(topic, pipeline, "first") == [1]
+    again = replace(pipeline, source=topic.source(generation=2), version=2)
+    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
+        steps.plan(topic.settings, again, run_id="not registered")
+
+    topic.produce(1)
+    assert run(topic, pipeline, "taken back") == [2]
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+
+
 def test_another_topic_needs_another_pipeline(topic: TestTopic) -> None:
     """A position in one topic means nothing in another."""
     topic.produce(1)
