@@ -574,6 +574,71 @@ def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
         topic.plan(topic.source(kind=kind), {"topic": topic.name, "partitions": {}, "idle": {}, "generation": 2}, txid=5)
 
 
+def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(
+    topic: TestTopic, register: Callable[..., None]
+) -> None:
+    """A batch that was tried is planned again: in the topic it was planned from, not in the next one."""
+    pipeline = declare(topic, register, kind="opaque", max_records=4)
+    topic.produce(2)
+    assert run(topic, pipeline, "first") == [1]
+    topic.produce(6)
+    topic.produce(3, 1)
+    planned = steps.plan(topic.settings, pipeline, run_id="old")
+    assert planned == [2, 3, 4]
+    for txid in (2, 3):
+        steps.process(topic.settings, pipeline, txid, owner="test")
+    topic.produce(9, 1)
+    steps.process(topic.settings, pipeline, 2, owner="test", mode="restage")  # it reaches elsewhere now
+    other = TestTopic(topic.settings)
+    other.produce(5)
+    pipeline = declare(other, register, version=2, kind="opaque", generation=2, max_records=4)
+    planned_once = [row for row in topic.produced if row[0] == 0 or row[1] < 3]
+    for txid in planned:
+        steps.process(topic.settings, pipeline, txid, owner="test")
+        steps.commit(topic.settings, pipeline, txid, owner="test")
+
+    with StateStore.connect(topic.settings) as store:
+        read = [store.source_metadata("orders", txid) for txid in planned]
+    assert {metadata["topic"] for metadata in read} == {topic.name}
+    counted = {(int(p), o) for m in read for p, (start, end) in ranges(m).items() for o in range(start, end)}
+    assert counted >= {row[:2] for row in planned_once[2:]}
+    assert run(topic, pipeline, "new") == [5, 6]
+    assert sum(per_shop(topic, pipeline).values()) == 2 + len(counted) + 5
+
+
+def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: TestTopic) -> None:
+    """By the next generation an opaque source goes on without it; the batch's metadata names what was not read."""
+    topic.produce(2)
+    first = topic.plan(topic.source(kind="opaque"))
+    topic.produce(3)
+    second = topic.plan(topic.source(kind="opaque"), first, txid=2)
+    old = second["topic_id"]
+    topic.delete()
+    topic.create(2)
+    topic.produce(4)
+    again = topic.plan(topic.source(kind="opaque", generation=2), first, second, txid=2)
+
+    assert ranges(again) == {"0": (0, 4)}
+    assert again["given_up"] == {"topic": topic.name, "topic_id": old, "partitions": {"0": {"start": 2, "end": 5}}}
+
+
+def test_a_topic_that_is_replaced_once_more_is_refused_in_any_generation(topic: TestTopic) -> None:
+    """The first batch of a generation, planned again, has to find the topic that it was planned from."""
+    topic.produce(2)
+    first = topic.plan(topic.source(kind="opaque"))
+    topic.delete()
+    topic.create(2)
+    topic.produce(5)
+    source = topic.source(kind="opaque", generation=2)
+    second = topic.plan(source, first, txid=2)
+    topic.delete()
+    topic.create(2)
+    topic.produce(1)
+
+    with pytest.raises(SourceChanged, match="is another one than before"):
+        topic.plan(source, first, second, txid=2)
+
+
 def test_a_generation_that_is_taken_back_before_it_is_registered_counts_nothing_twice(
     topic: TestTopic, register: Callable[..., None]
 ) -> None:

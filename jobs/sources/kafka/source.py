@@ -72,7 +72,9 @@ class Kafka(Source):
 
     A topic that was deleted and created again is refused: positions in the old topic mean nothing in it. To continue with the
     same states, raise `generation`, and the pipeline's version: the topic, perhaps under another name, is then read from its
-    first record, regardless of `start`. Batches of the old topic that were planned and have not committed have to be skipped.
+    first record, regardless of `start`. Batches of the old topic that were planned and have not committed are still read from
+    it; if it is gone they have to be skipped, or an opaque source that plans one again gives its records up, with a warning and
+    a note in the batch's metadata.
     """
 
     topic: str
@@ -196,10 +198,13 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
+        if current_metadata is not None and (kept := self._rest_of_earlier(previous_metadata, current_metadata)):
+            return kept
         saved = previous_metadata or current_metadata
         is_new = saved is not None and self._begins_again(saved)
-        if saved is not None and not is_new:
-            self._check_same_topic(saved)
+        known = current_metadata if is_new else saved
+        if known is not None and known.get("generation", 1) == self._source.generation:
+            self._check_same_topic(known)
         if is_new:
             positions, must_exist = {}, current_metadata is not None
             previous_metadata = {"partitions": {}, "idle": {}}
@@ -215,7 +220,36 @@ class KafkaCoordinator(PartitionedCoordinator):
             if not must_exist:
                 return None
             planned = previous_metadata
-        return {**planned, "topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
+        place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
+        return {**planned, **self._given_up(txid, current_metadata), **place}
+
+    def _rest_of_earlier(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
+        """Return what a batch still has to read of an earlier generation, in which it was planned: up to its planned ends.
+
+        None if it was not, if that topic is gone or is read again, or if the batch before has gone on to a later generation.
+        """
+        generation, before = current.get("generation", 1), previous.get("generation", 1) if previous else 0
+        if not before <= generation < self._source.generation or current["topic_id"] == self._topic.id:
+            return None
+        if not self._topic.named(current["topic"]).is_still(current["topic_id"]):
+            return None
+        known = _standing(previous) if previous and before == generation else self._starts(current)
+        rest = {
+            name: {"start": start, "end": planned["end"]}
+            for name, planned in _standing(current).items()
+            if (start := known.get(name, UNREAD)["end"]) < planned["end"]
+        }
+        idle = {name: last for name, last in known.items() if name not in rest}
+        return {**current, "partitions": rest, "idle": idle}
+
+    def _given_up(self, txid: int, current: SourceMetadata | None) -> SourceMetadata:
+        """Return a note on the records of a topic that is gone, from which a batch was planned in an earlier generation."""
+        is_earlier = current is not None and current.get("generation", 1) < self._source.generation
+        if current is None or not is_earlier or current["topic_id"] == self._topic.id:
+            return {}
+        left = {name: current[name] for name in ("topic", "topic_id", "partitions")}
+        logger.warning("Batch %d was planned from a topic that is gone; its records are given up: %s", txid, json.dumps(left))
+        return {"given_up": left}
 
     def _begins_again(self, saved: SourceMetadata) -> bool:
         """Return whether the author has declared a newer generation, in which another topic follows the saved one."""

@@ -52,6 +52,7 @@ class Topic:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
+        self._settings = settings
         self._brokers = settings.kafka_bootstrap
         self._errors: list[KafkaError] = []
         # log_level: otherwise the client writes each refused connection to standard error.
@@ -65,6 +66,17 @@ class Topic:
     def id(self) -> str:
         """Return the cluster's id of this topic; a later topic of the same name has another id."""
         return str(self._description.topic_id)
+
+    def named(self, name: str) -> "Topic":
+        """Return another topic of the same cluster."""
+        return Topic(name, self._settings)
+
+    def is_still(self, topic_id: str) -> bool:
+        """Return whether the topic exists and has this id."""
+        (answer,) = self._ask(self._describe()).values()
+        if isinstance(answer, KafkaError) and answer.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        return self.id == topic_id
 
     @property
     def partitions(self) -> list[int]:
@@ -133,7 +145,10 @@ class Topic:
 
     @cached_property
     def _description(self) -> Any:
-        return self._answer(self._client.describe_topics(TopicCollection([self.name]), request_timeout=ANSWER_SECONDS))
+        return self._answer(self._describe())
+
+    def _describe(self) -> "Mapping[Any, Future[Any]]":
+        return self._client.describe_topics(TopicCollection([self.name]), request_timeout=ANSWER_SECONDS)
 
     def _offset(self, partition: int, answer: Any) -> int | PartitionUnavailable:
         if isinstance(answer, KafkaError):
