@@ -35,6 +35,7 @@ from state_store.errors import (
     MalformedRecord,
     PartitionUnavailable,
     RangeExpired,
+    RowsLost,
     SourceChanged,
     SourceUnavailable,
     SourceUnreadable,
@@ -749,6 +750,21 @@ def test_rows_that_the_transform_does_not_read_are_noticed(topic: TestTopic) -> 
         emitter = source.emitter(spark, topic.settings)
         emitter.emit_batch(attempt, first).limit(1).collect()
         with pytest.raises(DeclarationInvalid, match="of 40000 records, because the transform does not read all rows"):
+            emitter.verify_batch(attempt, first)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_records_that_spark_counts_twice_are_a_reason_to_try_again(topic: TestTopic, gaps: bool) -> None:
+    """When an executor dies, Spark repeats its tasks and counts their records again: the brokers have lost nothing."""
+    source = topic.source(gaps=gaps)
+    topic.produce(4)
+    first = topic.plan(source)
+    attempt = Attempt("orders", 8, 2, first)
+    with spark_session(topic.settings, "kafka") as spark:
+        emitter = source.emitter(spark, topic.settings)
+        assert emitter.emit_batch(attempt, first).count() == 4
+        emitter._delivered.get["count_0"] += 2
+        with pytest.raises(RowsLost, match="counts 6 in 4 offsets"):
             emitter.verify_batch(attempt, first)
 
 
