@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
-from jobs import Count, Kafka, Pipeline, State
+from jobs import Count, FixedBatches, Kafka, Pipeline, State
 from jobs.compute.session import spark_session
 from jobs.sources.kafka.login import kafka_client
 from jobs.sources.kafka.source import fair_shares
@@ -654,6 +654,31 @@ def test_a_generation_that_is_taken_back_before_it_is_registered_counts_nothing_
     topic.produce(1)
     assert run(topic, pipeline, "taken back") == [2]
     assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_that_follows_another_source_begins_by_the_next_generation(
+    topic: TestTopic, register: Callable[..., None], kind: str
+) -> None:
+    """What is known of folders or lists is no position in a topic: the error says how to begin."""
+    lists = FixedBatches([[(b"shop 1",)], [(b"shop 2",)]], {"value": "binary"}, kind=kind)
+    before = replace(declare(topic, register, kind=kind), source=lists)
+    register(before)
+    txids = steps.plan(topic.settings, before, run_id="lists")
+    steps.process(topic.settings, before, 1, owner="test")
+    steps.commit(topic.settings, before, 1, owner="test")
+    topic.produce(2)
+    pipeline = declare(topic, register, version=2, kind=kind)
+    assert txids == [1, 2]
+    with pytest.raises(SourceChanged, match="planned from another source than a topic"):
+        steps.process(topic.settings, pipeline, 2, owner="test")
+    with StateStore.connect(topic.settings) as store:
+        store.skip_batch(pipeline.spec, 2, "test", "the lists are gone")
+    with pytest.raises(SourceChanged, match="declare generation=2"):
+        run(topic, pipeline, "too early")
+    pipeline = declare(topic, register, version=3, kind=kind, generation=2)
+    assert run(topic, pipeline, "next") == [3]
+    assert per_shop(topic, pipeline) == Counter(["shop 1", *(value for _, _, value in topic.produced)])
 
 
 def test_another_topic_needs_another_pipeline(topic: TestTopic) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.kafka.login import kafka_client, kafka_java_client
+from jobs.sources.kafka.source import OF_ANOTHER_SOURCE
 from jobs.sources.kafka.topic import Topic
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
@@ -270,7 +271,12 @@ class KafkaReader(Emitter):
 
 
 def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
-    """Return start and end for each partition with a range that is not empty."""
+    """Return start and end for each partition with a range that is not empty.
+
+    Raises: SourceChanged for the metadata of another source.
+    """
+    if "topic_id" not in metadata:
+        raise SourceChanged(OF_ANOTHER_SOURCE)
     slices: dict[str, Any] = metadata["partitions"]
     return {
         int(name): (s["start"], s["end"])

@@ -45,6 +45,10 @@ Kind = Literal["transactional", "opaque"]
 WhenExpired = Literal["fail", "continue"]
 # The position of a partition that has appeared since the last batch: none of it was read.
 UNREAD = {"start": 0, "end": 0}
+OF_ANOTHER_SOURCE = (
+    "The batch was planned from another source than a topic. Declare that one until the batch has committed, or give the batch "
+    "up: tidegate skip."
+)
 
 
 @dataclass(frozen=True)
@@ -196,15 +200,11 @@ class KafkaCoordinator(PartitionedCoordinator):
 
         Raises: SourceChanged if it is another topic than before, or has lost records; PartitionUnavailable, SourceUnavailable.
         """
-        if current_metadata is not None and self._source.kind == "transactional":
-            return current_metadata
-        if current_metadata is not None and (kept := self._rest_of_earlier(previous_metadata, current_metadata)):
+        if current_metadata is not None and (kept := self._kept(previous_metadata, current_metadata)) is not None:
             return kept
         saved = previous_metadata or current_metadata
         is_new = saved is not None and self._begins_again(saved)
-        known = current_metadata if is_new else saved
-        if known is not None and known.get("generation", 1) == self._source.generation:
-            self._check_same_topic(known)
+        self._check_same_topic(current_metadata if is_new else saved)
         if is_new:
             positions, must_exist = {}, current_metadata is not None
             previous_metadata = {"partitions": {}, "idle": {}}
@@ -223,12 +223,24 @@ class KafkaCoordinator(PartitionedCoordinator):
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
         return {**planned, **self._given_up(txid, current_metadata), **place}
 
+    def _kept(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
+        """Return what a planned batch keeps of its plan; None if it is planned again.
+
+        Raises: SourceChanged if it was planned from another source.
+        """
+        if self._source.kind == "transactional":
+            return current
+        if "topic_id" not in current:
+            raise SourceChanged(OF_ANOTHER_SOURCE)
+        return self._rest_of_earlier(previous, current)
+
     def _rest_of_earlier(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return what a batch still has to read of an earlier generation, in which it was planned: up to its planned ends.
 
         None if it was not, if that topic is gone or is read again, or if the batch before has gone on to a later generation.
         """
-        generation, before = current.get("generation", 1), previous.get("generation", 1) if previous else 0
+        generation = current.get("generation", 1)
+        before = previous.get("generation", 1) if previous and "topic_id" in previous else 0
         if not before <= generation < self._source.generation or current["topic_id"] == self._topic.id:
             return None
         if not self._topic.named(current["topic"]).is_still(current["topic_id"]):
@@ -254,6 +266,11 @@ class KafkaCoordinator(PartitionedCoordinator):
     def _begins_again(self, saved: SourceMetadata) -> bool:
         """Return whether the author has declared a newer generation, in which another topic follows the saved one."""
         before, now = saved.get("generation", 1), self._source.generation
+        if "topic_id" not in saved and before >= now:
+            raise SourceChanged(
+                f"The batches so far are from another source, which says nothing of where topic {self._topic.name} stands. To "
+                f"read it from its first record, with the same states, declare generation={before + 1} in the Kafka source."
+            )
         if before > now:
             raise SourceChanged(
                 f"Records of generation {before} were read already, so topic {self._topic.name} cannot be read as generation "
@@ -273,7 +290,10 @@ class KafkaCoordinator(PartitionedCoordinator):
             starts = {name: known.get("lost", [known["start"]])[0] for name, known in planned.items()}
         return {name: {"start": start, "end": start} for name, start in starts.items()}
 
-    def _check_same_topic(self, saved: SourceMetadata) -> None:
+    def _check_same_topic(self, saved: SourceMetadata | None) -> None:
+        """Refuse ranges of this generation that are another topic's."""
+        if saved is None or saved.get("generation", 1) != self._source.generation:
+            return
         advice = (
             "A position means nothing in another topic. To read this one from its first record, with the same states, declare "
             f"generation={self._source.generation + 1} in the Kafka source and raise the pipeline's version."
