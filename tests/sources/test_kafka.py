@@ -727,6 +727,22 @@ def test_only_committed_records_of_transactions_are_read(topic: TestTopic, kind:
     ]
 
 
+def test_records_behind_an_open_transaction_are_reported_as_held_back(topic: TestTopic) -> None:
+    """A producer that died for good holds up its partition until someone ends its transaction: a run finds nothing new."""
+    source = topic.source(gaps=True)
+    topic.produce(2)
+    topic.produce(1, 1)
+    assert source.held_back(topic.settings) is None
+    with topic.open_transaction(1) as producer:
+        topic.produce(3)
+        held = source.held_back(topic.settings)
+        assert held is not None
+        assert "partition 0 from offset 2 on" in held
+        assert "partition 1" not in held
+        producer.abort_transaction(SECONDS)
+    assert source.held_back(topic.settings) is None
+
+
 def test_a_range_without_any_record_is_an_empty_batch(topic: TestTopic, register: Callable[..., None]) -> None:
     """An aborted transaction took offsets and left no records: the batch commits without rows."""
     pipeline = declare(topic, register, gaps=True)

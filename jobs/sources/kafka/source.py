@@ -60,7 +60,8 @@ class Kafka(Source):
     their first record. A batch has at most `max_records` offsets, divided among partitions in proportion to their lags.
 
     Rows have the columns key and value (binary), topic, partition, offset and timestamp, and headers if `headers` is set.
-    Only committed records of transactional producers are read, and none after the first transaction that is still open.
+    Only committed records of transactional producers are read, and none after the first transaction that is still open:
+    `tidegate why` says which records wait for one.
 
     When a partition cannot be reached, a transactional source stops until it can; an opaque source reads the others.
 
@@ -145,6 +146,25 @@ class Kafka(Source):
         from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
 
         return KafkaReader(spark, self, self._located(settings))
+
+    def held_back(self, settings: Settings) -> str | None:
+        """Return which records wait for transactions that are open; a producer that is gone for good may have left one.
+
+        Raises: SourceUnavailable, SourceUnreadable, SettingsInvalid.
+        """
+        topic = self._topic(settings)
+        ends, stable = topic.offsets("latest", is_stable=False), topic.offsets("latest")  # asked in this order: both may grow
+        held = [
+            f"partition {partition} from offset {start} on"
+            for partition, start in stable.items()
+            if isinstance(start, int) and isinstance(end := ends[partition], int) and start < end
+        ]
+        if not held:
+            return None
+        return (
+            f"Topic {self.topic}: records wait behind a transaction that is open: {', '.join(held)}. If its producer is gone "
+            "for good, Kafka's own tool ends it: kafka-transactions.sh, find-hanging and abort."
+        )
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the topic, under the address of the first configured broker."""

@@ -93,11 +93,13 @@ class Topic:
             return None
         return "compact" in found["cleanup.policy"].value
 
-    def offsets(self, of: "Literal['earliest', 'latest'] | int") -> dict[int, int | PartitionUnavailable]:
+    def offsets(
+        self, of: "Literal['earliest', 'latest'] | int", *, is_stable: bool = True
+    ) -> dict[int, int | PartitionUnavailable]:
         """Return each partition's first offset, last stable offset, or first offset at or after a time in milliseconds.
 
-        The last stable offset is the start of the first open transaction, else the end. A partition that does not answer has
-        an error instead of an offset, and one without a record that recent has -1.
+        The last stable offset is the start of the first open transaction, else the end; without `is_stable` it is the end. A
+        partition that does not answer has an error instead of an offset, and one without a record that recent has -1.
         """
         ends: dict[str, Callable[[], OffsetSpec]] = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
         spec = OffsetSpec.for_timestamp(of) if isinstance(of, int) else ends[of]()
@@ -105,7 +107,7 @@ class Topic:
         answers = self._ask(
             self._client.list_offsets(
                 {TopicPartition(self.name, partition): spec for partition in led},
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=IsolationLevel.READ_COMMITTED if is_stable else IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=ANSWER_SECONDS,
             )
             if led
