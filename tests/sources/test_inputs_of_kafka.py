@@ -4,9 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from jobs import Count, Files, Inputs, Pipeline, Reference, State, Sum
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
+from state_store.errors import RowsLost
+from tests import steps
 from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import SCHEMA, KafkaFeed
 
@@ -72,3 +77,22 @@ def test_two_topics_count_under_the_same_txids(settings: Settings, register: Cal
         run_pipeline(settings, pipeline, run_id=f"run {run}")
     with StateStore.connect(settings) as store:
         assert {row["name"]: row["lines"] for row in store.state_rows(pipeline.spec.states[0])} == expected
+
+
+def test_a_join_that_reads_a_topic_twice_says_what_to_do(settings: Settings, register: Callable[..., None]) -> None:
+    """Spark reads one side of a join without equal columns for each task of the other: no broker has lost a record."""
+    feed = KafkaFeed(settings, "transactional")
+    lists = FixedBatches([[("row 0", 1), ("row 1", 2), ("row 2", 9)]], SCHEMA)
+
+    def joined(inputs: Any) -> Any:
+        records = inputs["topic"].selectExpr("CAST(CAST(value AS string) AS int) AS least")
+        return inputs["lists"].join(records, F.expr("amount > least")).select("name", "amount")
+
+    state = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+    source = Inputs({"lists": lists, "topic": feed.source})
+    pipeline = Pipeline(name="conformance", source=source, states={"per_name": state}, transform=joined)
+    register(pipeline)
+    feed.put(2)
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    with pytest.raises(RowsLost, match=r"unless one side is marked by broadcast\(\)"):
+        steps.process(settings, pipeline, 1, owner="test")

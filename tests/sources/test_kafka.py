@@ -805,7 +805,7 @@ def test_records_that_spark_counts_twice_are_a_reason_to_try_again(topic: TestTo
         emitter = source.emitter(spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 4
         emitter._delivered.get["count_0"] += 2
-        with pytest.raises(RowsLost, match="counts 6 in 4 offsets"):
+        with pytest.raises(RowsLost, match="counts 6 records in 4 offsets"):
             emitter.verify_batch(attempt, first)
 
 

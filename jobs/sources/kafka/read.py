@@ -118,8 +118,11 @@ class KafkaReader(Emitter):
             where = f"Partition {partition} of topic {metadata['topic']}, offsets {start} to {end}"
             if count and (first < start or last >= end):
                 raise SourceChanged(f"{where}: Spark delivered offsets {first} to {last + 1}.")
-            if count > end - start:  # an offset has one record: Spark counts those of a repeated task once more
-                raise RowsLost(f"{where}: Spark has read some records twice; it counts {count} in {end - start} offsets.")
+            if count > end - start:  # an offset has one record
+                raise RowsLost(
+                    f"{where}: Spark counts {count} records in {end - start} offsets. Either it has repeated some, or the "
+                    "transform reads them twice, as a join without equal columns does unless one side is marked by broadcast()."
+                )
             if count < end - start and not self._source.gaps:
                 if count < self._count(partition):
                     raise DeclarationInvalid(

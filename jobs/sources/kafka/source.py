@@ -137,7 +137,8 @@ class Kafka(Source):
         if self.kind == "transactional" and topic.is_compacted():
             raise SourceUnreadable(
                 f"Topic {self.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a transactional "
-                'source. Declare kind="opaque" and gaps=True.'
+                'source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic another '
+                "cleanup.policy."
             )
         return KafkaCoordinator(self, topic)
 
@@ -392,7 +393,8 @@ class TopicLook(Partitions):
             raise SourceChanged(
                 f"Partition {partition} of topic {self._topic.name} ends at offset {end}, but was planned up to {position}: "
                 "its brokers have lost records. What is produced now gets their offsets, and would never be read. Produce "
-                "what is missing again, or declare a further generation, with which the topic is read from its first record."
+                "what is missing again. A further generation would read the topic from its first record, and count again what "
+                "has counted and is left."
             )
         share = self._shares.get(partition, 0)
         if self._source.when_expired == "continue" and position < first:
