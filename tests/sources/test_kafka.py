@@ -488,6 +488,27 @@ def test_the_first_opaque_batch_may_expire_too(topic: TestTopic) -> None:
     assert topic.plan(source, None, again)["partitions"] == {"0": {"start": 3, "end": 5, "lost": [0, 3]}}
 
 
+def test_a_redo_does_not_take_away_what_has_counted_and_expired(topic: TestTopic, register: Callable[..., None]) -> None:
+    """Retention goes on after the commit: a batch that is planned again would leave out what is in no later batch."""
+    pipeline = declare(topic, register, kind="opaque", when_expired="continue")
+    topic.produce(4)
+    assert run(topic, pipeline, "first") == [1]
+    topic.produce(3)
+    topic.produce(2, 1)
+    assert run(topic, pipeline, "second") == [2]
+    steps.redo(topic.settings, pipeline, 2, owner="test", reason="nothing has expired of it")
+    counted = per_shop(topic, pipeline)
+    assert counted == Counter(value for _, _, value in topic.produced)
+    topic.expire(6)
+
+    with pytest.raises(RangeExpired, match=r"have counted in txid 2 and are gone: partition 0, offsets 4 to 6"):
+        steps.redo(topic.settings, pipeline, 2, owner="test", reason="too late")
+    assert per_shop(topic, pipeline) == counted
+    topic.produce(1)
+    assert run(topic, pipeline, "third") == [3]
+    assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+
+
 def test_a_new_partition_that_expired_unread_is_no_different(topic: TestTopic) -> None:
     """A new partition is read from offset 0, so its expired records are noticed."""
     source = topic.source()

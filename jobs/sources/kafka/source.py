@@ -24,10 +24,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.sources import Dataset, Source
+from jobs.sources import Dataset, History, Source
 from jobs.sources.partitioned import PartitionedCoordinator, Partitions
 from state_store.declaration import SourceMetadata
-from state_store.errors import PartitionUnavailable, SourceChanged, SourceUnavailable, SourceUnreadable
+from state_store.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -209,7 +209,12 @@ class KafkaCoordinator(PartitionedCoordinator):
         self._source = source
         self._topic = topic
         self._look = TopicLook(source, topic)
+        self._history: History | None = None
         super().__init__(source.kind, self._look)
+
+    def look_back(self, history: History) -> None:
+        """Keep the history, which says whether a batch has committed."""
+        self._history = history
 
     def initialize_transaction(
         self, txid: int, previous_metadata: SourceMetadata | None, current_metadata: SourceMetadata | None
@@ -219,7 +224,8 @@ class KafkaCoordinator(PartitionedCoordinator):
         The first batch of a source that starts at "latest" is planned even without ranges: records produced until the next
         plan would be lost otherwise.
 
-        Raises: SourceChanged if it is another topic than before, or has lost records; PartitionUnavailable, SourceUnavailable.
+        Raises: SourceChanged if it is another topic than before, or has lost records; RangeExpired if a redo would lose some;
+        PartitionUnavailable, SourceUnavailable.
         """
         if current_metadata is not None and (kept := self._kept(previous_metadata, current_metadata)) is not None:
             return kept
@@ -242,7 +248,26 @@ class KafkaCoordinator(PartitionedCoordinator):
                 return None
             planned = previous_metadata
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
-        return {**planned, **self._given_up(txid, current_metadata), **place}
+        planned = {**planned, **self._given_up(txid, current_metadata), **place}
+        if current_metadata is not None and self._history is not None and self._history.committed() >= txid:
+            self._check_redo(txid, current_metadata, planned)
+        return planned
+
+    def _check_redo(self, txid: int, counted: SourceMetadata, planned: SourceMetadata) -> None:
+        """Refuse a plan that leaves out records that have counted in its batch, and that no later batch can read.
+
+        Raises: RangeExpired.
+        """
+        gone: list[str] = []
+        for name, read in counted["partitions"].items():
+            first = read["end"] if "given_up" in planned else _standing(planned).get(name, UNREAD)["start"]
+            if read["start"] < (behind := min(first, read["end"])):
+                gone.append(f"partition {name}, offsets {read['start']} to {behind}")
+        if gone:
+            raise RangeExpired(
+                f"Records of topic {counted['topic']} have counted in txid {txid} and are gone: {'; '.join(gone)}. To redo the "
+                "batch would take them away. Correct it by a later batch."
+            )
 
     def _kept(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return what a planned batch keeps of its plan; None if it is planned again.
