@@ -6,6 +6,7 @@ A revision is the number of a migration. The ledger is schema ``tidegate``; stat
 import json
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import cursors, hash_partitions, histories, operations, state_tables, tables
+from state_store import batches, cursors, hash_partitions, histories, operations, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
@@ -146,6 +147,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
                 pipeline=spec.name,
             )
         _check_inputs(connection, known.declaration["source_identity"], spec)
+        _check_planned(connection, known.source_kind, spec)
         if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
             raise DeclarationChanged(
                 f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
@@ -250,6 +252,25 @@ def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> No
             raise DeclarationChanged(
                 f"{spec.name}: input {renamed[0]} is called {name} now. The ledger knows its position by its name, so it would "
                 f"be read from its beginning. Call it {renamed[0]} again.",
+                pipeline=spec.name,
+            )
+
+
+def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> None:
+    """Refuse to call a source transactional while a planned batch continues another plan than the one that is before it now.
+
+    A transactional source never plans it again, so it could neither commit nor be skipped.
+
+    Raises: DeclarationChanged, MetadataCorrupt.
+    """
+    if before == spec.source_kind or spec.source_kind != "transactional":
+        return
+    planned = batches.uncommitted_inputs(connection, spec.name, batches.MAX_TXID)
+    for earlier, later in pairwise(planned):
+        if later.continues != earlier.digest:
+            raise DeclarationChanged(
+                f"{spec.name} {later.txid} has to be planned again, as txid {earlier.txid} was, and a transactional source "
+                "never does that. Give the pipeline and its states new names, or take the change back.",
                 pipeline=spec.name,
             )
 

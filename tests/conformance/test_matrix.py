@@ -81,6 +81,25 @@ def test_a_kind_cannot_change_once_batches_have_committed(
         register(declare(*changes, version=2))
 
 
+def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again(
+    flow: Begin, register: Callable[..., None]
+) -> None:
+    """Before the first commit kinds may change; but nobody would plan that batch again, and the pipeline would be blocked."""
+    f = flow("opaque", "opaque", RECORDS)
+    f.plan(3, 4)
+    register(declare("transactional", "opaque"))
+    register(declare("opaque", "opaque"))
+    f.fail(1)
+    f.fail(1, 5)
+    with pytest.raises(DeclarationChanged, match="flow 2 has to be planned again"):
+        register(declare("transactional", "opaque"))
+    f.process(1, 2)
+    f.settle(1)
+    f.process(2, 3)
+    f.settle(2)
+    f.check()
+
+
 def test_the_ledger_refuses_an_unknown_kind_of_source(flow: Begin) -> None:
     """The database itself refuses it."""
     f = flow("opaque", "opaque")
