@@ -65,6 +65,14 @@ def test_inputs_that_cannot_be_told_apart_or_disturb_each_other_are_refused(sour
         Inputs(sources)
 
 
+def test_topics_of_one_name_in_two_clusters_are_two_inputs() -> None:
+    """A region each, or a mirror: only the same brokers have the same topic."""
+    west, east = Kafka("orders", bootstrap="west:9092"), Kafka("orders", bootstrap="east:9092")
+    assert set(Inputs({"west": west, "east": east}).parts) == {"west", "east"}
+    with pytest.raises(ValueError, match="Inputs west and again are the same source"):
+        Inputs({"west": west, "again": west})
+
+
 def test_only_sources_and_references_are_inputs() -> None:
     """Inputs of inputs would have two places for one position."""
     with pytest.raises(TypeError, match="Input b has inputs of its own: name them all in one"):

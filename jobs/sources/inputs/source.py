@@ -78,11 +78,12 @@ class Inputs(Source):
         self._check_folders()
 
     def _check_different(self) -> None:
-        known: dict[str, str] = {}
+        known: dict[tuple[str, str | None], str] = {}
         for name, part in self.parts.items():
             if isinstance(part, FixedBatches):
                 continue  # their lists may differ, which are no part of their identity
-            if (other := known.setdefault(part.identity, name)) != name:
+            brokers = part.bootstrap if isinstance(part, Kafka) else None  # nor are they, but two clusters have two topics
+            if (other := known.setdefault((part.identity, brokers), name)) != name:
                 raise ValueError(
                     f"Inputs {other} and {name} are the same source, so each row would come twice. Declare it once; a "
                     "transform may join it with itself."

@@ -293,7 +293,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             return None
         known = _standing(previous) if previous and before == generation else self._starts(current)
         rest = {
-            name: {"start": start, "end": planned["end"]}
+            name: planned if start == _begin_of(planned) else {"start": start, "end": planned["end"]}
             for name, planned in _standing(current).items()
             if (start := known.get(name, UNREAD)["end"]) < planned["end"]
         }
@@ -333,7 +333,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             starts = self._look.starts()
         else:
             planned = _standing(first_metadata)
-            starts = {name: known.get("lost", [known["start"]])[0] for name, known in planned.items()}
+            starts = {name: _begin_of(known) for name, known in planned.items()}
         return {name: {"start": start, "end": start} for name, start in starts.items()}
 
     def _check_same_topic(self, saved: SourceMetadata | None) -> None:
@@ -455,6 +455,12 @@ def fair_shares(lags: Mapping[str, int], most: int) -> dict[str, int]:
         shares[name] = lags[name] if total <= left else max(1, lags[name] * left // total)
         left, total = left - shares[name], total - lags[name]
     return shares
+
+
+def _begin_of(planned: SourceMetadata) -> int:
+    """Return where a slice begins, with the records before it that have expired unread."""
+    begin: int = planned.get("lost", [planned["start"]])[0]
+    return begin
 
 
 def _standing(metadata: SourceMetadata) -> dict[str, SourceMetadata]:
