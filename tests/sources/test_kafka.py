@@ -863,6 +863,27 @@ def test_text_that_is_not_utf8_is_refused_with_its_place(topic: TestTopic, regis
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("policy", ["block", "skip"])
+def test_a_time_that_spark_cannot_hold_is_content_and_has_a_place(
+    settings: Settings, register: Callable[..., None], policy: str
+) -> None:
+    """Nothing has expired: a producer wrote nanoseconds, which brokers before Kafka 4 accept."""
+    topic = TestTopic(settings, **{"message.timestamp.after.max.ms": str(2**63 - 1)})
+    pipeline = replace(declare(topic, register), on_poison=policy, tries=1)
+    topic.produce(2)
+    topic.producer.produce(topic.name, "shop 1", partition=1, timestamp=1_795_755_110_909_000_000)
+    topic.producer.flush(SECONDS)
+    [txid] = steps.plan(settings, pipeline, run_id="run")
+    if policy == "block":
+        with pytest.raises(MalformedRecord, match=rf"Topic {topic.name} partition 1 offset 0 has the time 1795755110909000000"):
+            steps.process(settings, pipeline, txid, owner="test")
+        return
+    steps.process(settings, pipeline, txid, owner="test")
+    assert steps.commit(settings, pipeline, txid, owner="test").skipped_reason
+    topic.produce(3)
+    assert run(topic, pipeline, "later") == [2]
+
+
 def test_columns_are_those_that_are_documented(topic: TestTopic) -> None:
     """A batch without ranges has them too, and headers are added if they are declared."""
     topic.producer.produce(topic.name, b"v", b"k", partition=1, headers=[("trace", b"7")])

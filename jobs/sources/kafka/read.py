@@ -60,6 +60,7 @@ API_MILLISECONDS = 20_000
 RECORDS_PER_TASK = 250_000
 KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.\S*?\.(\w+Exception)[):]+ ?([^\n]*)")
 DATA_LOSS = re.compile(r"Reason: (.*?\bwith consumer group|[^\n]*)", re.DOTALL)
+FAR_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+) that overflows")
 SHOWN_RECORDS = 5
 REFUSALS = ("Authentication", "Authorization", "Sasl", "Ssl")
 
@@ -171,6 +172,12 @@ class KafkaReader(Emitter):
             return SourceUnreadable(
                 "Spark has no Kafka source. Start the stack by: tidegate up --with kafka, or give your own Spark the package "
                 "org.apache.spark:spark-sql-kafka-0-10_2.13 of its version (spark.jars.packages)."
+            )
+        if far := FAR_TIME.search(text):
+            return MalformedRecord(
+                f"Topic {far[1]} partition {far[2]} offset {far[3]} has the time {far[4]}, in milliseconds, which is out of Spark's "
+                "range: its producer may have meant micro- or nanoseconds. Spark cannot read a range with that record, so only "
+                "the whole batch can be given up."
             )
         if "KAFKA_DATA_LOSS" in text or "KafkaIllegalStateException" in text:
             reason = DATA_LOSS.search(text)
