@@ -353,6 +353,25 @@ def test_a_time_is_the_first_record_at_or_after_it(topic: TestTopic) -> None:
     assert topic.plan(topic.source(start=noon + timedelta(hours=1))) is None
 
 
+@pytest.mark.parametrize("before", [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(days=3650)])
+def test_a_time_before_all_records_is_their_beginning(topic: TestTopic, before: timedelta) -> None:
+    """Kafka reads -1 as the end of a partition, and refuses -3650 days."""
+    topic.produce(3)
+    assert ranges(topic.plan(topic.source(start=datetime(1970, 1, 1, tzinfo=UTC) - before))) == {"0": (0, 3)}
+
+
+def test_a_time_that_is_reached_while_a_plan_looks_is_found(topic: TestTopic) -> None:
+    """The first record at that time may come after the plan has looked at the ends: the brokers have lost nothing."""
+    noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    topic.produce(3, timestamp=noon - timedelta(minutes=5))
+    coordinator = topic.source(start=noon).coordinator(topic.settings)
+    topic.produce(1, timestamp=noon - timedelta(minutes=1))
+    topic.produce(2, timestamp=noon)
+
+    assert coordinator.initialize_transaction(1, None, None) is None
+    assert ranges(topic.plan(topic.source(start=noon))) == {"0": (4, 6)}
+
+
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: TestTopic, start: str, kind: str) -> None:

@@ -374,7 +374,8 @@ class TopicLook(Partitions):
         """
         start, starts = self._source.start, {}
         if isinstance(start, datetime):
-            moment = -((EPOCH - start) // timedelta(milliseconds=1))  # rounded up, to exclude records before it
+            # Rounded up, to exclude records before it. No record is from before 1970, and Kafka gives such numbers other meanings.
+            moment = max(-((EPOCH - start) // timedelta(milliseconds=1)), 0)
             found = self._topic.offsets(moment)
         else:
             found = self._first if start == "earliest" else self._ends
@@ -385,6 +386,8 @@ class TopicLook(Partitions):
                     raise offset
                 # -1: no record is that recent, so the partition starts at its end
                 starts[name] = offset if offset >= 0 else self._bounds(name)[1]
+                if isinstance(end := self._ends[int(name)], int):  # a record that came after the look may be the first
+                    self._ends[int(name)] = max(end, starts[name])
             except PartitionUnavailable as missing:
                 raise SourceUnavailable(f"{missing} The first batch needs all, to know where each of them starts.") from missing
         return starts
