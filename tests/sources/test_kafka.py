@@ -612,7 +612,8 @@ def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
     assert run(topic, pipeline, "fifth") == [4]
     assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
     with pytest.raises(SourceChanged, match="generation 2 were read already"):
-        topic.plan(topic.source(kind=kind), {"topic": topic.name, "partitions": {}, "idle": {}, "generation": 2}, txid=5)
+        newest = {"topic": topic.name, "topic_id": "any", "partitions": {}, "idle": {}, "generation": 2}
+        topic.plan(topic.source(kind=kind), newest, txid=5)
 
 
 def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(
@@ -1038,6 +1039,17 @@ def test_wrong_passwords_are_distinguished_from_brokers_that_are_away(topic: Tes
     right.write_text(topic.settings.kafka_properties_file.read_text())
     with pytest.raises(SourceUnreadable, match=f"Spark cannot read {right}"):
         topic.read(moved, first, meddle=right.unlink)
+
+
+def test_a_properties_file_may_be_that_of_a_consumer(topic: TestTopic) -> None:
+    """Where it begins and what it commits is decided by the ledger: Spark refuses such properties, without a message."""
+    shared = topic.settings.home / "shared.properties"
+    shared.write_text(
+        topic.settings.kafka_properties_file.read_text() + "\nauto.offset.reset=latest\nenable.auto.commit=true\n"
+    )
+    topic.produce(2)
+    source = topic.source(properties_file="shared.properties")
+    assert topic.read(source, topic.plan(source)) == topic.produced
 
 
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 from state_store.errors import SettingsInvalid
 from state_store.settings import Settings
 
+# Properties of consumers that Spark refuses: where it reads, and what it commits, is decided here.
+OF_CONSUMERS = ("auto.offset.reset", "enable.auto.commit", "interceptor.classes", "key.deserializer", "value.deserializer")
+
 
 def kafka_client(settings: Settings) -> dict[str, str]:
     """Return a librdkafka client's configuration. It contains secrets: do not show or store it.
@@ -24,7 +27,7 @@ def kafka_java_client(settings: Settings) -> dict[str, str]:
 
     Java has other names for librdkafka's ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
     """
-    properties = kafka_client(settings)
+    properties = {name: value for name, value in kafka_client(settings).items() if name not in OF_CONSUMERS}
     mechanism = properties.pop("sasl.mechanisms", None) or properties.get("sasl.mechanism", "")
     user, password = properties.pop("sasl.username", None), properties.pop("sasl.password", None)
     if mechanism:

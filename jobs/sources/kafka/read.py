@@ -175,9 +175,9 @@ class KafkaReader(Emitter):
             )
         if far := FAR_TIME.search(text):
             return MalformedRecord(
-                f"Topic {far[1]} partition {far[2]} offset {far[3]} has the time {far[4]}, in milliseconds, which is out of Spark's "
-                "range: its producer may have meant micro- or nanoseconds. Spark cannot read a range with that record, so only "
-                "the whole batch can be given up."
+                f"Topic {far[1]} partition {far[2]} offset {far[3]} has the time {far[4]}, in milliseconds, which is out of "
+                "Spark's range: its producer may have meant nanoseconds. Spark reads no range with it, so only the whole "
+                "batch can be given up."
             )
         if "KAFKA_DATA_LOSS" in text or "KafkaIllegalStateException" in text:
             reason = DATA_LOSS.search(text)

@@ -374,7 +374,7 @@ class TopicLook(Partitions):
         """
         start, starts = self._source.start, {}
         if isinstance(start, datetime):
-            # Rounded up, to exclude records before it. No record is from before 1970, and Kafka gives such numbers other meanings.
+            # Rounded up, to exclude records before it. No record is from before 1970: to Kafka, -1 means the end.
             moment = max(-((EPOCH - start) // timedelta(milliseconds=1)), 0)
             found = self._topic.offsets(moment)
         else:
