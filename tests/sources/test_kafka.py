@@ -611,8 +611,8 @@ def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
     topic.produce(1)
     assert run(topic, pipeline, "fifth") == [4]
     assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
+    newest = {"topic": topic.name, "topic_id": "any", "partitions": {}, "idle": {}, "generation": 2}
     with pytest.raises(SourceChanged, match="generation 2 were read already"):
-        newest = {"topic": topic.name, "topic_id": "any", "partitions": {}, "idle": {}, "generation": 2}
         topic.plan(topic.source(kind=kind), newest, txid=5)
 
 

@@ -93,6 +93,10 @@ class Iceberg(Source):
 
         return IcebergReader(self, spark, settings)
 
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether the batch has data files; others move the position past snapshots that add no rows."""
+        return bool(metadata["data_files"])
+
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the place of the table's files, and the batch's data files as the locations in it."""
         return self.files(metadata["root"]).datasets({"files": metadata["data_files"]}, settings)

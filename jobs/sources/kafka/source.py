@@ -249,15 +249,16 @@ class KafkaCoordinator(PartitionedCoordinator):
             planned = previous_metadata
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
         planned = {**planned, **self._given_up(txid, current_metadata), **place}
-        if current_metadata is not None and self._history is not None and self._history.committed() >= txid:
-            self._check_redo(txid, current_metadata, planned)
+        self._check_redo(txid, current_metadata, planned)
         return planned
 
-    def _check_redo(self, txid: int, counted: SourceMetadata, planned: SourceMetadata) -> None:
-        """Refuse a plan that leaves out records that have counted in its batch, and that no later batch can read.
+    def _check_redo(self, txid: int, counted: SourceMetadata | None, planned: SourceMetadata) -> None:
+        """Refuse to plan a committed batch again without records that have counted in it, and that no later batch can read.
 
         Raises: RangeExpired.
         """
+        if counted is None or self._history is None or self._history.committed() < txid:
+            return
         gone: list[str] = []
         for name, read in counted["partitions"].items():
             first = read["end"] if "given_up" in planned else _standing(planned).get(name, UNREAD)["start"]
