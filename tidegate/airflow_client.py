@@ -64,7 +64,7 @@ class AirflowClient:
             return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
         except UnknownPipeline as gone:
             raise PermanentError(
-                f"Airflow has no Dag run {run_id} of {pipeline} any more: somebody has deleted it. What has committed stays; "
+                f"Airflow has no Dag run {run_id} of {pipeline} any more: it was deleted. What has committed stays; "
                 f"another run takes up what is left over: tidegate trigger {pipeline} --wait"
             ) from gone
 

@@ -245,17 +245,11 @@ def through_airflow(
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
             failed = airflow.task_instances(pipeline, outcome.run_id, "failed") if outcome.state == "failed" else []
-            if outcome.state == "success" and not outcome.txids:
-                _check_planned(store, airflow, outcome)
+            _check_planned(store, airflow, outcome)
         _report(outcome, as_json, prepared)
         if outcome.state == "failed":
             raise _failure(store, outcome, [str(task["task_id"]) for task in failed])
-        if left_over := outcome.left_over:
-            raise RunUnfinished(
-                f"Airflow says that Dag run {outcome.run_id} has ended well, but {ranges(left_over)} "
-                f"{'has' if len(left_over) == 1 else 'have'} not committed: somebody has marked it, or tasks of it, as done. "
-                f"Another run takes up what is left over: tidegate trigger {pipeline} --wait"
-            )
+        _check_committed(outcome)
     return outcome
 
 
@@ -308,16 +302,31 @@ def _update(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> 
 
 
 def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
-    """Refuse a run without batches whose plan did not find that there is nothing to do.
+    """Refuse a run that has ended well without batches, unless its plan found that there is nothing to do.
 
-    Raises: PipelinePaused if the pipeline was paused before the run began, RunUnfinished if somebody has ended the run.
+    Raises: PipelinePaused if the pipeline was paused before the run began, RunUnfinished if a person has ended the run.
     """
+    if outcome.state != "success" or outcome.txids:
+        return
     store.check_not_paused(outcome.pipeline)
     tasks = airflow.task_instances(outcome.pipeline, outcome.run_id)
     if any(task["task_id"] == PLAN and task["state"] != "skipped" for task in tasks):
         raise RunUnfinished(
-            f"Dag run {outcome.run_id} has ended before it planned anything: somebody has marked it, or its plan, as done. "
+            f"Dag run {outcome.run_id} has ended before it planned anything: a person has marked it, or its plan, as done. "
             f"Start another: tidegate trigger {outcome.pipeline} --wait"
+        )
+
+
+def _check_committed(outcome: Outcome) -> None:
+    """Refuse a run that has ended well before all of its batches have committed.
+
+    Raises: RunUnfinished.
+    """
+    if left_over := outcome.left_over:
+        raise RunUnfinished(
+            f"Airflow says that Dag run {outcome.run_id} has ended well, but {ranges(left_over)} "
+            f"{'has' if len(left_over) == 1 else 'have'} not committed: a person has marked it, or tasks of it, as done. "
+            f"Another run takes up what is left over: tidegate trigger {outcome.pipeline} --wait"
         )
 
 
