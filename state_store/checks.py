@@ -109,8 +109,7 @@ def _is_wrong(
 
     Raises: DeclarationInvalid if the check does not select the keys.
     """
-    keys = [key.name for key in state.keys]
-    if missing := [key for key in keys if key not in statement.selected_columns]:
+    if missing := [key.name for key in state.keys if key.name not in statement.selected_columns]:
         raise DeclarationInvalid(
             f"The check {name!r} of pipeline {batch.pipeline} sets partials of {state.name} aside. Its query lacks column "
             f"{missing[0]}, by which they are found: it has to be over batch.partials({state.name!r})."
@@ -118,7 +117,11 @@ def _is_wrong(
     wrong = statement.subquery("wrong")
 
     def is_wrong(brought: sa.Subquery) -> sa.ColumnElement[bool]:
-        same = [wrong.c[key].is_not_distinct_from(brought.c[key]) for key in keys]
+        same = []
+        for key in state.keys:
+            found, own = wrong.c[key.name], brought.c[key.name]
+            # Only by equality does Postgres join by hashes, and not each row with each other.
+            same.append(found.is_not_distinct_from(own) if key.nullable else found == own)
         return sa.exists(sa.select(sa.literal(1)).select_from(wrong).where(*same))
 
     return is_wrong

@@ -49,9 +49,11 @@ def left(spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[An
     """Return a batch's partials without those that it has set aside: the same before and after the batch is merged."""
     q, p = tables.quarantine.c, partials.subquery("brought")
     record = _record_of(state, p.c).correlate(p).lateral(_RECORD)
-    same = (q.pipeline == spec.name, q.txid == txid, q.state == state.name, q.payload == _payload_of(record))
-    is_aside = sa.exists(sa.select(sa.literal(1)).select_from(tables.quarantine).where(*same).correlate(record))
-    return sa.select(*p.c).select_from(p.join(record, sa.true())).where(~is_aside)
+    # NOT IN looks up hashes. As NOT EXISTS, each partial would be compared with each record: Postgres expects few of these.
+    aside = sa.select(q.payload).where(
+        *(q.pipeline == spec.name, q.txid == txid, q.state == state.name, q.payload.is_not(None))
+    )
+    return sa.select(*p.c).select_from(p.join(record, sa.true())).where(_payload_of(record).not_in(aside))
 
 
 def _record_of(state: StateSpec, partial: sa.ColumnCollection[str, Any]) -> sa.Select[Any]:
