@@ -89,8 +89,8 @@ def test_each_step_of_a_batch(tally: Tally) -> None:
     tally.process(3)
     tally.commit(3)
     assert codes(tally) == ["IDLE", "ACK_OUTSTANDING"]
-    for txid in (1, 2, 3):
-        tally.store.note_ack("tally", txid, 1)
+    for commit in tally.store.awaiting_acks("tally", 10):
+        tally.store.note_ack("tally", commit.txid, commit.attempt)
     assert codes(tally) == ["IDLE"]
 
 
