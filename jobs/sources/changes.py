@@ -118,6 +118,7 @@ class ChangesCoordinator(Coordinator):
         self._source = source
         self._settings = settings
         self._upstream: _Upstream | None = None
+        self.until: int | None = None  # the followed pipeline's txid that a range may not pass
 
     def initialize_transaction(
         self,
@@ -139,9 +140,9 @@ class ChangesCoordinator(Coordinator):
                 _check_history(connection, source, previous_metadata)
             after = int(previous_metadata["to"][0]) if previous_metadata else 0
             _check_kept(source, after, upstream)
-            if after >= upstream.committed:
+            last = min(upstream.committed, after + source.max_txids, self.until or upstream.committed)
+            if after >= last:
                 return None
-            last = min(upstream.committed, after + source.max_txids)
             with connection.cursor() as cursor:
                 cursor.execute(sql.SQL(_COUNTS).format(table=upstream.query.relation), [after, last])
                 counts: list[tuple[int, int]] = cursor.fetchall()

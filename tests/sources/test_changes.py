@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs.sources import changes
 from jobs.sources.changes import removable
 from state_store import Settings, StateStore
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
@@ -195,6 +196,46 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
     }
     with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
+
+
+@pytest.mark.parametrize("wait_for_all", [False, True])
+def test_what_one_pipeline_wrote_together_is_joined(
+    inbox: Inbox, upstream: Pipeline, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, wait_for_all: bool
+) -> None:
+    """Two states by their txid, though their inputs have other limits, and the pipeline commits between the looks at it."""
+    source = Inputs(
+        {"rows": Changes("inbox.log", max_rows=1), "totals": Changes("inbox.total"), "names": Changes("inbox.per_name")},
+        wait_for_all=wait_for_all,
+    )
+    states = {"paired": Rows({"name": "text", "amount": "integer", "total": "bigint"})}
+    follower = Pipeline(
+        "follower",
+        source,
+        states,
+        transform=lambda inputs: (
+            inputs["rows"]
+            .join(inputs["totals"].selectExpr("txid", "amount AS total"), "txid")
+            .join(inputs["names"].selectExpr("txid", "name"), ["txid", "name"])
+        ),
+    )
+    register(follower)
+    look, batches = changes._look, iter([(1, FILES[1]), (2, FILES[3])])
+
+    def commits_after(connection: Any, source: Changes) -> Any:
+        found = look(connection, source)
+        if batch := next(batches, None) if source.state == "log" else None:
+            inbox.write(f"{batch[0]}.csv", batch[1])
+            inbox.run(upstream, f"run {batch[0]}")
+        return found
+
+    monkeypatch.setattr(changes, "_look", commits_after)
+    inbox.write("0.csv", FILES[0])
+    inbox.run(upstream, "run 0")
+    for number in range(4):
+        run(inbox.settings, follower, f"run {number}")
+    expected = [("a", 1, 3), ("b", 2, 3), ("a", 3, 6), ("b", 4, 21), ("a", 5, 21), ("c", 6, 21)]
+    found = [(row["name"], row["amount"], row["total"]) for row in inbox.rows(follower, "paired")]
+    assert sorted(found) == sorted(expected)
 
 
 def test_a_commit_that_was_made_again_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:

@@ -1,12 +1,14 @@
 """Plans batches of several inputs: a slice of each that has new rows, the positions of the others, versions of references."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator, History
+from jobs.sources.changes import Changes, ChangesCoordinator
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnavailable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from jobs.sources.inputs.source import Inputs
 
 logger = logging.getLogger(__name__)
+
+BEGINNING: SourceMetadata = {"to": ["0"]}  # of changes of which none was read
 
 
 class InputsCoordinator(Coordinator):
@@ -81,7 +85,29 @@ class InputsCoordinator(Coordinator):
                 found = None
             if found is not None:
                 slices[name] = found
+        self._end_together(txid, slices, known)
         return self._with_partners(txid, slices) if self._source.wait_for_all else slices
+
+    def _end_together(self, txid: int, slices: dict[str, SourceMetadata], known: Mapping[str, SourceMetadata]) -> None:
+        """Let the changes of states that one pipeline writes end at the same of its txids: they belong together.
+
+        Each of them looks at the other pipeline by itself, and has limits of its own.
+        """
+        followed: dict[str, list[str]] = defaultdict(list)
+        for name, part in self._source.parts.items():
+            if isinstance(part, Changes):
+                followed[part.pipeline].append(name)
+        for names in followed.values():
+            ends = {name: int((slices.get(name) or known.get(name) or BEGINNING)["to"][0]) for name in names}
+            until = min(ends.values())
+            for name in (name for name, end in ends.items() if end > until and name in slices):
+                coordinator = self._coordinator(name)
+                assert isinstance(coordinator, ChangesCoordinator)
+                coordinator.until = until
+                found = coordinator.initialize_transaction(txid, known.get(name), None) if until else None
+                coordinator.until = None
+                del slices[name]
+                slices |= {name: found} if found else {}
 
     def _with_partners(self, txid: int, slices: dict[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
         """Return the slices if each has a partner in every other input; else None, or those that only move their positions.
