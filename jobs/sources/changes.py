@@ -6,7 +6,7 @@ A batch is what a range of the other pipeline's txids has changed. These have co
 and both pipelines together are exactly once from end to end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.postgres.query import Query, SparkType
 from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import SourceChanged, SourceUnreadable, UsageError
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -301,16 +301,24 @@ def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
         )
 
 
-def removable(store: "StateStore", spec: "PipelineSpec", state: StateSpec, keep: int) -> tuple[int, dict[str, int]]:
+def removable(
+    store: "StateStore", spec: "PipelineSpec", state: StateSpec, keep: int, *, without: Collection[str] = ()
+) -> tuple[int, dict[str, int]]:
     """Return the txid up to which changes may be removed so that `keep` txids stay, and, by follower, the same for it alone.
 
     A follower, a pipeline that reads the changes, needs the range of its last committed batch, which a redo would read again,
-    and all later txids. A batch of quarantined records carries along the range before it.
+    and all later txids. A batch of quarantined records carries along the range before it. Followers `without` which it goes
+    are refused if they are run again.
+
+    Raises: UsageError if one of these is no follower.
     """
     from state_store.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     needed: dict[str, int] = {}
-    for follower in store.followers(spec.name, state.name):
+    followers = store.followers(spec.name, state.name)
+    if unknown := sorted(set(without) - {follower.pipeline for follower in followers}):
+        raise UsageError(f"Pipeline {unknown[0]} does not follow {spec.name}.{state.name}, so nothing is kept for it.")
+    for follower in (follower for follower in followers if follower.pipeline not in without):
         metadata = store.source_metadata(follower.pipeline, follower.committed) if follower.committed else {}
         metadata = position_of(metadata) or {}
         if follower.input:  # one of several inputs, perhaps without a share of this batch

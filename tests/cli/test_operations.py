@@ -271,6 +271,9 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert "by txids 1 to 2 would be removed" in unconfirmed.stderr
     assert len(shops.json("changes", "orders", "revenue")) == 3
 
+    unknown = shops("prune", "orders", "revenue", "--keep", "1", "--without", "flights")
+    assert (unknown.returncode, "Pipeline flights does not follow orders.revenue" in unknown.stderr) == (USAGE, True)
+
     done = shops.json("prune", "orders", "revenue", "--keep", "1", "--reason", "a year is over", "--yes")
     assert done == {"pipeline": "orders", "state": "revenue", "up_to_txid": 2, "changes": 2, "followers": {}}
     again = shops("prune", "orders", "revenue", "--keep", "1", "--yes")

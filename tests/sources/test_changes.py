@@ -12,7 +12,7 @@ from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Ref
 from jobs.sources import changes
 from jobs.sources.changes import removable
 from state_store import Settings, StateStore
-from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable
+from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, UsageError
 from state_store.state_tables import changes_table_of
 from tests import steps
 from tests.conftest import register_pipelines
@@ -299,6 +299,23 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
         inbox.declare(upstream.source, states=STATES, version=version)
         with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
             steps.plan(inbox.settings, late, run_id="run")
+
+
+def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
+    """It is not run any more; if it is, it is refused."""
+    follower = follow()
+    for number in range(2):
+        inbox.write(f"{number}.csv", FILES[number])
+    inbox.run(upstream)
+    state = upstream.spec.states[0]
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store:
+        assert removable(store, upstream.spec, state, 0) == (0, {"follower": 0})
+        assert removable(store, upstream.spec, state, 0, without=["follower"]) == (2, {})
+        with pytest.raises(UsageError, match=r"Pipeline other does not follow inbox\.per_name"):
+            removable(store, upstream.spec, state, 0, without=["other"])
+        store.prune_changes(upstream.spec, state, 2, "an operator", "the follower is gone")
+    with pytest.raises(SourceChanged, match=r"those up to txid 2 were removed \(tidegate prune\)"):
+        steps.plan(inbox.settings, follower, run_id="again")
 
 
 def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:

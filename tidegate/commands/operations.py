@@ -108,10 +108,13 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
 @pipeline_name
 @click.argument("state", shell_complete=completion.states, help="The state's name; it records changes.")
 @click.option("--keep", metavar="N", type=click.IntRange(0), required=True, help="Keep the changes of the last N txids.")
+@click.option(
+    "--without", metavar="PIPELINE", multiple=True, help="Keep none for this follower, which is not run any more; repeatable."
+)
 @reason_if_any
 @yes
 @as_json
-def prune(pipeline: str, state: str, keep: int, reason: str, yes: bool, as_json: bool) -> None:
+def prune(pipeline: str, state: str, keep: int, without: tuple[str, ...], reason: str, yes: bool, as_json: bool) -> None:
     """Remove old changes of a state, as far as no pipeline that follows it needs them."""
     from jobs.sources.changes import removable  # noqa: PLC0415
     from state_store import StateStore  # noqa: PLC0415
@@ -121,7 +124,7 @@ def prune(pipeline: str, state: str, keep: int, reason: str, yes: bool, as_json:
     if spec is None:
         raise UsageError(f"Pipeline {pipeline} has no state {state} that records changes or final windows.")
     with StateStore.connect(settings) as store:
-        up_to_txid, needed = removable(store, declared, spec, keep)
+        up_to_txid, needed = removable(store, declared, spec, keep, without=without)
         before = store.pruned_txid(spec)
     held = [name for name, txid in needed.items() if txid == up_to_txid]
     by = f" {', '.join(held)} {'needs' if len(held) == 1 else 'need'} the later ones." if held else ""
