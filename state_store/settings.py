@@ -272,10 +272,10 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
 
 
 def _read_stack(file: Path) -> dict[str, Any]:
-    """Return the settings that `tidegate up` wrote, unless they lead to the stack of the project that this one is a copy of."""
+    """Return the settings that `tidegate up` wrote here; those of a project that was copied or moved lead elsewhere."""
     content = _read(file, json.loads)
     if isinstance(folder := content.get("folder"), str) and not _is_same(Path(folder), file.parent):
-        _warn(f"{file} leads to the stack in {folder}, of which this is a copy, so it is ignored. Start one here: tidegate up")
+        _warn(f"{file} leads to the stack in {folder}: it was copied or moved, so it is ignored. Start a stack here: tidegate up")
         return {}
     return dict(content.get("settings", {}))
 
@@ -283,7 +283,7 @@ def _read_stack(file: Path) -> dict[str, Any]:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # the project was moved, and its stack has ended
+    except OSError:  # there is no such folder any more
         return False
 
 

@@ -82,7 +82,7 @@ def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path
 
     assert sources(tmp_path / "project")[0].pg_port == 15432
     assert sources(tmp_path / "copy")[1]["pg_port"] == "default"
-    assert f"leads to the stack in {file.parent}, of which this is a copy" in caplog.text
+    assert f"leads to the stack in {file.parent}: it was copied or moved" in caplog.text
 
 
 def test_an_empty_variable_is_no_setting(tmp_path: Path) -> None:
