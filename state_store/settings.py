@@ -275,7 +275,7 @@ def _read_stack(file: Path) -> dict[str, Any]:
     """Return the settings that `tidegate up` wrote here; those of a project that was copied or moved lead elsewhere."""
     content = _read(file, json.loads)
     if isinstance(folder := content.get("folder"), str) and not _is_same(Path(folder), file.parent):
-        _warn(f"{file} leads to the stack in {folder}: it was copied or moved, so it is ignored. Start a stack here: tidegate up")
+        _warn(f"{file} leads to the stack in {folder}: it was copied or moved, so it is ignored. Start one here: tidegate up")
         return {}
     return dict(content.get("settings", {}))
 
