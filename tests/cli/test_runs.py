@@ -90,7 +90,7 @@ def test_a_run_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(AirflowClient, "_call", gone)
     client = AirflowClient.__new__(AirflowClient)
 
-    with pytest.raises(PermanentError, match="no Dag run manual__1 of flights any more: somebody has deleted it"):
+    with pytest.raises(PermanentError, match="no Dag run manual__1 of flights any more: it was deleted"):
         client.run_state("flights", "manual__1")
 
 
