@@ -79,7 +79,7 @@ def test_only_sources_and_references_are_inputs() -> None:
         Inputs({"a": files("a"), "b": Inputs({"c": files("c"), "d": files("d")})})
     with pytest.raises(TypeError, match="Input b has to be a source or a Reference, not str"):
         Inputs({"a": files("a"), "b": "data/b"})
-    with pytest.raises(TypeError, match="Reference takes Files, Delta or Iceberg, not FixedBatches"):
+    with pytest.raises(TypeError, match="Reference takes Files, Delta, Iceberg or PostgresTable, not FixedBatches"):
         Reference(lists())
     for name, value in {"kind": "opaque", "done_folder": "done", "max_files": 2, "max_bytes": 9}.items():
         with pytest.raises(ValueError, match=f"is read whole by each batch: leave {name} out"):

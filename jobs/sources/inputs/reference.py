@@ -94,7 +94,7 @@ class Reference:
             self._check_left_out(self.files, OF_TABLES)
             return
         if not isinstance(self.files, Files):
-            raise TypeError(f"Reference takes Files, Delta or Iceberg, not {type(self.files).__name__}: they have versions.")
+            raise TypeError(f"Reference takes Files, Delta, Iceberg or PostgresTable, not {type(self.files).__name__}.")
         if self.keep_folder is not None and self.files.objects():
             raise ValueError(
                 f"Reference to {self.files.folder!r} cannot be copied to {self.keep_folder!r}: that is for folders on a disk. "
