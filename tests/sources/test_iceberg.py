@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from jobs import Count, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
+from jobs import Count, Delta, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
 from state_store.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
@@ -80,7 +81,7 @@ class Table:
         found = self.iceberg.scan(selected_fields=columns or ("*",)).to_arrow().to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
 
-    def plan(self, source: Iceberg, previous: Mapping[str, Any] | None = None) -> Any:
+    def plan(self, source: Delta | Iceberg, previous: Mapping[str, Any] | None = None) -> Any:
         """Return the metadata of the next batch, of a plan of its own."""
         return source.coordinator(self.settings).initialize_transaction(1, previous, None)
 
@@ -509,6 +510,16 @@ def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
             table.plan(table.source)
         path.write_bytes(whole)
     assert len(names(table.plan(table.source))) == 1
+
+
+def test_a_table_of_another_format_before_says_nothing_of_this_one(table: Table) -> None:
+    """With another version of the pipeline, a source may follow another: the table is begun at its beginning."""
+    table.append(("a", 1))
+    write_deltalake(str(table.settings.home / "sales"), rows_of(("b", 2)))
+    delta = Delta("sales", schema=SCHEMA)
+    of_delta, of_iceberg = table.plan(delta), table.plan(table.source)
+    assert table.plan(table.source, of_delta) == of_iceberg
+    assert table.plan(delta, of_iceberg) == of_delta
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "elsewhere/../../other"])

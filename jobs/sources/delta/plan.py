@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator
+from jobs.sources.data_files import DataFilesCoordinator
 from jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
 from jobs.sources.files.objects import place_of
 from state_store.declaration import SourceMetadata
@@ -50,36 +50,21 @@ class Position:
     taken: int | None = None
 
 
-class DeltaCoordinator(Coordinator):
+class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
     """Plans batches of data files: those of a snapshot first, then those that versions add."""
+
+    OWN = "version"
 
     def __init__(self, source: "Delta", settings: Settings) -> None:
         self._source = source
         self._folder = place_of(settings.home, source.table)
         self._log = Log(self._folder)
-        self._new: Iterator[tuple[DataFile | None, Position]] | None = None
-        self._next: tuple[DataFile, Position] | None = None
+        super().__init__(source, self._folder)
         self._declared = sha256(source.identity.encode()).hexdigest()
         self._newest: Snapshot | None = None  # the newest when the declaration was last compared with it
 
-    def initialize_transaction(
-        self,
-        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
-        previous_metadata: SourceMetadata | None,
-        current_metadata: SourceMetadata | None,
-    ) -> SourceMetadata | None:
-        """Return the next data files; None if the table has no new ones.
-
-        Raises: SourceUnreadable, SourceUnavailable; SourceChanged for a version that takes rows away, or another table;
-        RangeExpired for a version, or a file, that is gone.
-        """
-        if current_metadata is not None:
-            return current_metadata
-        if self._new is None:
-            self._new = self._find_new(previous_metadata)
-        files, position = self._take()
-        if position is None:
-            return None
+    def _metadata(self, files: list[DataFile], position: Position) -> SourceMetadata:
+        """Return the metadata of a batch of these files."""
         declared = {
             "generation": self._source.generation,
             "changes": self._source.changes,
@@ -95,25 +80,6 @@ class DeltaCoordinator(Coordinator):
         newest = self._check_newest()
         files = heapq.nsmallest(most_files, self._log.files_in(newest), key=lambda file: file.name)
         return {"table": newest.table.id, "version": newest.version, "data_files": list(map(self._entry, files))}
-
-    def _take(self) -> tuple[list[DataFile], Position | None]:
-        """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
-        source, files, size = self._source, list[DataFile](), 0
-        position: Position | None = None
-        assert self._new is not None
-        while len(files) < source.max_files:
-            file, after = self._next or next(self._new, (None, None))
-            self._next = None
-            if after is None:
-                break
-            if file is not None:
-                size += file.size or 0
-                if files and source.max_bytes is not None and size > source.max_bytes:
-                    self._next = file, after
-                    break
-                files.append(file)
-            position = after
-        return files, position
 
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each new file with the position after it; no file for a version that adds no rows."""
@@ -134,19 +100,6 @@ class DeltaCoordinator(Coordinator):
                 yield from self._files_of(commit, position.table, 0)
             else:
                 yield None, Position(position.table, commit.version, commit.digest)
-
-    def _begins_again(self, previous: SourceMetadata) -> bool:
-        """Return whether the author has declared a newer generation, or another source before, with an earlier version.
-
-        Raises: SourceChanged if a newer generation was read already.
-        """
-        before, now = previous["generation"] if "data_files" in previous else 0, self._source.generation
-        if before > now:
-            raise SourceChanged(
-                f"Generation {before} of {self._folder} was read already, so it cannot be read as generation {now} any more. "
-                "Declare the newer one again."
-            )
-        return bool(before < now)
 
     def _begin(self) -> Position:
         """Return the position before the first batch, after checking that the table can be read as it is declared."""

@@ -12,10 +12,11 @@ Snapshots name their parents. So each plan sees whether the branch still leads t
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator
+from jobs.sources.data_files import DataFilesCoordinator
 from jobs.sources.files.objects import place_of
 from jobs.sources.iceberg.table import DataFile, IcebergTable
 from state_store.declaration import SourceMetadata
@@ -40,35 +41,18 @@ class Position:
     taken: int | None = None
 
 
-class IcebergCoordinator(Coordinator):
+class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
     """Plans batches of data files: those that the table has first, then those that snapshots add."""
+
+    OWN = "whole"
 
     def __init__(self, source: "Iceberg", settings: Settings) -> None:
         self._source = source
         self._home = settings.home
-        self._loaded: IcebergTable | None = None
-        self._new: Iterator[tuple[DataFile | None, Position]] | None = None
-        self._next: tuple[DataFile | None, Position] | None = None
+        super().__init__(source, source.table)
 
-    def initialize_transaction(
-        self,
-        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
-        previous_metadata: SourceMetadata | None,
-        current_metadata: SourceMetadata | None,
-    ) -> SourceMetadata | None:
-        """Return the next data files; None if the table has no new ones.
-
-        Raises: SourceUnreadable, SourceUnavailable; SourceChanged for a snapshot that takes rows away, a table that was rolled
-        back, or another table; RangeExpired for a snapshot, or a file, that is gone.
-        """
-        if current_metadata is not None:
-            return current_metadata
-        if self._new is None:
-            self._load()
-            self._new = self._find_new(previous_metadata)
-        files, position = self._take()
-        if position is None:
-            return None
+    def _metadata(self, files: list[DataFile], position: Position) -> SourceMetadata:
+        """Return the metadata of a batch of these files."""
         return {
             **vars(position),
             "generation": self._source.generation,
@@ -76,22 +60,24 @@ class IcebergCoordinator(Coordinator):
             "data_files": [self._entry(file, position.snapshot) for file in files],
         }
 
-    def _load(self) -> None:
-        self._loaded = IcebergTable(self._source.table)
-        self._loaded.check(self._source.schema)
+    def _goes_with(self, file: DataFile, others: list[DataFile]) -> bool:
+        """Return whether a file lies in the same place as those before it."""
+        return file.root == others[0].root
 
-    @property
+    @cached_property
     def _table(self) -> IcebergTable:
-        assert self._loaded is not None, "the first plan loads the table"
-        return self._loaded
+        """The table as it was when the plan first asked for it."""
+        table = IcebergTable(self._source.table)
+        table.check(self._source.schema)
+        return table
 
     def version(self, most_files: int) -> SourceMetadata:
         """Return what the branch main has now with its files, or the first of them.
 
         Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
         """
-        self._load()
-        snapshot = next(iter(self._table.history()[::-1]), None)
+        history = self._table.history()
+        snapshot = history[-1] if history else None
         files = list(islice(self._table.all_in(snapshot, 0), most_files)) if snapshot else []
         if len(roots := {file.root for file in files} or {self._table.root}) > 1:
             raise SourceUnreadable(
@@ -103,26 +89,6 @@ class IcebergCoordinator(Coordinator):
             **{"table": self._table.uuid, "snapshot": name, "root": roots.pop()},
             "data_files": [self._entry(file, name) for file in files],
         }
-
-    def _take(self) -> tuple[list[DataFile], Position | None]:
-        """Take new files of one place until the batch is full; return them, and the position after them, None if unmoved."""
-        source, files, size = self._source, list[DataFile](), 0
-        position: Position | None = None
-        assert self._new is not None
-        while len(files) < source.max_files:
-            file, after = self._next or next(self._new, (None, None))
-            self._next = None
-            if after is None:
-                break
-            if file is not None:
-                size += file.size
-                is_too_large = source.max_bytes is not None and size > source.max_bytes
-                if files and (is_too_large or file.root != files[0].root):
-                    self._next = file, after
-                    break
-                files.append(file)
-            position = after
-        return files, position
 
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each new file with the position after it; no file for a snapshot that adds no rows."""
@@ -143,19 +109,6 @@ class IcebergCoordinator(Coordinator):
                 yield from self._added(snapshot, 0)
             else:
                 yield None, Position(table.uuid, str(snapshot.snapshot_id))
-
-    def _begins_again(self, previous: SourceMetadata) -> bool:
-        """Return whether the author has declared a newer generation, or another source before, with an earlier version.
-
-        Raises: SourceChanged if a newer generation was read already.
-        """
-        before, now = previous["generation"] if "whole" in previous else 0, self._source.generation
-        if before > now:
-            raise SourceChanged(
-                f"Generation {before} of {self._source.table} was read already, so it cannot be read as generation {now} any "
-                "more. Declare the newer one again."
-            )
-        return bool(before < now)
 
     def _begin(self, history: "list[Snapshot]") -> "list[Snapshot]":
         """Return the snapshots whose additions are to be read at the beginning."""
