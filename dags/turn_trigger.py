@@ -17,7 +17,7 @@ A wait ends in one of three ways:
   try, or marked by hand as failed or as done, runs no code of ours. A batch that was given up halts no other, though its task
   may have failed, as long as a commit before it is still to come: that commit skips it.
 
-The turn of a batch that nobody processes any more, because its process task was marked as done, would never come. After a while
+The turn of a batch that no task processes any more, because its own was marked as done, would never come. After a while
 its commit task gets a worker all the same, and processes it.
 """
 
@@ -50,7 +50,7 @@ LONGEST_PAUSE_SECONDS = 4.0  # while Postgres is away
 # While it waits for the others, it holds no worker and no slot of its Dag.
 SECONDS_BETWEEN_ENDS = 10.0
 FAILED_TASKS_EVERY_SECONDS = 15.0
-# A batch whose turn it is, and whose process task is over, is processed by its commit task if nobody else has for this long.
+# A batch whose turn it is, and whose process task is over, is processed by its commit task if no other has for this long.
 SECONDS_UNTIL_ABANDONED = 60.0
 OVER = ("success", "failed", "skipped", "upstream_failed", "removed")  # Airflow does not go on with a task in these states
 # The group of tasks, once per txid, and its tasks, each of which may wait.
@@ -186,7 +186,7 @@ class TurnPoller:
     def _abandoned(
         self, store: StateStore, waiting: Mapping[Place, int], turns: Mapping[tuple[str, int], Turn]
     ) -> dict[Place, Answer]:
-        """Return the places of batches that would be next to commit, and that nobody has processed for a while.
+        """Return the places of batches that would be next to commit, and that no task has processed for a while.
 
         Their process tasks are over, as commit tasks wait for these. A worker goes on: a commit processes what is not.
         """

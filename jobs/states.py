@@ -23,7 +23,7 @@ from state_store.window_spec import WINDOW_START
 if TYPE_CHECKING:
     from state_store.updates import UpdateBatch
 
-# In an upsert, Postgres calls the row that is inserted so; a table of this name could not be told from it.
+# In an upsert, Postgres calls the row that is inserted so; a table of this name could not be distinguished from it.
 _UPSERTED = "excluded"
 
 

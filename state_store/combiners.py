@@ -111,7 +111,7 @@ def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.C
 
 
 def _compared(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return when the partial is ahead of the kept row by the first column, when it is behind, and else when it is ahead."""
+    """Return when the partial is ahead of the kept row by the first column, when the kept row is, and else when it is."""
     first = value.merge == "first"
     ahead = (sa.func.record_lt if first else sa.func.record_gt)(_place(value, partial), _place(value, kept))
     # The first column of the order decides most often, and is compared in less time than a record. NULL decides nothing.

@@ -84,7 +84,7 @@ def test_a_kind_cannot_change_once_batches_have_committed(
 def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again(
     flow: Begin, register: Callable[..., None]
 ) -> None:
-    """Before the first commit kinds may change; but nobody would plan that batch again, and the pipeline would be blocked."""
+    """Before the first commit kinds may change; but no run would plan that batch again, and the pipeline would be blocked."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3, 4)
     register(declare("transactional", "opaque"))

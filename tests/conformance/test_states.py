@@ -75,6 +75,13 @@ class Counts(Flow):
         return None
 
 
+def counting(settings: Settings, register: Callable[..., None], state: State) -> Counts:
+    """Register a pipeline with a state of counts, and return its flow."""
+    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
+    register(pipeline)
+    return Counts(settings, pipeline.spec)
+
+
 @pytest.fixture(params=[1, 4], ids=["one table", "hash partitions"])
 def counts(request: pytest.FixtureRequest, settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
     """A function that registers a word count with a state of this kind, and plans some batches."""
@@ -152,9 +159,7 @@ def test_a_redo_leaves_nothing_in_a_hash_partition_that_is_detached(
 ) -> None:
     """It is refused, and right when the partition is attached again."""
     state = State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque", hash_partitions=2)
-    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
-    register(pipeline)
-    flow = Counts(settings, pipeline.spec)
+    flow = counting(settings, register, state)
     flow.plan(1)
     flow.merge(1, dict.fromkeys("abcdefgh", 1))
     as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
@@ -171,9 +176,7 @@ def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
 ) -> None:
     """No query finds its rows any more, and a table that is made again would lack them, though it is still listed."""
     state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
-    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
-    register(pipeline)
-    flow = Counts(settings, pipeline.spec)
+    flow = counting(settings, register, state)
     flow.plan(1)
     flow.merge(1, dict.fromkeys("abcdefgh", 1))
     kept = flow.rows("counts")
@@ -189,9 +192,9 @@ def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
     with pytest.raises(SchemaOutOfDate, match=refusal):
         flow.rows("counts")
     with pytest.raises(SchemaOutOfDate, match=refusal):
-        lookup.get(settings, pipeline.spec.states[0], [(word,) for word in "abcdefgh"])
+        lookup.get(settings, flow.spec.states[0], [(word,) for word in "abcdefgh"])
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
-        hash_partitions.check_complete(connection, state_tables.STATE, [pipeline.spec])
+        hash_partitions.check_complete(connection, state_tables.STATE, [flow.spec])
     as_owner(sa.text(f"{detach} FINALIZE"))
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
     assert flow.rows("counts") == kept
@@ -203,9 +206,7 @@ def test_a_redo_leaves_nothing_that_a_policy_hides(
 ) -> None:
     """Row-level security may be forced on the owner, who redoes: that is an error."""
     state = State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque")
-    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
-    register(pipeline)
-    flow = Counts(settings, pipeline.spec)
+    flow = counting(settings, register, state)
     flow.plan(1)
     as_owner(sa.text("ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"))
     as_owner(sa.text("CREATE POLICY of_commits ON state.counts TO tidegate USING (true)"))
@@ -224,9 +225,7 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
 ) -> None:
     """Its keys are not left out: reads and the commit are refused by name, and right when the partition is attached again."""
     state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
-    pipeline = Pipeline("words", Stream("transactional"), {"counts": state})
-    register(pipeline)
-    flow = Counts(settings, pipeline.spec)
+    flow = counting(settings, register, state)
     flow.plan(1, 1)
     flow.merge(1, dict.fromkeys("abcdefgh", 1))
     kept = flow.rows("counts")
@@ -241,7 +240,7 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
         for read in reading:
             with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
                 read()
-    spec, keys = pipeline.spec.states[0], [(word,) for word in "abcdefgh"]
+    spec, keys = flow.spec.states[0], [(word,) for word in "abcdefgh"]
     known = [key for key in keys if _is_there(settings, spec, key)]
     assert 0 < len(known) < len(keys), "keys that are found are as they were"
     with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):

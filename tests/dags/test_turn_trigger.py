@@ -300,7 +300,7 @@ def _silence(settings: Settings) -> None:
 def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
     batches: Batches, settings: Settings, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
-    """Its process task was marked as done by hand, before it began or in its work: nobody would ever seal it."""
+    """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
     monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     monkeypatch.setattr(turn_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
     batches.plan("run", 2)
@@ -311,7 +311,7 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
         first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
         if has_begun:
             await asyncio.sleep(2.5)
-            assert not first.done()  # somebody is at work
+            assert not first.done()  # a task is at work
             await asyncio.to_thread(_silence, settings)
         turn = await first
         assert not second.done()

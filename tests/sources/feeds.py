@@ -86,13 +86,17 @@ class InputsFeed:
         return self._first.hide()
 
 
-class DeltaFeed:
-    """A Delta table, two rows a version, two data files a batch."""
+class DataFilesFeed:
+    """A table of data files, two rows a version, two data files a batch; base class of the formats."""
 
-    def __init__(self, settings: Settings, number: int) -> None:
-        self.folder = settings.home / f"table_{number}"
-        self.source = Delta(self.folder.name, schema=SCHEMA, max_files=2)
+    def __init__(self, source: Any, folder: Path) -> None:
+        self.source = source
+        self._folder = folder
         self._rows = 0
+
+    def append(self, rows: pa.Table) -> None:
+        """Write a version with these rows."""
+        raise NotImplementedError
 
     def put(self, count: int) -> list[tuple]:
         """Append rows in new versions."""
@@ -100,12 +104,12 @@ class DeltaFeed:
         self._rows += count
         for start in range(0, count, 2):
             names, amounts = zip(*rows[start : start + 2], strict=True)
-            write_deltalake(str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode="append")
+            self.append(pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}))
         return rows
 
     def change(self) -> None:
         """Change a byte of each data file, but restore sizes and times."""
-        for path in self.folder.glob("*.parquet"):
+        for path in self._folder.rglob("*.parquet"):
             before, content = path.stat(), path.read_bytes()
             path.write_bytes(content.replace(b"row 0", b"row 9"))
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -115,35 +119,31 @@ class DeltaFeed:
         raise NotPossible
 
 
-class IcebergFeed:
-    """An Iceberg table, two rows a snapshot, two data files a batch."""
+class DeltaFeed(DataFilesFeed):
+    """A Delta table."""
+
+    def __init__(self, settings: Settings, number: int) -> None:
+        name = f"table_{number}"
+        super().__init__(Delta(name, schema=SCHEMA, max_files=2), settings.home / name)
+
+    def append(self, rows: pa.Table) -> None:
+        """Write a version with these rows."""
+        write_deltalake(str(self._folder), rows, mode="append")
+
+
+class IcebergFeed(DataFilesFeed):
+    """An Iceberg table."""
 
     def __init__(self, _settings: Settings, number: int) -> None:
         name = f"feeds.rows_{number}_{uuid.uuid4().hex}"
         catalog().create_namespace_if_not_exists("feeds")
         self._table = catalog().create_table(name, pa.schema([("name", pa.string()), ("amount", pa.int32())]))
-        self.source = Iceberg(f"lake.{name}", schema=SCHEMA, max_files=2)
-        self._rows = 0
+        folder = Path(urlsplit(self._table.location()).path)
+        super().__init__(Iceberg(f"lake.{name}", schema=SCHEMA, max_files=2), folder)
 
-    def put(self, count: int) -> list[tuple]:
-        """Append rows in new snapshots."""
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        for start in range(0, count, 2):
-            names, amounts = zip(*rows[start : start + 2], strict=True)
-            self._table.append(pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}))
-        return rows
-
-    def change(self) -> None:
-        """Change a byte of each data file, but restore sizes and times."""
-        for path in Path(urlsplit(self._table.location()).path).rglob("*.parquet"):
-            before, content = path.stat(), path.read_bytes()
-            path.write_bytes(content.replace(b"row 0", b"row 9"))
-            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    def hide(self) -> Any:
-        """Refuse: a table whose files are away is broken."""
-        raise NotPossible
+    def append(self, rows: pa.Table) -> None:
+        """Write a snapshot with these rows."""
+        self._table.append(rows)
 
 
 class FixedFeed:

@@ -262,15 +262,17 @@ def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> 
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
+class Killed(BaseException):
+    """The process was killed."""
+
+
+def die(*_: object) -> None:
+    """Do as a process that is killed."""
+    raise Killed
+
+
 def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run moves the files that the redo took: one that grew in the folder would count twice."""
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
     pipeline = declare(inbox, files("opaque", done_folder="done", max_files=10))
     inbox.write("1.csv", lines("a"))
     inbox.run(pipeline, "first")
@@ -291,13 +293,6 @@ def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pyte
 
 def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The redo's process died, so its ack is due: a file that it took, and that grew in the folder, would count twice."""
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
     pipeline = declare(inbox, files("opaque", done_folder="done", max_files=10))
     inbox.write("1.csv", lines("a"))
     new = inbox.folder / "2.csv"

@@ -80,7 +80,7 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
 
 
 def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another database, it would make all pipelines begin anew; of newer code, nothing could read it."""
+    """Of another database, it would make all pipelines begin again; of newer code, nothing could read it."""
     register_pipelines(running.settings, TALLY)
     other, newer = tmp_path / "airflow", tmp_path / "newer"
     with other.open("wb") as output:

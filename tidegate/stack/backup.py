@@ -81,7 +81,7 @@ def restore(settings: Settings, file: Path) -> str:
 
 
 def _check_ledger(postgres: EmbeddedPostgres, database: str, file: Path) -> None:
-    """Refuse a dump of another database, in whose place all pipelines would begin anew, and one that this code cannot use."""
+    """Refuse a dump of another database, in whose place all pipelines would begin again, and one that this code cannot use."""
     version = sql.Identifier(tables.LEDGER, schema.VERSION_TABLE)
     with closing(_connect(postgres, database)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT to_regclass(%s)", [version.as_string(connection)])

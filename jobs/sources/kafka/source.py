@@ -163,7 +163,7 @@ class Kafka(Source):
         if not held:
             return None
         return (
-            f"Topic {self.topic}: records wait behind a transaction that is open: {', '.join(held)}. If its producer is gone "
+            f"Topic {self.topic}: records wait for a transaction that is open: {', '.join(held)}. If its producer is gone "
             "for good, Kafka's own tool ends it: kafka-transactions.sh, find-hanging and abort."
         )
 
@@ -262,8 +262,8 @@ class KafkaCoordinator(PartitionedCoordinator):
         gone: list[str] = []
         for name, read in counted["partitions"].items():
             first = read["end"] if "given_up" in planned else _standing(planned).get(name, UNREAD)["start"]
-            if read["start"] < (behind := min(first, read["end"])):
-                gone.append(f"partition {name}, offsets {read['start']} to {behind}")
+            if read["start"] < (until := min(first, read["end"])):
+                gone.append(f"partition {name}, offsets {read['start']} to {until}")
         if gone:
             raise RangeExpired(
                 f"Records of topic {counted['topic']} have counted in txid {txid} and are gone: {'; '.join(gone)}. To redo the "
