@@ -39,6 +39,7 @@ from jobs.sources.postgres.source import PostgresTable
 from jobs.state_queries import StateQuery, state_query
 from jobs.states import History, Newest, Rows, State, Update
 from jobs.windows import Session, Sliding, Tumbling
+from state_store.declaration import Ranges
 
 __all__ = [
     "ApproxDistinct",
@@ -72,6 +73,7 @@ __all__ = [
     "Pipeline",
     "PostgresTable",
     "Query",
+    "Ranges",
     "Reference",
     "Rows",
     "Session",

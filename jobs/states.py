@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from jobs.aggregates import Aggregate, Part, in_order
 from jobs.windows import Window, parts_of
-from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, StateKind, StateSpec, Validity
+from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, Ranges, StateKind, StateSpec, Validity
 from state_store.window_spec import WINDOW_START
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ class _Keyed(ABC):
     def keyed_by(self) -> Mapping[str, str]:
         """Return the columns that a row is found by, with their types."""
         return self.key
+
+    @property
+    def required(self) -> Mapping[str, str]:
+        """Return the columns in which no row may have NULL, and what each of them is."""
+        keys = {} if self.null_keys else dict.fromkeys(sorted(self.keyed_by), "key column")
+        return keys | ({self.window.spec.column: "time column"} if self.window else {})
 
     @property
     def derived(self) -> tuple[DerivedColumn, ...]:
@@ -230,6 +236,11 @@ class _PerRow:
         return {}
 
     @property
+    def required(self) -> Mapping[str, str]:
+        """Return the columns in which no row may have NULL, and what each of them is."""
+        return {}
+
+    @property
     def parts(self) -> Sequence[Part]:
         """Return the columns."""
         return tuple(Part(column, kind, "append", "none", column) for column, kind in self.columns.items())
@@ -248,14 +259,28 @@ class Rows(_PerRow):
     `position` within it; both are its key. Positions are different, and ascend in the order in which a Spark task has read the
     rows, with gaps between tasks. A redo of the last batch replaces its rows, so an opaque source will do.
 
+    `range_partitions` divide the table into one per day, month or so many numbers of a column, which may then not be NULL:
+    ``Ranges("sold_at", "month")``. The commit that brings the first row of a range makes its table, and ``tidegate prune``
+    removes old ones. They may be declared later, or otherwise, by a migration that copies the table (docs/state-size.md).
+
     `unanchored` is that of `State`.
     """
 
     columns: Mapping[str, str]
     unanchored: bool = False
+    range_partitions: Ranges | None = None
     kind: StateKind = field(default="opaque", init=False)
     key: Mapping[str, str] = field(default_factory=dict, init=False)
     null_keys: bool = field(default=True, init=False)
+
+    @property
+    def required(self) -> Mapping[str, str]:
+        """Return the column that divides the rows, if there is one."""
+        return {self.range_partitions.column: "column"} if self.range_partitions else {}
+
+    def spec(self, name: str) -> StateSpec:
+        """Return the store's view of these rows."""
+        return replace(super().spec(name), ranges=self.range_partitions)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import hash_partitions, histories, state_tables, tables
+from state_store import histories, partitions, state_tables, tables
 from state_store.schema import VERSION_TABLE
 
 
@@ -39,19 +39,35 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
             script.downgrade_ops.ops.insert(0, drop)
             if isinstance(operation, ops.ModifyTableOps):
                 script.upgrade_ops.ops.insert(0, drop)
-    for declared, found in hash_partitions.differing(connection, state_tables.STATE, specs):
+    for declared, found in partitions.differing(connection, state_tables.STATE, specs):
+        dividing = {*declared.required, *found.required}
+        for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
+            _leave_nullable(operations, declared.table_name, dividing)
         script.upgrade_ops.ops += _made_again(declared, found)
         script.downgrade_ops.ops[:0] = _made_again(found, declared)
+
+
+def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
+    """Take out changes of whether these columns of a table may be NULL: it is made again, and they are part of its key."""
+    for operation in operations:
+        if isinstance(operation, ops.ModifyTableOps) and operation.table_name == table:
+            operation.ops = [
+                each
+                for each in operation.ops
+                if not (
+                    isinstance(each, ops.AlterColumnOp) and each.column_name in columns and each.modify_nullable is not None
+                )
+            ]
 
 
 def _made_again(state, before):  # noqa: ANN001, ANN202
     table = state_tables.state_table_of(state)
     return [
         *_statements([views[table.name]] if table.name in views else []),
-        *_statements(hash_partitions.set_aside(table, before)),
+        *_statements(partitions.set_aside(table, before)),
         ops.CreateTableOp.from_table(table),
         *_statements(state_tables.after_create(state, table.name)),
-        *_statements(hash_partitions.moved_back(table)),
+        *_statements(partitions.moved_back(table, state)),
         *map(ops.CreateIndexOp.from_index, sorted(table.indexes, key=lambda index: str(index.name))),
     ]
 

@@ -22,6 +22,9 @@ COMBINER_VERSION = 1
 WINDOW = 16
 # Each hash partition is a table with an index of its own, which every merge opens.
 MOST_PARTITIONS = 256
+# The periods of range partitions by a date or time, and the column's types; other ranges are so many whole numbers.
+PERIODS = ("day", "week", "month", "year")
+TIMES, NUMBERS = ("date", "timestamptz", "timestamp"), ("integer", "bigint")
 
 # What a source needs to read exactly one batch: plain JSON data.
 SourceMetadata = dict[str, Any]
@@ -162,6 +165,25 @@ class Validity:
     collapses: bool = False
 
 
+@dataclass(frozen=True)
+class Ranges:
+    """How appended rows are divided into tables of Postgres: by ranges of `column`, which is never NULL then.
+
+    `every` is "day", "week" (from Monday on), "month" or "year" for a date or time, in UTC if the column is a timestamptz; or
+    how many numbers a range has, for an integer or bigint.
+    """
+
+    column: str
+    every: str | int
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.every, int) and not isinstance(self.every, bool) and 0 < self.every < 2**63
+        if self.every not in PERIODS and not is_number:
+            raise ValueError(
+                f"Ranges({self.column!r}) cannot be of {self.every!r}: use {', '.join(PERIODS)}, or how many numbers."
+            )
+
+
 def previous_name(value: str) -> str:
     """Return the column in which an opaque state keeps the value from before its row's txid."""
     return f"previous_{value}"
@@ -193,7 +215,8 @@ class StateSpec:
     With a `window`, the last key column is the start of the window, and the values begin with the window's end, its last event
     and the number of its corrections.
 
-    `hash_partitions` is how many tables hold the rows; 1 is the state's table itself.
+    `hash_partitions` is how many tables hold the rows; 1 is the state's table itself. With `ranges`, a table per range holds
+    appended rows.
     """
 
     name: str
@@ -209,6 +232,7 @@ class StateSpec:
     before: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
     window: WindowSpec | None = None
     hash_partitions: int = 1
+    ranges: Ranges | None = None
 
     def __post_init__(self) -> None:
         check_name("state", self.name)
@@ -263,6 +287,17 @@ class StateSpec:
             )
         if self.hash_partitions > 1 and not self.hashed_keys:
             raise ValueError(f"State {self.name} cannot have hash partitions: it has no key by which rows could be divided.")
+        if self.ranges is None:
+            return
+        column = next((value for value in self.values if value.name == self.ranges.column), None)
+        if column is None:
+            raise ValueError(f"State {self.name} cannot be divided by {self.ranges.column}: it has no such column.")
+        usual = NUMBERS if isinstance(self.ranges.every, int) else TIMES
+        if column.type.name not in usual:
+            raise ValueError(
+                f"State {self.name} cannot be divided by ranges of {self.ranges.every} of column {column.name}, a "
+                f"{column.type.name}: its type has to be {' or '.join(usual)}."
+            )
 
     @property
     def hashed_keys(self) -> tuple[KeyColumn, ...]:
@@ -271,6 +306,11 @@ class StateSpec:
             return ()
         apart = self.history.order if self.history else (WINDOW_START,) if self.window else ()
         return tuple(key for key in self.keys if key.name not in apart)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Return the columns in which no row may have NULL although its aggregate could: the one that divides the table."""
+        return (self.ranges.column,) if self.ranges else ()
 
     @property
     def columns(self) -> tuple[KeyColumn | ValueColumn, ...]:
@@ -383,6 +423,7 @@ class QuarantineSpec:
 
     pipeline: str
     keys: tuple[KeyColumn, ...] = ()
+    required: tuple[str, ...] = ()
     columns: tuple[KeyColumn, ...] = (
         KeyColumn("reason", ColumnType("text")),
         KeyColumn("origin", ColumnType("text"), nullable=True),
@@ -470,7 +511,7 @@ class PipelineSpec:
         states = meaning["states"]
         values = [value for state in states for value in state["values"]]
         for state in states:
-            del state["update"], state["before"], state["hash_partitions"]
+            del state["update"], state["before"], state["hash_partitions"], state["ranges"]
             if state["window"]:
                 del state["window"]["keep"]
         for value in values:

@@ -103,7 +103,7 @@ def _of_a_missing_table(state: str | None, message: str, doing: str) -> errors.T
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
     if state == _CHECK_STATE and "no partition of relation" in message:
         return errors.SchemaOutOfDate(
-            f"A hash partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
+            f"A partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
         )
     return None
 

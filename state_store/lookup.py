@@ -17,8 +17,8 @@ from state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 1000
 # A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
-_MODULI = r"""
-    SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
+_PARTITIONS = r"""
+    SELECT part.relname, substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
     FROM pg_catalog.pg_class AS divided
     LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid AND NOT inhdetachpending
     LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
@@ -33,7 +33,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     has the empty key.
 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
-    SchemaOutOfDate, also if a hash partition of the table is missing: its keys would have no rows.
+    SchemaOutOfDate, also if a partition of the table is missing: its keys would have no rows.
     """
     check_widths(state, keys)
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
@@ -44,7 +44,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
             hold(connection, [state.name])
             for position, row in rows(connection, state, keys):
                 found[position] = row
-            if state.hash_partitions > 1 and None in found:
+            if (state.hash_partitions > 1 or state.ranges) and None in found:
                 _check_whole(connection, state)
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
@@ -54,19 +54,23 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
 
 
 def _check_whole(connection: Any, state: StateSpec) -> None:
-    """Refuse a table that lacks a hash partition.
+    """Refuse a table that lacks a partition.
 
     Raises: SchemaOutOfDate.
     """
     table = f"{STATE}.{state.table_name}"
     with connection.cursor() as cursor:
-        cursor.execute(_MODULI, [table])
-        moduli = [modulus for (modulus,) in cursor]
-    if not moduli or set(moduli) == {len(moduli)}:
+        cursor.execute(_PARTITIONS, [table])
+        found = dict(cursor.fetchall())
+        cursor.execute("SELECT partition FROM tidegate.state_range WHERE state = %s", [state.name])
+        missing = {name for (name,) in cursor} - found.keys()
+    moduli = [modulus for modulus in found.values() if modulus]
+    if not found or (state.ranges and not missing) or set(moduli) == {len(moduli)}:
         return
-    from state_store.hash_partitions import why_not_whole  # noqa: PLC0415 - SQLAlchemy takes longer than the command
+    from state_store import hash_partitions, range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
-    if refusal := why_not_whole(table, [modulus for modulus in moduli if modulus]):
+    refusal = range_partitions.why_not_whole(table, missing) or hash_partitions.why_not_whole(table, moduli)
+    if refusal:
         raise refusal
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
-from state_store import checks, combiners, hash_partitions, staging, state_tables, tables, updates, windows
+from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
 from state_store.combine import StagedBatch, combined, keeps_whole_rows
 from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
 from state_store.errors import GuardMismatch
@@ -168,6 +168,8 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
     Raises: GuardMismatch if a row is there already, or is kept out by a trigger or a rule.
     """
     for batch in staged:
+        if state.ranges:
+            range_partitions.add_missing(connection, state, batch.partials)
         rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
         added = insert(state_tables.state_table_of(state)).from_select(
             [*(column.name for column in rows.selected_columns)], rows
@@ -224,11 +226,11 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 
     The whole table is read: an index on txid would make every update slower (not HOT) for the sake of a rare operation.
 
-    Raises: SchemaOutOfDate if a hash partition is missing: what the txid did there would stay.
+    Raises: SchemaOutOfDate if a partition is missing: what the txid did there would stay.
     """
     table = state_tables.state_table_of(state)
     connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1))  # locks the table, so none is detached any more
-    hash_partitions.check_whole(connection, state_tables.STATE, state)
+    partitions.check_whole(connection, state_tables.STATE, state)
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import cursors, hash_partitions, overview, schema, state_tables
+from state_store import cursors, overview, partitions, schema, state_tables
 from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
 from state_store.state_reads import ALIAS, Reading
@@ -70,7 +70,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     found = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
-        hash_partitions.check_whole(connection, state_tables.STATE, state)
+        partitions.check_whole(connection, state_tables.STATE, state)
         if not schema.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError
 
-from state_store import hash_partitions, lookup, overview, schema, state_tables, tables
+from state_store import lookup, overview, partitions, schema, state_tables, tables
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
 from state_store.reader import LedgerReader
@@ -130,12 +130,12 @@ def version_of(connection: Connection, pipeline: str) -> Version:
 def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:
     """Return the rows of keys, None for each that has none.
 
-    Raises: UsageError; SchemaOutOfDate also if a hash partition is missing.
+    Raises: UsageError; SchemaOutOfDate also if a partition is missing.
     """
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
     lookup.check_widths(state, keys)
-    hash_partitions.check_whole(connection, state_tables.STATE, state)
+    partitions.check_whole(connection, state_tables.STATE, state)
     found: list[Row | None] = [None] * len(keys)
     driver: Any = connection.connection.driver_connection
     try:

@@ -1,15 +1,18 @@
-"""The retention of recorded changes and final windows: old ones are removed by hand, once no follower needs them."""
+"""What operators remove once no follower needs it: recorded changes, final windows, range partitions of appended rows."""
 
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, merges, state_tables, tables
+from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
 from state_store.witness import Witness
+
+# While it waits for a reader, everyone else waits for it.
+LOCK_TIMEOUT = "5s"
 
 
 class Pruned(NamedTuple):
@@ -17,6 +20,25 @@ class Pruned(NamedTuple):
 
     up_to_txid: int
     changes: int
+
+
+class Removal(NamedTuple):
+    """Which range partitions are to be removed: those that end by `before`, without rows of txids after `up_to_txid`.
+
+    With `detaches`, they stay as tables of their own. Unless it `is_confirmed`, nothing is removed.
+    """
+
+    before: str
+    up_to_txid: int
+    detaches: bool
+    is_confirmed: bool
+
+
+class PrunedRanges(NamedTuple):
+    """Which partitions were removed, the oldest first, and the first one that a follower still needs."""
+
+    partitions: list[str]
+    needed: str | None
 
 
 class Follower(NamedTuple):
@@ -41,9 +63,15 @@ def followers(connection: Connection, pipeline: str, state: str) -> list[Followe
 
 
 def pruned_txid(connection: Connection, state: StateSpec) -> int:
-    """Return the txid up to which a state's changes were removed; 0 if none were."""
+    """Return the txid up to which a state's changes, or some of its appended rows, were removed; 0 if none were."""
     s = tables.state_table.c
-    return connection.scalar(sa.select(s.pruned_txid).where(s.state == state.records)) or 0
+    return connection.scalar(sa.select(s.pruned_txid).where(s.state == _followed(state))) or 0
+
+
+def _followed(state: StateSpec) -> str:
+    """Return the table by which others follow a state."""
+    assert state.stream is not None, "only what can be followed is pruned"
+    return state.stream[0]
 
 
 def prune(
@@ -62,10 +90,51 @@ def prune(
     table: Any = state_tables.changes_table_of(state)
     merges.open_tables(connection, spec)
     removed = connection.execute(sa.delete(table).where(table.c.txid <= up_to_txid)).rowcount
-    s = tables.state_table.c
-    connection.execute(
-        sa.update(tables.state_table).where(s.state == state.records, s.pruned_txid < up_to_txid).values(pruned_txid=up_to_txid)
-    )
+    _note(connection, state, up_to_txid)
     owner, reason = action
     write_action(connection, spec.name, up_to_txid, "prune", owner, f"changes of {state.name}: {reason}")
     return Pruned(up_to_txid, removed)
+
+
+def prune_ranges(
+    connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
+) -> PrunedRanges:
+    """Remove the range partitions that end at or before a value, the oldest first, up to one that a follower needs.
+
+    Readers wait meanwhile, and it waits for them, for some seconds. A row of such a range that comes later has it made again. A
+    pipeline that begins to follow the state from its beginning afterwards is refused, as for changes. Of a partition that was
+    detached or dropped by hand, only the note is removed: what it had is no longer missed.
+
+    Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
+    """
+    committed = cursors.lock_cursor(connection, spec.name, witness).txid
+    connection.execute(sa.select(sa.func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
+    attached = partitions.attached(connection, state_tables.STATE, state)
+    pruned = PrunedRanges([], None)
+    last_txid = 0
+    for partition in range_partitions.ended(connection, state, removal.before):
+        newest = range_partitions.newest_txid(connection, partition) if partition in attached else committed
+        if partition in attached and newest > removal.up_to_txid:
+            pruned = pruned._replace(needed=partition)
+            break
+        last_txid = max(last_txid, newest)
+        pruned.partitions.append(partition)
+    if not pruned.partitions or not removal.is_confirmed:
+        return pruned
+    for partition in pruned.partitions:
+        range_partitions.remove(connection, state, partition, drops=not removal.detaches, is_attached=partition in attached)
+    _note(connection, state, last_txid)
+    owner, reason = action
+    what = f"partitions of {state.name} before {removal.before}"
+    write_action(connection, spec.name, last_txid or None, "prune", owner, f"{what}: {reason}")
+    return pruned
+
+
+def _note(connection: Connection, state: StateSpec, up_to_txid: int) -> None:
+    """Note that what followers would read up to a txid is not complete any more."""
+    s = tables.state_table.c
+    connection.execute(
+        sa.update(tables.state_table)
+        .where(s.state == _followed(state), s.pruned_txid < up_to_txid)
+        .values(pruned_txid=up_to_txid)
+    )

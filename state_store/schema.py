@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, insert
 from sqlalchemy.schema import SetTableComment
 
-from state_store import batches, cursors, hash_partitions, histories, operations, state_tables, tables
+from state_store import batches, cursors, histories, operations, partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, parts_of
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.witness import Witness
@@ -308,7 +308,7 @@ def readable_table(connection: Connection, state: StateSpec) -> Table:
 
     Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
     """
-    hash_partitions.check_whole(connection, state_tables.STATE, state)
+    partitions.check_whole(connection, state_tables.STATE, state)
     return state_tables.readable_of(state)
 
 

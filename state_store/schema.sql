@@ -256,6 +256,34 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
 
+-- The table of a state with range partitions gets one for each range of which a commit brings the first row. The role tidegate may
+-- create no table in schema state, so the commit has this function of the owner do it. What it makes is noted in state_range, which
+-- shows when a partition is missing. Bounds are texts, those of times in UTC; without one, the range is open there.
+
+CREATE FUNCTION tidegate.add_range(state text, partition text, lower text, upper text, every text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET timezone = 'UTC' AS $$
+DECLARE
+    parent regclass := to_regclass(format('state.%I', state));
+    owner text := (SELECT t.pipeline FROM tidegate.state_table t WHERE t.state = add_range.state);
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = parent AND partstrat = 'r') THEN
+        RAISE EXCEPTION 'state.% is not divided by ranges', state USING HINT = 'Run: tidegate migrate';
+    END IF;
+    IF owner IS NULL OR owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '')
+        OR NOT starts_with(partition, state || '$') THEN
+        RAISE EXCEPTION 'state.% gets its partitions by the commits of its pipeline only', state
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    EXECUTE format('CREATE TABLE state.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES)', partition, parent);
+    EXECUTE format('CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.%I '
+                   'FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()', partition);
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION state.%I FOR VALUES FROM (%s) TO (%s)', parent, partition,
+                   coalesce(quote_literal(lower), 'MINVALUE'), coalesce(quote_literal(upper), 'MAXVALUE'));
+    INSERT INTO tidegate.state_range VALUES (state, partition, lower, upper, every);
+END $$;
+
+REVOKE EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) FROM PUBLIC;
+
 -- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for rows of open_commit and
 -- for sessions that become one (tables.JOINED).
 
@@ -285,6 +313,7 @@ GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of
 GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
     tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
+GRANT EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the

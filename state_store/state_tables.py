@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from state_store import hash_partitions, histories
+from state_store import hash_partitions, histories, range_partitions
 from state_store.copy_in import STAGING
 from state_store.declaration import (
     PREVIOUS_TXID,
@@ -81,8 +81,8 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     row's txid; `previous_txid` is NULL where there was no row. No index on a value or on txid: no update could be HOT. No CHECK
     on columns that only commits write: each is evaluated twice per row of a merge.
 
-    Appended rows are keyed by txid and position. Windows that are recorded when they are final have an index on their end,
-    which no update changes.
+    Appended rows are keyed by txid and position, and by the column that divides them, if there is one. Windows that are
+    recorded when they are final have an index on their end, which no update changes.
 
     The table of a history has its versions; readers use its view (`readable_of`).
     """
@@ -91,26 +91,34 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     if not keys:
         keys = [Column(SNAPSHOT, Boolean, nullable=False, server_default=sa.true())]
         constraints.append(CheckConstraint(SNAPSHOT, name=SNAPSHOT))
+    values = [Column(v.name, sql_type(v.type), nullable=v.nullable and v.name not in state.required) for v in state.values]
     if any(key.nullable for key in keys):
         constraints.append(sa.UniqueConstraint(*keys, name=f"uq_{state.name}_key", postgresql_nulls_not_distinct=True))
     else:
-        constraints.append(sa.PrimaryKeyConstraint(*keys, name=f"pk_{state.name}"))
-    columns = [*keys, *(Column(v.name, sql_type(v.type), nullable=v.nullable) for v in state.values)]
+        divides = [value for value in values if value.name in state.required]  # Postgres wants it in the key of such a table
+        constraints.append(sa.PrimaryKeyConstraint(*keys, *divides, name=f"pk_{state.name}"))
+    columns = [*keys, *values]
     if state.keeps_previous:
         columns += [Column(previous_name(v.name), sql_type(v.type)) for v in state.values]
         columns.append(Column(PREVIOUS_TXID, BigInteger))
     columns += [_derived_column(derived, state) for derived in state.derived]
     if state.has_txid and not state.appends:
         columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
-    storage: dict[str, Any] = {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
-    if state.hash_partitions > 1:
-        storage = {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
-    found = _table(state.table_name, metadata, [*columns, *constraints], storage, after_create(state, state.table_name))
+    found = _table(state.table_name, metadata, [*columns, *constraints], _storage(state), after_create(state, state.table_name))
     if state.window and (state.window.emits or state.window.keep is not None):
         Index(f"ix_{state.name}_{WINDOW_END}", found.c[WINDOW_END])
     if state.history:
         sa.event.listen(found, "before_drop", sa.DDL(histories.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
     return found
+
+
+def _storage(state: StateSpec) -> dict[str, Any]:
+    """Return how Postgres stores a state's table."""
+    if state.ranges:
+        return {"postgresql_partition_by": range_partitions.partitioned_by(state.ranges)}
+    if state.hash_partitions > 1:
+        return {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
+    return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
 
 
 def readable_of(state: StateSpec) -> Table:

@@ -478,6 +478,16 @@ class StateStore:
         with self._commit_transaction(spec.name, f"removing changes of {state.name}") as connection:
             return retention.prune(connection, spec, state, up_to_txid, (owner, storable(reason)), self.witness)
 
+    def prune_ranges(
+        self, spec: PipelineSpec, state: StateSpec, removal: retention.Removal, owner: str, reason: str
+    ) -> retention.PrunedRanges:
+        """Remove range partitions of appended rows, the oldest first, up to one that a follower needs. As the owner only.
+
+        Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises.
+        """
+        with self._commit_transaction(spec.name, f"removing partitions of {state.name}") as connection:
+            return retention.prune_ranges(connection, spec, state, removal, (owner, storable(reason)), self.witness)
+
     def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
         """Skip a failed batch: a commit without rows takes its place and records the owner and the reason.
 

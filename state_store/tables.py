@@ -77,6 +77,17 @@ state_table = Table(
     comment="Which pipeline owns which state table: one writer each.",
 )
 
+state_range = Table(
+    "state_range",
+    ledger,
+    Column("state", ForeignKey(state_table.c.state), primary_key=True),
+    Column("partition", Text, primary_key=True, comment="name of the table in schema state that has its rows"),
+    Column("lower", Text, comment="its least value, of a time in UTC; NULL: it has none"),
+    Column("upper", Text, comment="the least value above it; NULL: there is none"),
+    Column("every", Text, nullable=False, comment="its length, as it was declared"),
+    comment="Partitions of states that are divided by ranges.",
+)
+
 cursor = Table(
     "cursor",
     ledger,

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, hash_partitions, sessions, state_tables, tables
+from state_store import combiners, partitions, sessions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -209,7 +209,7 @@ class EventTime:
             windows = windows.where(ended > _at(after, self._window))
         self._connection.execute(insert(final).from_select(["txid", *names], windows))
         if self._state.hash_partitions > 1:  # the statement has locked the table, so none is detached any more
-            hash_partitions.check_whole(self._connection, state_tables.STATE, self._state)
+            partitions.check_whole(self._connection, state_tables.STATE, self._state)
 
     def _remove(self, until: int) -> None:
         """Remove the windows that ended until then, the oldest first.

@@ -67,10 +67,9 @@ def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequenc
     for state in storable:
         texts = state.keyed_by.keys() & all_texts
         values = {part.column for part in state.parts if part.column and part.function != "count"} & all_texts
-        for name in sorted(state.keyed_by.keys() & columns.keys()) if not state.null_keys else ():
-            refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"key column {name} is NULL"))
-        if state.window and (time := state.window.spec.column) in columns:
-            refusal = refusal.when(F.col(quoted(time)).isNull(), F.lit(f"time column {time} is NULL"))
+        for name, what in state.required.items():
+            if name in columns:
+                refusal = refusal.when(F.col(quoted(name)).isNull(), F.lit(f"{what} {name} is NULL"))
         for name, limit in (dict.fromkeys(values, MAX_VALUE_BYTES) | dict.fromkeys(texts, MAX_KEY_BYTES)).items():
             text = F.col(quoted(name))
             refusal = refusal.when(F.contains(text, F.lit("\0")), F.lit(f"column {name} holds a NUL character"))

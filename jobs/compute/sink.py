@@ -207,6 +207,12 @@ class PartialsReader:
                     f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
                     "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
                 )
+        for name in self._staged.required:
+            if nulls := batch.column(name).null_count:
+                raise BadKey(
+                    f"State {self._staged.name}: column {name}, by which its rows are divided, is NULL in {nulls} row(s). "
+                    "Filter such rows in the transform, or give them a value there."
+                )
         self._check_sizes(batch)
         for column in self._staged.columns:
             self._check_years(batch, column.name)

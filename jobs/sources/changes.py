@@ -32,7 +32,7 @@ _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", 
 _UPSTREAM = """
 SELECT c.txid, p.declaration, coalesce((
     SELECT max(s.pruned_txid) FROM tidegate.state_table s
-    WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s || '_changes', %(state)s || '_final')
+    WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s, %(state)s || '_changes', %(state)s || '_final')
 ), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
 # The identity of a commit: after a restore has lost it, a new commit of the same txid has another one.
@@ -296,7 +296,7 @@ def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
     """
     if after < upstream.pruned:
         raise SourceChanged(
-            f"Changes({source.of!r}): the changes after txid {after} are needed, but those up to txid {upstream.pruned} were "
+            f"Changes({source.of!r}): the changes after txid {after} are needed, but some up to txid {upstream.pruned} were "
             f"removed (tidegate prune). A pipeline that begins later has to take the state as it is: read it with StateReader."
         )
 

@@ -1,6 +1,6 @@
 """Pipelines that quarantine bad records or skip their batches, with states that can be redone."""
 
-from jobs import Count, Files, Pipeline, State, Sum
+from jobs import Count, Files, Pipeline, Ranges, Rows, State, Sum
 
 ORDERS = Pipeline(
     name="orders",
@@ -13,6 +13,7 @@ ORDERS = Pipeline(
             unanchored=True,
             changes=True,
         ),
+        "sale": Rows(columns={"shop": "text", "cents": "integer"}, range_partitions=Ranges("cents", 1000)),
     },
     check={"paid": "cents > 0"},
     on_poison="quarantine",

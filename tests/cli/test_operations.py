@@ -275,12 +275,47 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert (unknown.returncode, "Pipeline flights does not follow orders.revenue" in unknown.stderr) == (USAGE, True)
 
     done = shops.json("prune", "orders", "revenue", "--keep", "1", "--reason", "a year is over", "--yes")
-    assert done == {"pipeline": "orders", "state": "revenue", "up_to_txid": 2, "changes": 2, "followers": {}}
+    assert done == {"pipeline": "orders", "state": "revenue", "up_to_txid": 2, "changes": 2, "partitions": [], "followers": {}}
     again = shops("prune", "orders", "revenue", "--keep", "1", "--yes")
     assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
     shown = shops("changes", "orders", "revenue")
     assert "The changes by txids up to 2 were removed." in shown.stderr
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [3]
+
+
+def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: CommandLine) -> None:
+    """Or they are detached; what is asked the wrong way changes nothing."""
+    write_file(shops.settings.home, "orders/1.csv", "shop,cents", *(f"Lisbon,{amount}" for amount in (500, 1500, 1600, 3100)))
+    assert shops.json("run", "orders")["committed"] == [1]
+
+    for wrong, refusal in (
+        (("sale", "--keep", "1"), "State sale has range partitions: say with --before"),
+        (("sale",), "State sale has range partitions: say with --before"),
+        (("revenue", "--before", "1"), "State revenue records its changes: say with --keep"),
+        (("revenue", "--keep", "1", "--detach"), "State revenue records its changes: say with --keep"),
+        (("sale", "--before", "May"), "'May' is no value of column cents of state sale: its type is integer"),
+        (("sale", "--before", "2000"), "sale$0, sale$1000 would be removed. Add --yes to do it."),
+        (("sale", "--before", "2000", "--detach"), "sale$0, sale$1000 would be detached. Add --yes to do it."),
+    ):
+        refused = shops("prune", "orders", *wrong)
+        assert (refused.returncode, refused.stdout) == (USAGE, "")
+        assert refusal in refused.stderr
+    assert len(shops.json("inspect", "orders", "--state", "sale")) == 4
+
+    removed = shops.json("prune", "orders", "sale", "--before", "1999", "--yes")
+    assert removed == {
+        "pipeline": "orders",
+        "state": "sale",
+        "up_to_txid": 1,
+        "changes": 0,
+        "partitions": ["sale$0"],
+        "followers": {},
+    }
+    detached = shops("prune", "orders", "sale", "--before", "2000", "--detach", "--reason", "archived", "--yes")
+    assert "sale$1000 detached." in detached.stderr + detached.stdout
+    again = shops("prune", "orders", "sale", "--before", "2000", "--yes")
+    assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
+    assert [row["cents"] for row in shops.json("inspect", "orders", "--state", "sale")] == [3100]
 
 
 # quarantine

@@ -6,7 +6,7 @@ from operator import or_
 
 import sqlalchemy as sa
 
-from jobs import ApproxDistinct, Count, History, Newest, Pipeline, Rows, State, Update
+from jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
 from state_store import Settings
 from state_store.updates import UpdateBatch
 from tests.acceptance.conftest import Crash, FaultPlan
@@ -38,7 +38,7 @@ PIPELINE = Pipeline(
         "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}, hash_partitions=2),
         "versions": History({"word": "text"}, {"label": "text"}, {"moment": "bigint"}, hash_partitions=4),
         "estimated": State(key={"word": "text"}, aggregates={"moments": ApproxDistinct("moment", "bigint", error=0.3)}),
-        "log": Rows({"word": "text", "moment": "bigint"}),
+        "log": Rows({"word": "text", "moment": "bigint"}, range_partitions=Ranges("moment", 5)),
         "own": Update({"word": "text", "moment": "bigint"}, to_outbox),
     },
 )

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, hash_partitions, histories, lookup, schema, state_reads, state_tables, tables
+from state_store import Settings, histories, lookup, partitions, schema, state_reads, state_tables, tables
 from state_store.answers import ask
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
@@ -194,7 +194,7 @@ def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
     with pytest.raises(SchemaOutOfDate, match=refusal):
         lookup.get(settings, flow.spec.states[0], [(word,) for word in "abcdefgh"])
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
-        hash_partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
     as_owner(sa.text(f"{detach} FINALIZE"))
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
     assert flow.rows("counts") == kept
@@ -248,7 +248,7 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
     before = contents(settings)
-    with pytest.raises(SchemaOutOfDate, match=r'hash partition is missing .*no partition of relation "counts"'):
+    with pytest.raises(SchemaOutOfDate, match=r'partition is missing .*no partition of relation "counts"'):
         flow.commit(2)
     assert contents(settings) == before
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
@@ -317,10 +317,10 @@ def _divide(connection: sa.Connection, state: StateSpec, into: int) -> None:
     if state.history:
         connection.execute(sa.text(histories.drop_of("state", state)))
     table = state_tables.state_table_of(divided)
-    for statement in hash_partitions.set_aside(table, state):
+    for statement in partitions.set_aside(table, state):
         connection.execute(sa.text(statement))
     table.create(connection)
-    for statement in hash_partitions.moved_back(table):
+    for statement in partitions.moved_back(table, divided):
         connection.execute(sa.text(statement))
 
 

@@ -7,7 +7,7 @@ import duckdb
 import psycopg2
 import sqlalchemy as sa
 
-from jobs import Check, CollectSet, Count, History, Newest, Pipeline, Rows, State, Sum, Tumbling, Update
+from jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 from jobs.pipelines.flights import PIPELINE as FLIGHTS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ KINDS = Pipeline(
     source=FLIGHTS.source,
     transform=departed,
     states={
-        "departure": Rows(columns=FLIGHT),
+        "departure": Rows(columns=FLIGHT, range_partitions=Ranges("at", "month")),
         "newest_departure": Newest(NUMBER, {"origin": "text"}, {"at": "timestamptz"}, hash_partitions=4),
         "departures": History(NUMBER, {"origin": "text"}, {"at": "timestamptz"}, hash_partitions=2),
         "by_hour": State(

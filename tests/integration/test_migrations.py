@@ -225,7 +225,7 @@ def test_batches_of_every_phase_come_through_the_migration_of_kinds(tally: Tally
     for row in before["commit"]:
         row["merged_at"] = row["committed_at"]
     before["operator_action"] = []
-    for name in ("source_file", "open_commit", "check_result", "watermark"):
+    for name in ("source_file", "open_commit", "check_result", "watermark", "state_range"):
         del before[name]  # older code had no such tables
     for row in before["pipeline"]:
         del row["in_flight"], row["commits_alone"]
@@ -629,6 +629,76 @@ def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, 
             by_hand(table + f"ATTACH PARTITION {part} FOR VALUES WITH (MODULUS 3, REMAINDER {remainder})")
         assert _tidegate(clone, empty, "migrate").returncode == 0
         assert sum("page_views$" in line and "fillfactor" in line for line in shape(empty)["relations"]) == 2
+
+
+VISITS = '''"""Visits as they come."""
+
+from jobs import Files, Pipeline, Ranges, Rows
+
+PIPELINE = Pipeline(
+    name="visits",
+    source=Files("data/visits", schema={"page": "string", "at": "timestamp", "number": "bigint"}),
+    states={"visit": Rows({"page": "text", "at": "timestamptz", "number": "bigint"})},
+)
+'''
+
+
+def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, clone: Path) -> None:
+    """Up and down, with every row and grant; a row that is in no range stops it, and nothing is changed."""
+
+    def by_hand(statement: str, *, reads: bool = True) -> list[tuple]:
+        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
+            cursor = connection.cursor()
+            cursor.execute("SET LOCAL tidegate.writer = 'visits'")
+            cursor.execute(statement)
+            return cursor.fetchall() if reads else []
+
+    def migrated(ranges: str | None) -> None:
+        declared.write_text(
+            VISITS if ranges is None else VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions={ranges})}},')
+        )
+        for arguments in (("migrate", "--new", "visits"), ("migrate",)):
+            done = _tidegate(clone, empty, *arguments)
+            assert done.returncode == 0, done.stderr
+        again = _tidegate(clone, empty, "migrate", "--new", "again")
+        assert "No migration is missing" in again.stdout + again.stderr
+
+    declared = clone / "jobs/pipelines/visits.py"
+    migrated(None)
+    times = ("(1, 0, 'a', '2026-01-31 23:59:59Z', -1)", "(1, 1, NULL, '2026-02-01Z', 5)", "(2, 0, 'a', '2026-02-02Z', NULL)")
+    values = ", ".join(times)
+    by_hand(f"INSERT INTO state.visit VALUES {values}", reads=False)
+    by_hand("GRANT SELECT ON state.visit TO PUBLIC", reads=False)
+    before = by_hand("SELECT * FROM state.visit ORDER BY 1, 2")
+    whole = shape(empty)
+    divided = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 ORDER BY 1"
+    migrated('Ranges("at", "month")')
+    assert by_hand(divided) == [('state."visit$20260101"', 1), ('state."visit$20260201"', 2)]
+    migrated('Ranges("at", "day")')
+    assert by_hand(divided) == [(f'state."visit${day}"', 1) for day in ("20260131", "20260201", "20260202")]
+    assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before
+    by_day = shape(empty)
+    assert sum('"visit$' in line and "=r/" in line for line in by_day["relations"]) == 3, "each has the grant to all"
+
+    declared.write_text(VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("number", 10))},'))
+    assert _tidegate(clone, empty, "migrate", "--new", "numbers").returncode == 0
+    refused = _tidegate(clone, empty, "migrate")
+    assert "state visit has rows without number, by which they are to be divided" in refused.stderr
+    assert shape(empty) == by_day
+    by_hand("DELETE FROM state.visit WHERE number IS NULL", reads=False)
+    assert _tidegate(clone, empty, "migrate").returncode == 0
+    assert by_hand(divided) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
+    migrated(None)
+    assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
+    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    for revision_ in range(len(FILES) + 4, len(FILES), -1):
+        done = _python(clone, empty, walk.format(f"{revision_:04d}"))
+        assert done.returncode == 0, done.stderr
+        assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
+    of_table = [
+        {what: [line for line in found[what] if "state.visit" in line] for what in found} for found in (whole, shape(empty))
+    ]
+    assert of_table[0] == of_table[1]
 
 
 HOURS = '''"""Views per hour."""

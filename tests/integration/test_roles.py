@@ -12,12 +12,13 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark"),
+    *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
-APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - {"pipeline", "state_table", "cursor", "alembic_version"})}
+NOT_ITS_OWN = {"pipeline", "state_table", "state_range", "cursor", "alembic_version"}
+APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - NOT_ITS_OWN)}
 APPENDS["tidegate.open_commit"] = {"INSERT", "DELETE"}  # its row lives as long as the commit
 # The privileges of each role on whole tables, besides the owner's on its own.
 TABLE_PRIVILEGES = {

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from jobs import Count, Files, Newest, Pipeline, Rows, State
+from jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
 from state_store import StateStore, lookup
 from state_store.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
 from state_store.state_tables import state_table_of
@@ -86,6 +86,48 @@ def test_many_rows_are_appended_by_several_tasks(tables: Tables) -> None:
     tables.put(*(as_table(records[start::4]) for start in range(4)))
     assert tables.run(pipeline) == [1]
     assert sorted(appended(tables)[1], key=lambda record: record[1] or 0) == records
+
+
+DIVIDED = Rows({"name": "text", "amount": "bigint"}, range_partitions=Ranges("amount", 100))
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_rows_are_divided_by_the_ranges_of_a_column(tables: Tables, *, together: bool) -> None:
+    """Each row once, whatever range it is in; batches that are merged together bring ranges that others have brought, too."""
+    pipeline = declare(tables, {"log": DIVIDED})
+    batches: list[list[Record]] = [[("a", 1), ("b", 250), (None, -1)], [], [("a", 1), ("c", 299), ("d", 300)]]
+    tables.put(*map(as_table, batches))
+    for txid in (txids := tables.plan(pipeline, "run")):
+        commits_all = together and txid == txids[-1]
+        steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=commits_all)
+        if not together:
+            steps.commit(tables.settings, pipeline, txid, owner="test")
+    assert appended(tables) == {1: batches[0], 3: batches[2]}
+    with StateStore.connect(tables.settings) as store, store.engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT tableoid::regclass::text, count(*) FROM state.log GROUP BY 1"))
+        assert dict(map(tuple, found)) == {
+            'state."log$-100"': 1,
+            'state."log$0"': 2,
+            'state."log$200"': 2,
+            'state."log$300"': 1,
+        }
+
+
+@pytest.mark.parametrize("on_poison", ["block", "quarantine"])
+def test_a_row_that_is_in_no_range_is_bad(tables: Tables, on_poison: str) -> None:
+    """NULL refuses the batch, or is set aside alone."""
+    pipeline = declare(tables, {"log": DIVIDED}, on_poison=on_poison)
+    tables.put(as_table([("a", 1), ("b", None)]))
+    (txid,) = tables.plan(pipeline, "run")
+    if on_poison == "block":
+        with pytest.raises(BadKey, match=r"State log: column amount, by which its rows are divided, is NULL in 1 row\(s\)"):
+            steps.process(tables.settings, pipeline, txid, owner="test")
+        return
+    steps.process(tables.settings, pipeline, txid, owner="test")
+    steps.commit(tables.settings, pipeline, txid, owner="test")
+    assert appended(tables) == {1: [("a", 1)]}
+    with StateStore.connect(tables.settings) as store:
+        assert [row["reason"] for row in store.quarantined("inbox")] == ["column amount is NULL"]
 
 
 def test_a_redo_replaces_the_rows_of_its_batch_alone(tables: Tables) -> None:

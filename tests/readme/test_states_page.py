@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
 
 def test_a_state_in_hash_partitions_is_counted_and_read_as_one_table(settings: Settings, register: Callable[..., None]) -> None:
     """Two batches of visitors; every partition has some of the rows, and together they are what was counted."""
-    (pipeline,) = examples(SIZE_PAGE)
+    pipeline, _ = examples(SIZE_PAGE)
     folder = settings.home / "data" / "clicks"
     folder.mkdir(parents=True)
     batches = [[number % 100 for number in range(1000)], [number % 300 for number in range(500)]]
@@ -122,3 +123,26 @@ def test_a_state_in_hash_partitions_is_counted_and_read_as_one_table(settings: S
     assert found == Counter([*batches[0], *batches[1]])
     assert len(in_partitions) == 16
     assert sum(in_partitions) == len(found)
+
+
+def test_rows_in_range_partitions_are_in_that_of_their_month(settings: Settings, register: Callable[..., None]) -> None:
+    """Two batches of sales; what both have of a month is in one partition."""
+    _, pipeline = examples(SIZE_PAGE)
+    folder = settings.home / "data" / "sales"
+    folder.mkdir(parents=True)
+    times = [datetime(2025, 12, 31, 23, 59, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 11, 27, tzinfo=UTC)]
+    for number, sold_at in enumerate((times[:2], times[1:])):
+        columns = {"shop": ["Lisbon", "Oslo"], "cents": [100, 200], "sold_at": sold_at}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    register(pipeline)
+    run_pipeline(settings, pipeline, run_id="run")
+
+    (spec,) = pipeline.spec.states
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        assert [row["sold_at"] for row in store.state_rows(spec)] == [*times[:2], *times[1:]]
+        found = connection.execute(sa.text("SELECT tableoid::regclass::text, count(*) FROM state.sale GROUP BY 1"))
+        assert dict(map(tuple, found)) == {
+            'state."sale$20251201"': 1,
+            'state."sale$20260101"': 2,
+            'state."sale$20261101"': 1,
+        }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, History, Max, Min, Newest, Pipeline, Rows, Session, State, Sum
+from jobs import Count, Files, History, Max, Min, Newest, Pipeline, Ranges, Rows, Session, State, Sum
 from jobs.compute.route import has_short_rows
 from state_store.declaration import ColumnType
 
@@ -21,6 +21,11 @@ def declare(**changes: Any) -> Pipeline:
 def declare_state(**changes: Any) -> Pipeline:
     """Declare a pipeline with a good state, except for the changes."""
     return declare(states={"per_name": replace(STATE, **changes)})
+
+
+def rows(ranges: Ranges | None) -> Rows:
+    """Return a state of rows that is divided so."""
+    return Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
 
 
 BAD_NAMES = [
@@ -90,6 +95,15 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
         ({"states": {"per_name": replace(STATE, hash_partitions=0)}}, "cannot have 0 hash partitions: use 1, for none, to 256"),
         ({"states": {"per_name": replace(STATE, hash_partitions=257)}}, "cannot have 257 hash partitions"),
         ({"states": {"overall": State(aggregates={"lines": Count()}, hash_partitions=2)}}, "it has no key by which rows"),
+        ({"states": {"log": rows(Ranges("price", "day"))}}, "log cannot be divided by price: it has no such column"),
+        (
+            {"states": {"log": rows(Ranges("at", 7))}},
+            "by ranges of 7 of column at, a date: its type has to be integer or bigint",
+        ),
+        (
+            {"states": {"log": rows(Ranges("n", "day"))}},
+            "by ranges of day of column n, a bigint: its type has to be date or timestamptz",
+        ),
         ({"window": 0}, "window of 0; it must be at least 1"),
         ({"window": -1}, "window of -1; it must be at least 1"),
         ({"concurrency": 0}, "concurrency of 0; it must be at least 1"),
@@ -187,10 +201,19 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
 
     assert declare().spec == again.spec
     assert declare_state(hash_partitions=16).spec.fingerprint == again.spec.fingerprint
+    undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
+    assert undivided.fingerprint == divided.fingerprint
     assert (
         declare(description="for people", window=9, concurrency=2, transform=lambda rows: rows).spec.fingerprint
         == again.spec.fingerprint
     )
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "hour", "Month", 2**63])
+def test_ranges_that_cannot_be_are_refused(every: Any) -> None:
+    """A range has a length."""
+    with pytest.raises(ValueError, match=r"Ranges\('at'\) cannot be of"):
+        Ranges("at", every)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
 from jobs.registry import find_pipeline
+from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import UsageError
 from state_store.settings import Settings, account_name
 from tidegate import completion, operating, output, tracing
@@ -15,6 +17,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbos
 from tidegate.operating import require_reason
 
 NO_REASON = "no reason given"
+SHOWN_PARTITIONS = 5
 REASON_HELP = "Why; the ledger keeps it."
 
 reason = click.option("--reason", required=True, help=REASON_HELP)
@@ -106,44 +109,120 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
 
 @click.command()
 @pipeline_name
-@click.argument("state", shell_complete=completion.states, help="The state's name; it records changes.")
-@click.option("--keep", metavar="N", type=click.IntRange(0), required=True, help="Keep the changes of the last N txids.")
+@click.argument(
+    "state", shell_complete=completion.states, help="The state's name; it records changes, or has range partitions."
+)
+@click.option("--keep", metavar="N", type=click.IntRange(0), help="Of changes: keep those of the last N txids.")
+@click.option(
+    "--before", metavar="VALUE", help="Of range partitions: remove those that end at or before this date, time (UTC) or number."
+)
+@click.option("--detach", is_flag=True, help="Of range partitions: keep their tables, without being part of the state.")
 @click.option(
     "--without", metavar="PIPELINE", multiple=True, help="Keep none for this follower, which is not run any more; repeatable."
 )
 @reason_if_any
 @yes
 @as_json
-def prune(pipeline: str, state: str, keep: int, without: tuple[str, ...], reason: str, yes: bool, as_json: bool) -> None:
-    """Remove old changes of a state, as far as no pipeline that follows it needs them."""
-    from jobs.sources.changes import removable  # noqa: PLC0415
-    from state_store import StateStore  # noqa: PLC0415
+def prune(
+    pipeline: str,
+    state: str,
+    keep: int | None,
+    before: str | None,
+    detach: bool,
+    without: tuple[str, ...],
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove old changes of a state, or old range partitions of its rows, as far as no pipeline that follows it needs them."""
+    declared = find_pipeline(pipeline).spec
+    pruning = _Pruning(declared, _prunable(declared, state), without, require_reason(reason), yes, as_json)
+    if before is not None and keep is None and pruning.state.ranges:
+        pruning.prune_ranges(before, detach=detach)
+    elif keep is not None and before is None and not detach and pruning.state.records:
+        pruning.prune_changes(keep)
+    elif pruning.state.ranges:
+        raise UsageError(f"State {state} has range partitions: say with --before which of them are removed.")
+    else:
+        raise UsageError(f"State {state} records its changes: say with --keep of how many txids they are kept.")
 
-    declared, settings, why = find_pipeline(pipeline).spec, Settings.load(), require_reason(reason)
-    spec = next((spec for spec in declared.states if spec.name == state and spec.records), None)
-    if spec is None:
-        raise UsageError(f"Pipeline {pipeline} has no state {state} that records changes or final windows.")
-    with StateStore.connect(settings) as store:
-        up_to_txid, needed = removable(store, declared, spec, keep, without=without)
-        before = store.pruned_txid(spec)
-    held = [name for name, txid in needed.items() if txid == up_to_txid]
-    by = f" {', '.join(held)} {'needs' if len(held) == 1 else 'need'} the later ones." if held else ""
-    facts = {"pipeline": pipeline, "state": state, "up_to_txid": max(up_to_txid, before), "followers": needed}
-    if up_to_txid <= before:
-        _report(
-            f"There is nothing to remove: changes of {state} are kept from txid {before + 1} on.{by}",
-            facts | {"changes": 0},
-            as_json,
-        )
-        return
-    if not yes:
+
+def _prunable(pipeline: PipelineSpec, state: str) -> StateSpec:
+    """Return a state of which something can be removed.
+
+    Raises: UsageError.
+    """
+    found = pipeline.state(state)
+    if found is None or not (found.records or found.ranges):
         raise UsageError(
-            f"The changes of {state} by txids {before + 1} to {up_to_txid} would be removed.{by} Add --yes to do it."
+            f"Pipeline {pipeline.name} has no state {state} that records changes or final windows, or has range partitions."
         )
-    with StateStore.connect(settings, user=settings.pg_owner) as store:
-        done = store.prune_changes(declared, spec, up_to_txid, operator("prune"), why)
-    message = f"{done.changes} change{'' if done.changes == 1 else 's'} of {state} removed, up to txid {up_to_txid}.{by}"
-    _report(message, facts | {"changes": done.changes}, as_json)
+    return found
+
+
+@dataclass(frozen=True)
+class _Pruning:
+    """What of a state is removed, for which followers nothing is kept, and how that is reported."""
+
+    pipeline: PipelineSpec
+    state: StateSpec
+    without: tuple[str, ...]
+    why: str
+    yes: bool
+    as_json: bool
+
+    def prune_changes(self, keep: int) -> None:
+        """Remove the changes of all but so many txids."""
+        from jobs.sources.changes import removable  # noqa: PLC0415
+        from state_store import StateStore  # noqa: PLC0415
+
+        settings, name = Settings.load(), self.state.name
+        with StateStore.connect(settings) as store:
+            up_to_txid, needed = removable(store, self.pipeline, self.state, keep, without=self.without)
+            before = store.pruned_txid(self.state)
+        held = [name for name, txid in needed.items() if txid == up_to_txid]
+        by = f" {', '.join(held)} {'needs' if len(held) == 1 else 'need'} the later ones." if held else ""
+        facts = self._facts(max(up_to_txid, before), needed)
+        if up_to_txid <= before:
+            message = f"There is nothing to remove: changes of {name} are kept from txid {before + 1} on.{by}"
+            _report(message, facts, self.as_json)
+            return
+        if not self.yes:
+            raise UsageError(
+                f"The changes of {name} by txids {before + 1} to {up_to_txid} would be removed.{by} Add --yes to do it."
+            )
+        with StateStore.connect(settings, user=settings.pg_owner) as store:
+            done = store.prune_changes(self.pipeline, self.state, up_to_txid, operator("prune"), self.why)
+        message = f"{done.changes} change{'' if done.changes == 1 else 's'} of {name} removed, up to txid {up_to_txid}.{by}"
+        _report(message, facts | {"changes": done.changes}, self.as_json)
+
+    def prune_ranges(self, before: str, *, detach: bool) -> None:
+        """Remove the partitions that end at or before a value."""
+        from jobs.sources.changes import removable  # noqa: PLC0415
+        from state_store import StateStore  # noqa: PLC0415
+        from state_store.retention import Removal  # noqa: PLC0415
+
+        settings = Settings.load()
+        with StateStore.connect(settings, user=settings.pg_owner) as store:
+            up_to_txid, needed = removable(store, self.pipeline, self.state, 0, without=self.without)
+            removal = Removal(before, up_to_txid, detach, is_confirmed=self.yes)
+            done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
+            facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": done.partitions}
+        held = [name for name, txid in needed.items() if txid == up_to_txid]
+        by = f" {' and '.join(held)} may need {done.needed} and later ones." if done.needed else ""
+        what = ", ".join(done.partitions) if len(done.partitions) <= SHOWN_PARTITIONS else f"{len(done.partitions)} partitions"
+        if not done.partitions:
+            message = f"There is nothing to remove: {self.state.name} has no partition that ends by {before}.{by}"
+        elif not self.yes:
+            raise UsageError(f"{what} would be {'detached' if detach else 'removed'}.{by} Add --yes to do it.")
+        else:
+            message = f"{what} {'detached' if detach else 'removed'}.{by}"
+        _report(message, facts, self.as_json)
+
+    def _facts(self, up_to_txid: int, needed: Mapping[str, int]) -> dict[str, Any]:
+        """Return the output of a command that has removed nothing."""
+        of = {"pipeline": self.pipeline.name, "state": self.state.name}
+        return of | {"up_to_txid": up_to_txid, "changes": 0, "partitions": [], "followers": dict(needed)}
 
 
 @click.command()

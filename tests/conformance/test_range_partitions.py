@@ -1,0 +1,347 @@
+"""Appended rows that are divided by ranges: each once and in its range, whatever is detached, redone or pruned."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+import migrations
+from jobs import Changes, Count, Pipeline, Ranges, Rows, State
+from jobs.sources.changes import removable
+from state_store import Settings, lookup, partitions, range_partitions, schema, state_tables
+from state_store.batches import encode_metadata
+from state_store.declaration import SourceMetadata, StateSpec
+from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
+from state_store.reads import StateReader
+from state_store.retention import PrunedRanges, Removal
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.integration.conftest import contents
+
+pytestmark = BOTH_POSTGRES
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+
+
+class Sales(Flow):
+    """A state of rows, which the test provides."""
+
+    def merge(self, txid: int, rows: Sequence[tuple[Any, ...]], *, redo: bool = False) -> None:
+        """Process a batch of these rows, and commit it or redo the committed one."""
+        attempt = self.start(txid, mode="redo" if redo else "resume")
+        self.seal(attempt, self.stage(attempt, "sales", [(place, *row) for place, row in enumerate(rows)]))
+        if redo:
+            self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
+        else:
+            self.commit(txid)
+
+    def stored(self) -> list[tuple[Any, ...]]:
+        """Return the rows in the order of txid and position, without these."""
+        names = [value.name for value in self.spec.states[0].values]
+        return [tuple(row[name] for name in names) for row in self.rows("sales")]
+
+    def partitions(self) -> dict[str, int]:
+        """Return the number of rows in each partition, without the table's name."""
+        statement = sa.text("SELECT tableoid::regclass::text, count(*) FROM state.sales GROUP BY 1 ORDER BY 1")
+        with self.store.engine.connect() as connection:
+            return {name.strip('"').partition("$")[2]: rows for name, rows in connection.execute(statement)}
+
+    def prune(self, before: str, *, detaches: bool = False, without: Sequence[str] = ()) -> PrunedRanges:
+        """Remove old partitions as the command does."""
+        up_to_txid, _ = removable(self.store, self.spec, self.spec.states[0], 0, without=without)
+        removal = Removal(before, up_to_txid, detaches, is_confirmed=True)
+        return self.owner.prune_ranges(self.spec, self.spec.states[0], removal, "an operator", "a year is over")
+
+
+@pytest.fixture
+def sales(settings: Settings, register: Callable[..., None]) -> Iterator[Callable[..., Sales]]:
+    """A function that registers rows with an amount and a column that divides them, and plans some batches."""
+    opened: list[Sales] = []
+
+    def begin(kind: str, every: str | int, batches: int = 1) -> Sales:
+        rows = Rows({"amount": "bigint", "at": kind}, range_partitions=Ranges("at", every))
+        pipeline = Pipeline("shop", Stream("opaque"), {"sales": rows})
+        register(pipeline)
+        opened.append(Sales(settings, pipeline.spec))
+        opened[-1].plan(*[1] * batches)
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+
+
+def counted(settings: Settings) -> dict[str, list[str]]:
+    """Return all rows that commits write."""
+    attempts = ("tidegate.attempt", "tidegate.seal", "tidegate.batch")
+    return {table: rows for table, rows in contents(settings).items() if table not in attempts}
+
+
+DAYS = [date(1, 1, 1), date(1969, 12, 31), date(2024, 2, 29), date(2026, 11, 1), date(2026, 11, 30), date(9999, 12, 31)]
+STARTS: dict[str, Callable[[date], date]] = {
+    "day": lambda day: day,
+    "week": lambda day: day - timedelta(days=day.weekday()),
+    "month": lambda day: day.replace(day=1),
+    "year": lambda day: day.replace(month=1, day=1),
+}
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
+@pytest.mark.parametrize("every", STARTS)
+def test_each_row_is_in_the_partition_of_its_time(
+    sales: Callable[..., Sales], as_owner: AsOwner, settings: Settings, kind: str, every: str
+) -> None:
+    """From year 1 to 9999, by UTC whatever the time zone and date style of the database."""
+    as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET timezone = 'Pacific/Kiritimati'"))
+    as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET datestyle = 'SQL, DMY'"))
+    flow = sales(kind, every, batches=2)
+    if kind == "date":
+        values: list[Any] = DAYS
+    else:
+        zone = UTC if kind == "timestamptz" else None
+        edges = [(0, 0, 0, 0), (23, 59, 59, 999_999)]
+        values = [datetime(day.year, day.month, day.day, *edge, tzinfo=zone) for day in DAYS for edge in edges]
+    rows = list(enumerate(values))
+    flow.merge(1, rows)
+    flow.merge(2, rows)
+    with flow.store.engine.begin() as connection:
+        connection.execute(sa.text("SET LOCAL timezone = 'UTC'"))
+        stored = connection.execute(sa.text("SELECT amount, at FROM state.sales ORDER BY txid, position"))
+        assert [tuple(row) for row in stored] == [*rows, *rows]
+    expected: dict[str, int] = {}
+    for value in values:
+        start = STARTS[every](value.date() if isinstance(value, datetime) else value)
+        name = f"{start.year:04}{start.month:02}{start.day:02}"
+        expected[name] = expected.get(name, 0) + 2
+    assert flow.partitions() == dict(sorted(expected.items()))
+
+
+@pytest.mark.parametrize("every", [1, 7, 1000, 10**12])
+@pytest.mark.parametrize(("kind", "bits"), [("integer", 31), ("bigint", 63)])
+def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales], kind: str, bits: int, every: int) -> None:
+    """Negative numbers and both ends of the type, too."""
+    numbers = [-(2**bits), 1 - 2**bits, -every, -1, 0, 1, every - 1, every, 2**bits - 2, 2**bits - 1]
+    flow = sales(kind, every)
+    rows = [(place, number) for place, number in enumerate(numbers) if abs(number) <= 2**bits]
+    rows = [row for row in rows if -(2**bits) <= row[1] < 2**bits]
+    flow.merge(1, rows)
+    assert flow.stored() == rows
+    expected: dict[str, int] = {}
+    for _, number in rows:
+        start = str(number // every * every)
+        expected[start] = expected.get(start, 0) + 1
+    assert flow.partitions() == dict(sorted(expected.items(), key=lambda item: f'"sales${item[0]}"'))
+
+
+def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
+    sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
+) -> None:
+    """Commits make it, and no session but theirs: not even that of the same role."""
+    flow = sales("date", "month")
+    flow.merge(1, [(1, date(2026, 11, 27))])
+    direct = 'UPDATE state."sales$20261101" SET amount = 0'
+    statement = "SELECT tidegate.add_range('sales', 'sales$x', '2027-01-01', '2027-02-01', 'month')"
+    for user, sql, refusal in (
+        (settings.pg_user, direct, "by the commits of pipeline shop only"),
+        (settings.pg_user, statement, "by the commits of its pipeline only"),
+        (settings.pg_reader, direct, "permission denied"),
+        (settings.pg_reader, statement, "permission denied"),
+        (settings.pg_stager, statement, "permission denied"),
+    ):
+        with (
+            closing(psycopg2.connect(**settings.conninfo(user=user))) as connection,
+            connection.cursor() as cursor,
+            pytest.raises(psycopg2.errors.InsufficientPrivilege, match=refusal),
+        ):
+            cursor.execute(sql)
+    with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_reader))) as connection, connection.cursor() as cursor:
+        cursor.execute('SELECT amount FROM state."sales$20261101"')
+        assert cursor.fetchall() == [(1,)]
+    other = as_owner(sa.text("SELECT count(*) FROM tidegate.state_range"))
+    assert other.scalar_one() == 1
+
+
+def test_a_reader_of_the_table_does_not_hold_up_a_commit_that_makes_a_partition(sales: Callable[..., Sales]) -> None:
+    """However long it reads; its snapshot goes on to show what it did."""
+    flow = sales("date", "day", batches=2)
+    flow.merge(1, [(1, date(2026, 11, 27))])
+    with flow.owner.engine.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
+        assert reader.scalar(sa.text("SELECT count(*) FROM state.sales")) == 1
+        flow.merge(2, [(2, date(2026, 11, 28))])
+        assert reader.scalar(sa.text("SELECT count(*) FROM state.sales")) == 1
+    assert len(flow.stored()) == 2
+
+
+def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[..., Sales], settings: Settings) -> None:
+    """Nothing of the batch counts, and no partition is left."""
+    flow = sales("date", "day", batches=2)
+    before = counted(settings)
+    days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(range_partitions.MOST_NEW_RANGES + 1)]
+    with pytest.raises(Overflow, match=r"more than 400 new ranges, from 2026-01-01 to 2027-02-05"):
+        flow.merge(1, days)
+    assert counted(settings) == before
+    attempt = flow.start(1, mode="restage")
+    flow.seal(attempt, flow.stage(attempt, "sales", [(0, 1, None), (1, 2, date(2026, 1, 1))]))
+    with pytest.raises(BadKey, match="column at, by which its rows are divided, is NULL"):
+        flow.commit(1)
+    assert counted(settings) == before
+    attempt = flow.start(1, mode="restage")
+    flow.seal(attempt, flow.stage(attempt, "sales", [(place, *row) for place, row in enumerate(days[:-1])]))
+    flow.commit(1)
+    flow.merge(2, days[-1:])
+    assert flow.stored() == days
+
+
+def test_a_redo_replaces_rows_in_every_range(sales: Callable[..., Sales]) -> None:
+    """Those of the last batch alone, also in ranges that the new rows do not have."""
+    flow = sales("timestamptz", "month", batches=2)
+    kept = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (2, datetime(2026, 2, 5, tzinfo=UTC))]
+    flow.merge(1, kept)
+    flow.merge(2, [(3, datetime(2026, 2, 6, tzinfo=UTC)), (4, datetime(2026, 3, 1, tzinfo=UTC))])
+    again = [(5, datetime(2026, 1, 6, tzinfo=UTC)), (6, datetime(2026, 4, 1, tzinfo=UTC))]
+    flow.merge(2, again, redo=True)
+    assert flow.stored() == [*kept, *again]
+
+
+def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner) -> None:
+    """Reads, a commit into it and a redo are refused by name; all is well when it is attached again, or pruned."""
+    flow = sales("date", "month", batches=4)
+    rows = [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))]
+    flow.merge(1, rows)
+    detach = sa.text('ALTER TABLE state.sales DETACH PARTITION state."sales$20260101"')
+    as_owner(detach)
+    spec = flow.spec.states[0]
+    lacks = r"Table state.sales lacks 1 of the partitions.*: sales\$20260101\. .*tidegate prune"
+    with StateReader.open(settings, "shop", "sales") as reader:
+        for read in (
+            lambda: flow.rows("sales"),
+            lambda: reader.get_many([(1, 0)]),
+            lambda: reader.range(limit=10),
+            lambda: reader.scan().__enter__(),
+            lambda: lookup.get(settings, spec, [("1", "0")]),
+            lambda: flow.merge(1, [], redo=True),
+        ):
+            with pytest.raises(SchemaOutOfDate, match=lacks):
+                read()
+    assert lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
+    with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=lacks):
+        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+    flow.start(1, mode="redo")
+    attempt = flow.start(2)
+    flow.seal(attempt, flow.stage(attempt, "sales", [(0, 3, date(2026, 1, 6))]))
+    with pytest.raises(SchemaOutOfDate, match="partition is missing"):
+        flow.commit(2)
+    as_owner(
+        sa.text(
+            "ALTER TABLE state.sales ATTACH PARTITION state.\"sales$20260101\" FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
+        )
+    )
+    flow.commit(2)
+    assert flow.stored() == [*rows, (3, date(2026, 1, 6))]
+    as_owner(detach)
+    assert flow.prune("2026-02-01").partitions == ["sales$20260101"]
+    assert flow.stored() == rows[1:]
+    attempt = flow.start(3)
+    flow.seal(attempt, flow.stage(attempt, "sales", [(0, 4, date(2026, 1, 7))]))
+    with pytest.raises(SchemaOutOfDate, match=r"table state.sales\$20260101 is in the way"):
+        flow.commit(3)
+    as_owner(sa.text('DROP TABLE state."sales$20260101"'))
+    flow.commit(3)
+    assert flow.partitions() == {"20260101": 1, "20260201": 1}
+    as_owner(sa.text('DROP TABLE state."sales$20260101", state."sales$20260201"'))
+    with pytest.raises(SchemaOutOfDate, match="lacks 2 of the partitions"):
+        flow.rows("sales")
+    assert flow.prune("2027-01-01").partitions == ["sales$20260101", "sales$20260201"]
+    assert flow.stored() == []
+    flow.merge(4, rows)
+    assert flow.stored() == rows
+
+
+def test_pruning_waits_for_followers_and_is_known_to_later_ones(
+    sales: Callable[..., Sales], settings: Settings, register: Callable[..., None]
+) -> None:
+    """The oldest go first; one with a row that a follower has not read stays, with all later ones."""
+    flow = sales("date", "month", batches=3)
+    flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
+    flow.merge(2, [(3, date(2026, 2, 6)), (4, date(2026, 3, 6))])
+    source = Changes("shop.sales", max_txids=1)
+    follower = Pipeline("follower", source, {"seen": State(aggregates={"rows": Count()})})
+    register(follower)
+    assert flow.prune("2026-04-01") == PrunedRanges([], "sales$20260101")
+    following = Flow(settings, follower.spec)
+    planned: list[SourceMetadata] = []
+    for txid in (1, 2):
+        metadata = source.coordinator(settings).initialize_transaction(txid, planned[-1] if planned else None, None)
+        assert metadata is not None
+        planned.append(metadata)
+        after = following.store.last_opened("follower")
+        following.store.open_batches(follower.spec, f"run {txid}", [], after, [encode_metadata(metadata)])
+        attempt = following.start(txid)
+        following.seal(attempt, following.stage(attempt, "seen", [(metadata["rows"],)]))
+        following.commit(txid)
+    following.close()
+    assert flow.prune("2026-04-01") == PrunedRanges(["sales$20260101"], "sales$20260201")
+    with pytest.raises(SourceChanged, match="some up to txid 1 were removed"):
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    assert source.coordinator(settings).initialize_transaction(3, planned[-1], None) is None
+    assert flow.prune("2026-04-01", without=["follower"]).partitions == ["sales$20260201", "sales$20260301"]
+    assert flow.stored() == []
+    with pytest.raises(UsageError, match="'soon' is no value of column at of state sales: its type is date"):
+        flow.prune("soon")
+
+
+def test_a_detached_partition_stays_as_a_table(sales: Callable[..., Sales], as_owner: AsOwner) -> None:
+    """To be moved elsewhere; it is no part of the state any more."""
+    flow = sales("bigint", 100)
+    flow.merge(1, [(1, 5), (2, 105)])
+    assert flow.prune("100", detaches=True).partitions == ["sales$0"]
+    assert flow.stored() == [(2, 105)]
+    assert as_owner(sa.text('SELECT amount FROM state."sales$0"')).scalar_one() == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "declared", "parts"),
+    [
+        (None, Ranges("at", "month"), ["20260101", "20260201"]),
+        (Ranges("at", "month"), Ranges("at", "week"), ["20260105", "20260202"]),
+        (Ranges("at", "month"), Ranges("amount", 2), ["0", "2"]),
+        (Ranges("at", "month"), None, []),
+    ],
+)
+def test_a_table_is_divided_otherwise_with_all_its_rows(
+    settings: Settings, register: Callable[..., None], found: Ranges | None, declared: Ranges | None, parts: list[str]
+) -> None:
+    """As a migration does it; then commits go on."""
+    rows = Rows({"amount": "bigint", "at": "timestamptz"}, range_partitions=found)
+    pipeline = Pipeline("shop", Stream("opaque"), {"sales": rows})
+    register(pipeline)
+    flow = Sales(settings, pipeline.spec)
+    flow.plan(1, 1)
+    before = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (2, datetime(2026, 2, 5, tzinfo=UTC))]
+    flow.merge(1, before)
+    flow.close()
+    again = replace(pipeline, states={"sales": replace(rows, range_partitions=declared)})
+    with migrations.connected(settings) as connection:
+        ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
+        assert as_found.ranges == found
+        _divide(connection, as_declared, as_found)
+        assert partitions.differing(connection, state_tables.STATE, [again.spec]) == []
+        schema.register(connection, again.spec)
+    flow = Sales(settings, again.spec)
+    assert flow.stored() == before
+    assert sorted(name for name in flow.partitions() if name) == parts
+    flow.merge(2, before)
+    assert flow.stored() == [*before, *before]
+    flow.close()
+
+
+def _divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
+    table = state_tables.state_table_of(state)
+    for statement in partitions.set_aside(table, before):
+        connection.execute(sa.text(statement))
+    table.create(connection)
+    for statement in partitions.moved_back(table, state):
+        connection.execute(sa.text(statement))
