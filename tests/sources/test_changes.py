@@ -297,7 +297,7 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     register_pipelines(inbox.settings, late)
     for version in (1, 2):
         inbox.declare(upstream.source, states=STATES, version=version)
-        with pytest.raises(SourceChanged, match="those up to txid 4 were removed"):
+        with pytest.raises(SourceChanged, match="some up to txid 4 were removed"):
             steps.plan(inbox.settings, late, run_id="run")
 
 
@@ -314,7 +314,7 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
         with pytest.raises(UsageError, match=r"Pipeline other does not follow inbox\.per_name"):
             removable(store, upstream.spec, state, 0, without=["other"])
         store.prune_changes(upstream.spec, state, 2, "an operator", "the follower is gone")
-    with pytest.raises(SourceChanged, match=r"those up to txid 2 were removed \(tidegate prune\)"):
+    with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
         steps.plan(inbox.settings, follower, run_id="again")
 
 
@@ -358,7 +358,7 @@ def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
         assert removable(owner, upstream.spec, upstream.spec.states[0], 0) == (0, {"follower": 0})
         owner.prune_changes(upstream.spec, upstream.spec.states[0], 1, "an operator", "by force")
-    with pytest.raises(SourceChanged, match=r"those up to txid 1 were removed \(tidegate prune\)"):
+    with pytest.raises(SourceChanged, match=r"some up to txid 1 were removed \(tidegate prune\)"):
         steps.process(inbox.settings, follower, txid, owner="test")
 
 
