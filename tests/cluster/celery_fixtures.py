@@ -15,15 +15,20 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import duckdb
 import psutil
 import psycopg2
 from psycopg2 import sql
 
-from state_store import Settings
+from jobs import Pipeline
+from state_store import Settings, StateStore
+from state_store.errors import UnknownPipeline
 from tests.conftest import COMMAND, Server
+from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES
+from tidegate.airflow_client import AirflowClient
 from tidegate.stack import component as components
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
 
@@ -56,7 +61,7 @@ PIPELINE = replace(
     source=PostgresTable(
         table="flights", key="id", schema={"id": "bigint", **FLIGHTS.source.schema}, max_rows=%d, wait_seconds=1
     ),
-    states={"per_day": FLIGHTS.states["daily"]},
+    states={"flights_per_day": FLIGHTS.states["daily"]},
 )
 '''
 DAG = '''
@@ -239,22 +244,66 @@ def _whole(text: str) -> str:
     return "" if text in ("NA", "nan") else text.removesuffix(".0")
 
 
+def own_pipeline(folder: Path, per_batch: int) -> Pipeline:
+    """Return the pipeline that each machine has a copy of."""
+    file = folder / "own.py"
+    file.write_text(PIPELINE % per_batch)
+    spec = spec_from_file_location("own_of_celery", file)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pipeline: Pipeline = module.PIPELINE
+    return pipeline
+
+
+def of_airflow(cluster: Cluster) -> AirflowClient:
+    """Log in to Airflow as the command line's machine does."""
+    return AirflowClient(Settings.load(cluster.machines["command-line"].environment))
+
+
+def trigger_when_read(airflow: AirflowClient) -> str | None:
+    """Start a run, as soon as Airflow has read the Dag."""
+    try:
+        return airflow.trigger("table_of_flights", {})
+    except UnknownPipeline:
+        return None
+
+
+def check_state(settings: Settings, pipeline: Pipeline, raw: Path, last_txid: int) -> None:
+    """Compare the state with DuckDB's over the raw data."""
+    with StateStore.connect(settings) as store:
+        assert store.committed(pipeline.name) == last_txid
+        spec = pipeline.spec.state("flights_per_day")
+        assert spec is not None
+        rows = [{name: value for name, value in row.items() if name != "txid"} for row in store.state_rows(spec)]
+    found = duckdb.execute(FLIGHTS_FROM_RAW_FILES, [str(raw)])
+    names = [column[0] for column in found.description]
+    expected = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    assert sorted(rows, key=_key) == sorted(expected, key=_key)
+
+
+def _key(row: dict[str, object]) -> tuple[object, ...]:
+    return row["carrier"], row["date"]
+
+
 @contextmanager
 def celery_cluster(
     folder: Path, server: Server, settings: Settings, free_port: Callable[[], int], workers: Sequence[str]
 ) -> Iterator[Cluster]:
-    """Run Airflow's components and these workers, each on a machine of its own."""
+    """Run Airflow's components and these workers, each on a machine of its own; Airflow's own database is on `server`."""
     database = server.create_database()
     server.execute(sql.SQL("ALTER DATABASE {} OWNER TO airflow").format(sql.Identifier(database)))
     web, redis = free_port(), free_port()
     redis_password = secrets.token_urlsafe(16)
     assert settings.pg_passfile
     assert settings.spark_token_file
-    airflow = f"airflow@127.0.0.1:{settings.pg_port}/{database}"
+    airflow = f"airflow@127.0.0.1:{server.settings.pg_port}/{database}"
     addresses = {
         "PGHOST": settings.pg_host,
         "PGPORT": str(settings.pg_port),
         "PGDATABASE": settings.pg_database,
+        "TIDEGATE_PG_FAILOVER": settings.pg_failover,
         "TIDEGATE_SPARK_REMOTE": settings.spark_remote,
         "TIDEGATE_AIRFLOW_URL": f"http://127.0.0.1:{web}",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{web}/execution/",
@@ -267,7 +316,7 @@ def celery_cluster(
     }
     redis_url = f"redis://:{redis_password}@127.0.0.1:{redis}"
     values = {
-        "pgpass": settings.pg_passfile.read_text(),
+        "pgpass": "".join(sorted({file.read_text() for file in (settings.pg_passfile, server.settings.pg_passfile) if file})),
         "TIDEGATE_SPARK_TOKEN_FILE": settings.spark_token_file.read_text(),
         "TIDEGATE_AIRFLOW_PASSWORD_FILE": secrets.token_urlsafe(16),
         "AIRFLOW__CORE__FERNET_KEY_CMD": _fernet_key(),

@@ -296,6 +296,12 @@ def running_pair(folder: Path, port: int) -> Iterator[Pair]:
             postgres.delete()
 
 
+def beside_spark(settings: Settings, stack: Settings, home: Path) -> Settings:
+    """Return settings of a server that is not the stack's, with Spark's server of the stack."""
+    spark = {"spark_remote": stack.spark_remote, "spark_token_file": stack.spark_token_file}
+    return replace(settings, **spark, home=home, min_file_age_seconds=0)
+
+
 def scalar(settings: Settings, user: str, statement: str) -> object:
     """Return the only value of a statement, by the engine that the ledger uses."""
     with StateStore.connect(settings, user=user) as store, store.engine.connect() as connection:

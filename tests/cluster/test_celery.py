@@ -1,22 +1,28 @@
 """Two Celery workers on machines of their own; one dies in the middle of a commit, and the state is as in a clean run."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import duckdb
 import psutil
 import psycopg2
 import pytest
 
 from jobs import Pipeline
-from state_store import Settings, StateStore
-from tests.cluster.celery_fixtures import PIPELINE, Cluster, Machine, celery_cluster, load_flights
+from state_store import Settings
+from tests.cluster.celery_fixtures import (
+    Cluster,
+    Machine,
+    celery_cluster,
+    check_state,
+    load_flights,
+    of_airflow,
+    own_pipeline,
+    trigger_when_read,
+)
 from tests.conftest import Server, register_pipelines
-from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, SEES_CONNECTIONS_OF_TASKS, wait_for
-from tidegate.airflow_client import AirflowClient
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 
@@ -29,14 +35,7 @@ SECONDS = 400
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
     """The pipeline that each machine has a copy of."""
-    file = tmp_path / "own.py"
-    file.write_text(PIPELINE % PER_BATCH)
-    spec = importlib.util.spec_from_file_location("own_of_celery", file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PIPELINE
+    return own_pipeline(tmp_path, PER_BATCH)
 
 
 @pytest.fixture
@@ -56,12 +55,6 @@ def cluster(raw: Path, tmp_path: Path, server: Server, settings: Settings, free_
         )
         wait_for(lambda: all("ready." in running.machines[name].log for name in WORKERS), "the workers' start", SECONDS)
         yield running
-
-
-def of_airflow(cluster: Cluster) -> AirflowClient:
-    """Log in to Airflow as the command line's machine does."""
-    environment = cluster.machines["command-line"].environment
-    return AirflowClient(Settings.load(environment))
 
 
 def killed_in_commit(cluster: Cluster) -> Machine:
@@ -102,7 +95,7 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
             lambda m=machine, c=component: m.run("doctor", "--component", c).stdout == "", f"all that {name} needs", SECONDS, 1
         )
     airflow = of_airflow(cluster)
-    run_id = wait_for(lambda: _trigger(airflow), "the Dag", SECONDS, 1)
+    run_id = wait_for(lambda: trigger_when_read(airflow), "the Dag", SECONDS, 1)
 
     dead = killed_in_commit(cluster)
 
@@ -114,30 +107,8 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
     assert state == "success", alive.log[-5000:]
     assert "execute_workload" in dead.log
     assert "execute_workload" in alive.log
-    with StateStore.connect(settings) as store:
-        assert store.committed("table_of_flights") == TXIDS[-1]
-        spec = pipeline.spec.state("per_day")
-        assert spec is not None
-        rows = [{name: value for name, value in row.items() if name != "txid"} for row in store.state_rows(spec)]
-    found = duckdb.execute(FLIGHTS_FROM_RAW_FILES, [str(raw)])
-    names = [column[0] for column in found.description]
-    expected = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-    assert sorted(rows, key=_key) == sorted(expected, key=_key)
+    check_state(settings, pipeline, raw, TXIDS[-1])
     _check_that_nothing_is_shared(cluster)
-
-
-def _trigger(airflow: AirflowClient) -> str | None:
-    """Start a run, as soon as Airflow has read the Dag."""
-    from state_store.errors import UnknownPipeline  # noqa: PLC0415
-
-    try:
-        return airflow.trigger("table_of_flights", {})
-    except UnknownPipeline:
-        return None
-
-
-def _key(row: dict[str, object]) -> tuple[object, ...]:
-    return row["carrier"], row["date"]
 
 
 def _check_that_nothing_is_shared(cluster: Cluster) -> None:

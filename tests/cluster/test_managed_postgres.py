@@ -28,6 +28,7 @@ from tests.cluster.managed_postgres import (
     PASSWORD,
     ROW,
     Authority,
+    beside_spark,
     commit_next,
     committed,
     demand_tls,
@@ -316,12 +317,6 @@ def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
             cursor.execute("SET TRANSACTION SNAPSHOT %s", [name])
             cursor.execute("SELECT txid FROM tidegate.cursor")
             assert cursor.fetchone() == (before,)
-
-
-def beside_spark(settings: Settings, stack: Settings, home: Path) -> Settings:
-    """Return settings of a server that is not the stack's, with Spark's server of the stack."""
-    spark = {"spark_remote": stack.spark_remote, "spark_token_file": stack.spark_token_file}
-    return replace(settings, **spark, home=home, min_file_age_seconds=0)
 
 
 @LONG
