@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
-from state_store.far_dates import read_far_dates
+from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
 _lock = threading.Lock()
@@ -63,7 +63,7 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
         use_native_hstore=False,  # saves a query per connection: no column is an hstore
         connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
     )
-    sa.event.listen(engine, "connect", lambda connection, _record: read_far_dates(connection))
+    sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
     return engine
 
 

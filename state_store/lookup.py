@@ -11,8 +11,8 @@ from psycopg2.extras import execute_values
 from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
 from state_store.errors import UsageError
-from state_store.far_dates import read_far_dates
 from state_store.held_tables import STATE, hold
+from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 1000
@@ -39,7 +39,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     found: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
-            read_far_dates(connection)
+            prepare_times(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             hold(connection, [state.name])
             for position, row in rows(connection, state, keys):

@@ -298,6 +298,8 @@ def celery_cluster(
     redis_password = secrets.token_urlsafe(16)
     assert settings.pg_passfile
     assert settings.spark_token_file
+    assert server.settings.pg_passfile
+    of_metadata_server = server.settings.pg_passfile.read_text().replace(":*:*:", f":{server.settings.pg_port}:*:")
     airflow = f"airflow@127.0.0.1:{server.settings.pg_port}/{database}"
     addresses = {
         "PGHOST": settings.pg_host,
@@ -316,7 +318,7 @@ def celery_cluster(
     }
     redis_url = f"redis://:{redis_password}@127.0.0.1:{redis}"
     values = {
-        "pgpass": "".join(sorted({file.read_text() for file in (settings.pg_passfile, server.settings.pg_passfile) if file})),
+        "pgpass": of_metadata_server + settings.pg_passfile.read_text(),
         "TIDEGATE_SPARK_TOKEN_FILE": settings.spark_token_file.read_text(),
         "TIDEGATE_AIRFLOW_PASSWORD_FILE": secrets.token_urlsafe(16),
         "AIRFLOW__CORE__FERNET_KEY_CMD": _fernet_key(),

@@ -319,6 +319,25 @@ def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
             assert cursor.fetchone() == (before,)
 
 
+def test_sessions_are_in_utc_through_a_pooler(plain: AnyPostgres, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """Whichever connection a transaction gets, and though other clients of the role have another time zone."""
+    plain.execute("ALTER ROLE tidegate SET timezone = 'Asia/Tokyo'")
+    try:
+        with (
+            pooler(plain, tmp_path / "pooler", free_port(), size=2) as pooled,
+            closing(psycopg2.connect(**pooled.conninfo())) as other,
+            StateStore.connect(pooled) as store,
+        ):
+            for _ in range(5):
+                with store.engine.connect() as first, store.engine.connect() as second:
+                    assert [each.scalar(sa.text("SHOW timezone")) for each in (first, second)] == ["UTC", "UTC"]
+                with other, other.cursor() as cursor:
+                    cursor.execute("SHOW timezone")
+                    assert cursor.fetchone() == ("Asia/Tokyo",)
+    finally:
+        plain.execute("ALTER ROLE tidegate RESET timezone")
+
+
 @LONG
 def test_a_run_with_spark_goes_through_a_pooler(pooled: Settings, stack: Settings, tmp_path: Path) -> None:
     """Planned, computed by Spark, staged and committed; equal to plain Python over the raw files."""

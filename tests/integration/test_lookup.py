@@ -14,7 +14,7 @@ from jobs import Count, Files, Max, Pipeline, State
 from state_store import Settings, StateStore, lookup, schema, state_tables
 from state_store.attempts import Tracked
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
-from state_store.far_dates import read_far_dates
+from state_store.session_times import prepare_times
 from tests.conftest import Server
 from tests.integration.conftest import Tally
 
@@ -215,6 +215,6 @@ def test_an_infinite_time_is_read_as_text(settings: Settings, store: StateStore)
     """A query may make one, such as the end of what has none; to psycopg2 it is the last microsecond of the year 9999."""
     del store
     with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
-        read_far_dates(connection)
+        prepare_times(connection)
         cursor.execute("SELECT 'infinity'::date, '-infinity'::timestamp, 'infinity'::timestamptz, '9999-12-31'::date")
         assert cursor.fetchone() == ("infinity", "-infinity", "infinity", date(9999, 12, 31))

@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 
 import pytest
+import sqlalchemy as sa
 
-from jobs import Count, Files, Pipeline, State
+from jobs import Count, Files, Pipeline, Query, State
 from state_store import Settings, StateStore
+from state_store.answers import ask
 from state_store.attempts import Tracked
-from state_store.errors import UnknownPipeline, UsageError
+from state_store.errors import PipelinePaused, UnknownPipeline, UsageError
+from state_store.lookup import get
+from state_store.reader import LedgerReader
 from state_store.reads import StateReader
-from tests.integration.conftest import Tally
+from tests.integration.conftest import Execute, Tally
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
 
@@ -124,6 +128,43 @@ def test_a_key_of_null_and_bounds_of_more_digits(settings: Settings, store: Stat
             assert [row["n"] for row in rows_found if row and row["shop"]] == found, (first, last)
         with pytest.raises(UsageError, match="has no such key"):
             reader.range(["1", "a\0"], limit=1)
+
+
+def test_times_are_in_utc_whatever_zone_the_session_has(
+    settings: Settings, register: Callable[..., None], as_role: Execute
+) -> None:
+    """A time without a zone in a key, a bound or an argument; what readers get; and what messages say of the ledger."""
+    as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET timezone = 'Asia/Tokyo'")
+    pipeline = Pipeline(
+        "clock",
+        Files("clock", format="csv", schema={"at": "timestamp"}),
+        {"clock": State(key={"at": "timestamptz"}, aggregates={"n": Count()})},
+    )
+    register(pipeline)
+    at, text = datetime(2026, 1, 1, 20, tzinfo=UTC), "2026-01-01 20:00"
+    with StateStore.connect(settings) as store, LedgerReader(settings) as ledger:
+        clock = Tally(store, pipeline.spec)
+        clock.plan()
+        attempt = clock.start(1)
+        store.seal(attempt, [clock.stage(attempt, "clock", [(at.isoformat(), 7)])], Tracked(7))
+        clock.commit(1)
+        (state,), row = pipeline.spec.states, {"at": at, "n": 7, "txid": 1}
+        assert get(settings, state, [[text]]) == [row]
+        reader = StateReader(ledger, "clock", "clock")
+        for key in (text, at, at.replace(tzinfo=None)):
+            assert reader.get_many([[key]]).rows == [row], key
+            assert reader.range([key], [key], limit=9).rows == [row], key
+        asked = Query(
+            "asked",
+            lambda states, at: sa.select(states["clock.clock"].c.at).where(states["clock.clock"].c.at == at),
+            reads=["clock.clock"],
+            arguments={"at": "timestamptz"},
+        )
+        (answer,) = ask(ledger, asked, {"at": text}).rows
+        assert [str(answer[0]), str(next(store.state_rows(state))["at"])] == ["2026-01-01 20:00:00+00:00"] * 2
+        store.pause("clock", "somebody", "x")
+        with pytest.raises(PipelinePaused, match=f"on {datetime.now(UTC):%Y-%m-%d %H}:"):
+            store.check_not_paused("clock")
 
 
 def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:

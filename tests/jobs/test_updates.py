@@ -100,6 +100,20 @@ def test_an_update_runs_once_per_txid_after_the_states(shop: Tables) -> None:
     assert found(shop, TOTALS) == [(1, 2), (2, 2), (3, 3)]
 
 
+def test_an_update_means_the_same_whatever_time_zone_its_process_has(shop: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's PGTZ, a role, the database or the server may set one, by which Postgres finds the day of a time."""
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+
+    def update(batch: UpdateBatch) -> None:
+        at = sa.cast(sa.literal("2026-01-01 20:00+00", sa.Text), sa.TIMESTAMP(timezone=True))
+        batch.execute(sa.insert(OUTBOX).from_select(["name"], sa.select(sa.cast(sa.cast(at, sa.Date), sa.Text))))
+
+    pipeline = declare(shop, update)
+    put(shop, BATCHES[:1])
+    shop.run(pipeline)
+    assert [name for name, *_ in found(shop, OUTBOX)] == ["2026-01-01"]
+
+
 def refused(shop: Tables, update: Callable[[UpdateBatch], None], error: type[TidegateError], message: str) -> None:
     """Commit a batch whose update does something wrong after writing; check that nothing of the batch is left."""
 

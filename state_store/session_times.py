@@ -1,4 +1,8 @@
-"""Dates and times before the year 1 and after 9999, and infinite ones, which Python lacks: read as Postgres' text."""
+"""Dates and times in a session: in UTC, whatever time zone the server, a role or PGTZ sets; and those that Python lacks.
+
+A time zone decides what a time without one means in a key, and the day of a time in an author's statement. Dates and times
+before the year 1 and after 9999, and infinite ones, are read as Postgres' text.
+"""
 
 from typing import Any
 
@@ -7,8 +11,13 @@ from psycopg2 import extensions
 _READERS = ((1082, extensions.PYDATE), (1114, extensions.PYDATETIME), (1184, extensions.PYDATETIMETZ))
 
 
-def read_far_dates(connection: Any) -> None:
-    """Make a connection return such dates as text, where psycopg2 would refuse the whole row."""
+def prepare_times(connection: Any) -> None:
+    """Put a new connection's session into UTC, and make it return far dates as text, where psycopg2 would refuse the row."""
+    if connection.get_parameter_status("TimeZone") != "UTC":
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SET TIME ZONE 'UTC'")  # a pooler keeps this setting for its client
+        connection.autocommit = False
     for oid, reader in _READERS:
         extensions.register_type(extensions.new_type((oid,), "FAR_DATE", _Reader(reader)), connection)
 
