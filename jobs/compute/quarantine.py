@@ -8,7 +8,7 @@ into ``tidegate.quarantine`` in the commit of its batch, so that each record eit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,9 +46,7 @@ _WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string())])
 _WAITING_OF = """
 SELECT origin, payload, mended_payload FROM tidegate.quarantine
 WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s
-  AND CASE %s WHEN 'raw' THEN is_raw
-              WHEN 'mended' THEN NOT is_raw AND mended_payload IS NOT NULL
-              ELSE NOT is_raw AND mended_payload IS NULL END
+  AND is_raw = %s
 ORDER BY txid, number
 """
 
@@ -123,27 +121,25 @@ def waiting_records(
     A record that a person has corrected is read as corrected.
     """
 
-    def waiting(kind: Literal["raw", "mended", "columns"]) -> DataFrame:
-        reader = _WaitingReader(conninfo, pipeline, txid, tasks, kind)
+    def waiting(*, are_raw: bool) -> DataFrame:
+        reader = _WaitingReader(conninfo, pipeline, txid, tasks, are_raw)
         return spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string")
 
     columns = T.StructType.fromDDL(emitter.row_schema())
     assert isinstance(columns, T.StructType)
-    kept = _kept_rows(waiting("columns"), columns)
-    mended = _rows_of_json(waiting("mended"), columns)
-    return kept.unionByName(mended).unionByName(emitter.parse_payloads(waiting("raw")))
+    return _kept_rows(waiting(are_raw=False), columns).unionByName(emitter.parse_payloads(waiting(are_raw=True)))
 
 
 def _kept_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
     """Return the rows of records that were kept by their columns; those whose columns are others today are flagged.
 
-    Such a record has all columns that it had then. If it lacks one of today's and has one that is no more, that was renamed
-    rather than added, and its value must not become NULL.
+    Such a record, mended or not, has all columns that it had then. If it lacks one of today's and has one that is no more, that
+    was renamed rather than added, and its value must not become NULL.
     """
     names = F.array(*(F.lit(field.name) for field in columns))
     keys = F.json_object_keys(PAYLOAD)
     lacking, more = F.array_except(names, keys), F.array_except(keys, names)
-    is_renamed = (F.size(lacking) > 0) & (F.size(more) > 0)
+    is_renamed = F.coalesce((F.size(lacking) > 0) & (F.size(more) > 0), F.lit(False))  # NULL: Spark cannot read it
     why = F.concat(F.lit("it has no column "), lacking[0], F.lit(", but "), more[0], F.lit(", which the schema does not name"))
     renamed = records.where(is_renamed).withColumn(REFUSAL, why)
     return _rows_of_json(records.where(~is_renamed), columns).unionByName(_flagged(renamed, columns))
@@ -192,7 +188,7 @@ def _payload(records: DataFrame) -> Column:
 
 @dataclass(frozen=True)
 class _WaitingReader:
-    """Reads the share of the records of one kind for one Spark task, in blocks, for `DataFrame.mapInArrow`.
+    """Reads one Spark task's share of the raw records, or of those kept by their columns, for `DataFrame.mapInArrow`.
 
     It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
     """
@@ -201,7 +197,7 @@ class _WaitingReader:
     pipeline: str
     txid: int
     tasks: int
-    kind: str
+    are_raw: bool
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read one share."""
@@ -209,7 +205,7 @@ class _WaitingReader:
             for number in batch.column(0).to_pylist():
                 with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_PER_BLOCK
-                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.kind])
+                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.are_raw])
                     while rows := cursor.fetchmany(ROWS_PER_BLOCK):
                         origins = [origin for origin, _, _ in rows]
                         payloads = [self._payload(original, mended) for _, original, mended in rows]
@@ -219,4 +215,4 @@ class _WaitingReader:
     def _payload(self, original: str, mended: str | None) -> str:
         if mended is None:
             return original
-        return mended_payload(original, mended) if self.kind == "raw" else mended
+        return mended_payload(original, mended) if self.are_raw else mended

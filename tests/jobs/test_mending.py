@@ -311,6 +311,26 @@ def test_a_record_that_a_check_set_aside_fits_the_schema_of_today_or_waits(
         assert counted(inbox, later) == {}
 
 
+def test_a_mended_record_whose_column_was_renamed_since_waits(inbox: Inbox) -> None:
+    """It has the columns that it had when it was set aside: its amount must not become NULL, which no sum shows."""
+
+    def version(number: int, column: str) -> Pipeline:
+        source = Files("inbox", format="json", schema={"name": "string", column: "int"}, max_files=1)
+        given = {"transform": lambda rows: rows.selectExpr("name", f"{column} amount")}
+        return declare(inbox, source, version=number, check={"not negative": f"{column} >= 0"} if number == 1 else {}, **given)
+
+    inbox.write("1.json", '{"name": "a", "amount": -5}\n')
+    inbox.run(version(1, "amount"))
+    (original,) = waiting(inbox)
+    mend(inbox, original, '{"name": "a", "amount": 5}')
+    later = version(2, "cents")
+    replay(inbox, later)
+    assert counted(inbox, later) == {}
+    (again,) = waiting(inbox)
+    assert again["reason"] == "it has no column cents, but amount, which the schema does not name"
+    assert json.loads(again["payload"]) == {"name": "a", "amount": 5}
+
+
 def test_a_record_of_types_that_text_does_not_have_waits(inbox: Inbox) -> None:
     """A map by numbers, of Parquet, with the reason; the other records of the replay count."""
     sold = pa.array([[(1, 2.5)]], pa.map_(pa.int32(), pa.float64()))
