@@ -1,9 +1,10 @@
 """Reports on what pipelines' sources leave unread, for people and programs."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
@@ -12,8 +13,10 @@ from state_store.settings import Settings
 from tidegate import output
 
 if TYPE_CHECKING:
+    from state_store import StateStore
     from state_store.history import Lag
 
+_T = TypeVar("_T")
 SHOWN_NAMES = 20
 # A mount that is gone may never answer, and a status is needed just then.
 ANSWER_SECONDS = 10
@@ -77,20 +80,39 @@ def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
 
     Raises: SourceUnavailable if the source does not answer within ANSWER_SECONDS; what `Source.held_back` raises.
     """
-    asked = Future[str | None]()
-
-    def ask() -> None:
-        try:
-            asked.set_result(pipeline.source.held_back(settings))
-        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
-            asked.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
     try:
-        return asked.result(ANSWER_SECONDS)
+        return _in_time(lambda: pipeline.source.held_back(settings))
     except TimeoutError:
         message = f"The source has not answered within {ANSWER_SECONDS} s."
         raise SourceUnavailable(message, pipeline=pipeline.name) from None
+
+
+def check_plan(pipeline: Pipeline, store: "StateStore") -> None:
+    """Plan the next batch as a run would, without opening it, as far as that takes no longer than ANSWER_SECONDS.
+
+    Raises: the source's errors.
+    """
+    from jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
+
+    with suppress(TimeoutError):
+        _in_time(lambda: next_batch(store, pipeline))
+
+
+def _in_time(ask: Callable[[], _T]) -> _T:
+    """Return an answer.
+
+    Raises: TimeoutError after ANSWER_SECONDS; what `ask` raises.
+    """
+    asked = Future[_T]()
+
+    def answer() -> None:
+        try:
+            asked.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
+            asked.set_exception(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return asked.result(ANSWER_SECONDS)
 
 
 def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from tidegate import remedies, source_report
 from tidegate.causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
 
 if TYPE_CHECKING:
-    from state_store import Settings
+    from state_store import Settings, StateStore
     from state_store.waits import Wait, WaitingBatch
 
 __all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes"]
@@ -41,11 +41,14 @@ class Why:
     causes: tuple[Cause, ...]
 
 
-def explain(ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *, ask_source: bool = False) -> Why:
+def explain(
+    ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *, ask_source: "StateStore | None" = None
+) -> Why:
     """Return why a txid has not committed, or what the pipeline waits for as a whole.
 
-    A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first. With
-    `ask_source`, the source of an idle pipeline is asked for rows that it holds back, for some seconds at most.
+    A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first. With the
+    store `ask_source`, the source of an idle pipeline is asked, for some seconds at most, what it holds back and what a plan
+    would refuse: the ledger knows nothing of a plan that failed.
 
     Raises: UnknownPipeline if the pipeline is neither declared nor registered; UnknownBatch; StoreUnavailable.
     """
@@ -57,8 +60,8 @@ def explain(ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *
     if txid is not None and wait.requested is None:
         raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}", pipeline=name, txid=txid)
     of_source = None
-    if ask_source and wait.first is None and txid is None and declared.pipeline is not None:
-        of_source = _of_source(declared.pipeline, ledger.settings)
+    if ask_source is not None and wait.first is None and txid is None and declared.pipeline is not None:
+        of_source = _of_source(declared.pipeline, ask_source)
     return Why(tuple(_causes(wait, declared, of_source)))
 
 
@@ -162,10 +165,11 @@ def _idle(wait: "Wait") -> Iterator[Cause]:
         )
 
 
-def _of_source(pipeline: Pipeline, settings: "Settings") -> Cause | None:
-    """Return what the source holds back, or why it cannot be asked; None if a run would take all that is there."""
+def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
+    """Return what the source holds back, or why it or a plan is refused; None if a run would take all that is there."""
     try:
-        late = source_report.held_back(pipeline, settings)
+        if (late := source_report.held_back(pipeline, store.settings)) is None:
+            source_report.check_plan(pipeline, store)
     except TidegateError as error:
         return replace(of_error(error), command=remedies.command("error", error.code))
     except Exception as error:  # noqa: BLE001 - an author's source may raise anything; that is the cause then

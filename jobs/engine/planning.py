@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jobs.engine.acks import give_overdue_acks
 from jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
 from jobs.pipeline import Pipeline
+from jobs.sources import Coordinator
 from state_store import StateStore
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import ReplanNeeded
@@ -86,6 +87,24 @@ class LedgerHistory:
         self.store.note_times(self.pipeline, files)
 
 
+def next_batch(store: StateStore, pipeline: Pipeline) -> SourceMetadata | None:
+    """Return what a plan would let the next new batch read, None if there is nothing new; no batch is opened.
+
+    Raises: the source's errors, as a plan does.
+    """
+    after = store.last_opened(pipeline.name)
+    txid, position = (after.txid + 1, position_of(after.metadata)) if after else (1, None)
+    coordinator = _coordinator(store, pipeline)
+    return coordinator.initialize_transaction(txid, position, None) if coordinator.is_ready(txid) else None
+
+
+def _coordinator(store: StateStore, pipeline: Pipeline) -> Coordinator:
+    coordinator = pipeline.source.coordinator(store.settings)
+    coordinator.look_back(LedgerHistory(store, pipeline.name))
+    coordinator.success(store.committed(pipeline.name))
+    return coordinator
+
+
 def _plan_once(
     store: StateStore, pipeline: Pipeline, run_id: str, from_txid: int | None, to_txid: int | None, limit: int
 ) -> list[int] | None:
@@ -98,9 +117,7 @@ def _plan_once(
     pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_requested]
     metadata: list[bytes] = []
     if len(pending) < limit and last < last_requested:
-        coordinator = pipeline.source.coordinator(store.settings)
-        coordinator.look_back(LedgerHistory(store, pipeline.name))
-        coordinator.success(store.committed(pipeline.name))
+        coordinator = _coordinator(store, pipeline)
         for txid in range(last + 1, min(last_requested, last + limit - len(pending)) + 1):
             if not coordinator.is_ready(txid):
                 break

@@ -22,6 +22,7 @@ from state_store import Settings, StateStore
 from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
+from tidegate.why import explain
 
 HEADER = "name,amount\n"
 OPAQUE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")
@@ -162,6 +163,11 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
 
     with pytest.raises(SourceChanged) as refusal:
         inbox.run(pipeline, "second")
+    with StateStore.connect(inbox.settings) as store:  # the ledger has no batch that could say so
+        idle, why = explain(store, pipeline, ask_source=store).causes
+        assert store.last_opened("inbox").txid == 1
+    assert (idle.code, why.code, why.severity) == ("IDLE", "SOURCE_CHANGED", "error")
+    assert why.sentence.startswith(f"{file} has changed since it counted in txid 1: ")
     assert str(refusal.value).startswith(f"{file} has changed since it counted in txid 1: ")
     assert (f"its first {len(counted)} bytes" in str(refusal.value)) == grows
     if grows:

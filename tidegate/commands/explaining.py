@@ -71,7 +71,7 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
 
     try:
         with StateStore.connect(Settings.load()) as store:
-            return causes.explain(store, pipeline, txid, ask_source=True)
+            return causes.explain(store, pipeline, txid, ask_source=store)
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
         return causes.Why((causes.of_error(error),))
 
