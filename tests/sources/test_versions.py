@@ -196,3 +196,16 @@ def test_a_bucket_without_versions_is_refused_when_it_is_planned(settings: Setti
     bucket.put("1.csv", content("csv", 1))
     with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
         inbox(bucket, "csv").source.coordinator(settings).initialize_transaction(1, None, None)
+
+
+@pytest.mark.parametrize(("key", "shown"), [("in//x", "in//x"), ("in/../x", "in/../x"), ("in/x%0Ay", "in/x y")])
+def test_an_object_whose_name_cannot_be_listed_is_named(settings: Settings, s3: VersioningServer, key: str, shown: str) -> None:
+    """It is no failure of the store, which would be tried again, although the glob does not even take it."""
+    bucket = s3.make_bucket(f"strange-{next(_numbers)}")
+    bucket.put("in/1.csv", content("csv", 1))
+    s3._put(f"/{bucket.name}/{key}", "x")
+    source = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA)
+    with pytest.raises(SourceUnreadable) as refusal:
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    assert f'"{shown}"' in str(refusal.value)
+    assert str(refusal.value).endswith("Rename or delete it.")

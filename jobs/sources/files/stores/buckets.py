@@ -22,6 +22,7 @@ TIMEOUTS = {"connect_timeout": "5s", "timeout": "60s"}
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _STATUS = re.compile(r"status code: (\d{3})")
+_NO_NAME = "object with invalid path: "  # in obstore's error for a listing
 _QUERY = re.compile(r"\?[^\s\"')]*")  # of a URL: Azure's may be signed
 
 
@@ -127,6 +128,12 @@ def _refused(place: str, error: Exception) -> TidegateError:
 
 def _failed(place: str, error: Exception) -> TidegateError:
     text = str(error)
+    if _NO_NAME in text:
+        shown = " ".join(text.partition(_NO_NAME)[2].split())[:300].rstrip(".")
+        return SourceUnreadable(
+            f"{place} has an object whose name cannot be listed ({shown}): a part of it is empty, as in a//b, or is . or .., "
+            "or has a control character. Nothing is planned meanwhile, even if the glob does not take it. Rename or delete it."
+        )
     if "169.254." in text:  # the address where a machine's role would be
         return SourceUnreadable(
             f"{place} may not be read: this process has no credentials for the store. Set them in the environment, such as "
