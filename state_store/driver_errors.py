@@ -1,4 +1,6 @@
-"""Translate the database driver's errors into Tidegate's, by SQLSTATE."""
+"""Translate the database driver's errors into Tidegate's, by SQLSTATE: a server may have its messages in any language."""
+
+import re
 
 from state_store import errors
 
@@ -18,9 +20,12 @@ _RETRYABLE_STATES = {
     "57P03": "a server that starts up",
 }
 _READ_ONLY_STATE, _NOT_READY_STATE = "25006", "55000"
+_OF_STANDBYS = "xlogfuncs.c"  # where Postgres raises the latter because it is a standby
 # Not every SSL error: a server that dies breaks the connection with one, too.
 _TLS = ("certificate", "does not support SSL", "no encryption", "private key file", " alert ")
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
+# The server's answer to a connection: how severe the error is, in its language, two blanks, and the message.
+_REFUSED = re.compile(r"failed: \S+:  ")
 # Words in the message of a refused connection, which has no SQLSTATE, and the one that they stand for.
 _REFUSALS = [
     (["password authentication failed"], "28P01"),
@@ -48,7 +53,7 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     message = _first_line(error)
     # A refused connection carries no SQLSTATE, so the reason is found in libpq's text.
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
-    if refusal := _of_the_server(state, message, doing):
+    if refusal := _of_the_server(error, state, message, doing):
         return refusal
     if state in _ACCESS_STATES and "permission denied for table" in message:
         return errors.AccessRefused(
@@ -59,7 +64,7 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
         )
-    if missing := _of_a_missing_table(state, message, doing):
+    if missing := _of_a_missing_table(error, state, message, doing):
         return missing
     if state in _OVERFLOW_STATES:
         return errors.Overflow(f"A value left its column's range while {doing}: {message}. Widen the column's type.")
@@ -74,7 +79,7 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
 
 
-def _of_the_server(state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+def _of_the_server(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
     """Return the error if the server does not prove its identity, is not protected by TLS, or is no primary; else None."""
     if "authentication method requirement" in message:
         return errors.AccessRefused(
@@ -86,22 +91,35 @@ def _of_the_server(state: str | None, message: str, doing: str) -> errors.Tidega
             f"The connection to Postgres is not protected as it has to be, while {doing}: {message}. Check PGSSLMODE, "
             "PGSSLROOTCERT and the name in PGHOST (tidegate settings; docs/postgres.md)."
         )
-    if state == _READ_ONLY_STATE or (state == _NOT_READY_STATE and "recovery is in progress" in message):
+    if state is None and "pg_hba.conf" in message:
+        return errors.AccessRefused(
+            f"Postgres refused while {doing}: {message}. Let its administrator add a line to pg_hba.conf, or check PGUSER and "
+            "PGDATABASE (tidegate settings)."
+        )
+    if state is None and _REFUSED.search(message):
+        return errors.StoreUnavailable(
+            f"Postgres refused the connection while {doing}: {message}. Check PGUSER, PGDATABASE, the password file, and how "
+            "many connections are free. Where its messages are not in English, this is tried again whatever the reason: set "
+            "lc_messages = 'C' in the server's configuration (docs/postgres.md)."
+        )
+    if state == _READ_ONLY_STATE or (state == _NOT_READY_STATE and _detail(error, "source_file") == _OF_STANDBYS):
         return errors.StoreUnavailable(
             f"Postgres is a standby, or only reads, while {doing}: {message}. The primary is waited for; check PGHOST."
         )
     return None
 
 
-def _of_a_missing_table(state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+def _of_a_missing_table(
+    error: BaseException | None, state: str | None, message: str, doing: str
+) -> errors.TidegateError | None:
     """Return the error if a table is missing, or the partition that a row belongs to."""
-    if state in _MISSING_STATES and 'relation "staging.' in message:
+    if state in _MISSING_STATES and "staging." in message:
         return errors.StagingLost(
             f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
-    if state == _CHECK_STATE and "no partition of relation" in message:
+    if state == _CHECK_STATE and _detail(error, "constraint_name") is None:
         return errors.SchemaOutOfDate(
             f"A partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
         )
@@ -115,6 +133,12 @@ def has_no_free_connection(error: BaseException) -> bool:
 
 def _state_of_refusal(message: str) -> str | None:
     return next((state for words, state in _REFUSALS if all(word in message for word in words)), None)
+
+
+def _detail(error: BaseException | None, what: str) -> str | None:
+    """Return what the server says of an error besides its message, in no language."""
+    found: str | None = getattr(getattr(error, "diag", None), what, None)
+    return found
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -1,0 +1,90 @@
+"""A server that has its messages in another language, as one that was set up in Germany usually has."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from state_store.driver_errors import translate
+from state_store.errors import AccessRefused, SchemaOutOfDate, StagingLost, StoreUnavailable, TidegateError
+from tests.postgres_versions import AnyPostgres, running
+from tidegate.stack.component import reserve_port
+
+GERMAN = Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo")  # of Debian's package; the wheels have English alone
+
+
+@pytest.fixture(scope="module")
+def german(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
+    """A server that answers in German."""
+    if not (GERMAN.exists() and Path("/usr/lib/postgresql/15/bin/postgres").exists()):
+        pytest.skip("Debian's PostgreSQL 15 with its translations is not installed")
+    home = tmp_path_factory.mktemp("german")
+    (home / ".tidegate").mkdir(mode=0o711)
+    with ExitStack() as held, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("LANGUAGE", "de")
+        with running(AnyPostgres(home, reserve_port(None, held), version=15, lc_messages="C.UTF-8")) as postgres:
+            yield postgres
+
+
+def meaning(error: psycopg2.Error) -> TidegateError:
+    """Return what an error means, after checking that it is in German."""
+    words = ("existiert nicht", "fehlgeschlagen", "keine Partition", "kein pg_hba.conf", "Wiederherstellung")
+    assert any(word in str(error) for word in words)
+    return translate(error, "trying")
+
+
+def test_errors_of_statements_mean_what_they_mean_in_english(german: AnyPostgres) -> None:
+    """Staging that is gone is processed again, which a missing table of a state is not; a partition may be detached."""
+    german.execute("CREATE TABLE counts (n int) PARTITION BY HASH (n)")
+    german.execute("CREATE TABLE checked (n int CHECK (n > 0))")
+    for statement, kind in {
+        "SELECT FROM staging.per_shop_1_1": StagingLost,
+        "SELECT FROM state.per_shop": SchemaOutOfDate,
+        "INSERT INTO counts VALUES (1)": SchemaOutOfDate,
+    }.items():
+        with pytest.raises(psycopg2.Error) as raised:
+            german.execute(statement)
+        assert type(meaning(raised.value)) is kind, statement
+    with pytest.raises(psycopg2.Error) as raised:
+        german.execute("INSERT INTO checked VALUES (0)")
+    assert not isinstance(translate(raised.value, "trying"), SchemaOutOfDate)
+
+
+def test_a_refused_connection_is_not_called_a_server_that_does_not_answer(german: AnyPostgres) -> None:
+    """It has no code: what the server says is shown, with where to look."""
+    for wrong in ({"password": "wrong"}, {"dbname": "nothing"}):
+        with pytest.raises(psycopg2.OperationalError) as raised:
+            psycopg2.connect(**{**german.settings.conninfo(), **wrong})
+        refusal = meaning(raised.value)
+        assert type(refusal) is StoreUnavailable
+        assert str(refusal).startswith("Postgres refused the connection while trying: ")
+        assert "Start it" not in str(refusal)
+    hba = german.data / "pg_hba.conf"
+    before = hba.read_text()
+    hba.write_text("local all all trust\nhost all postgres all scram-sha-256\n")
+    german.execute("SELECT pg_reload_conf()")
+    try:
+        with pytest.raises(psycopg2.OperationalError) as raised, closing(psycopg2.connect(**german.settings.conninfo())):
+            pass
+        assert type(meaning(raised.value)) is AccessRefused
+    finally:
+        hba.write_text(before)
+
+
+def test_a_standby_is_waited_for_until_it_is_the_primary(german: AnyPostgres) -> None:
+    """As after a failover, until the address leads to the new primary: no batch halts."""
+    german.stop()
+    (german.data / "standby.signal").touch()
+    german.start()
+    try:
+        with pytest.raises(psycopg2.Error) as raised:
+            german.execute("SELECT pg_current_wal_insert_lsn()")
+        refusal = meaning(raised.value)
+        assert type(refusal) is StoreUnavailable
+        assert str(refusal).startswith("Postgres is a standby, or only reads, while trying: ")
+    finally:
+        german.stop()
+        (german.data / "standby.signal").unlink()
+        german.start()
