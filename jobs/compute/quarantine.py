@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
+# Of records that a task holds at a time, besides ROWS_AT_ONCE: each may have some megabytes.
+BLOCK_BYTES, ROWS_AT_ONCE = 16 * 1024 * 1024, 20
 ROWS_PER_BLOCK = 10_000
 # By default, Spark writes times into JSON with three digits of a second.
 JSON_TIMES = {
@@ -204,15 +206,29 @@ class _WaitingReader:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
-                    cursor.itersize = ROWS_PER_BLOCK
+                    cursor.itersize = ROWS_AT_ONCE
                     cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.are_raw])
-                    while rows := cursor.fetchmany(ROWS_PER_BLOCK):
-                        origins = [origin for origin, _, _ in rows]
-                        payloads = [self._payload(original, mended) for _, original, mended in rows]
-                        texts = [pa.array(column, pa.string()) for column in (origins, payloads)]
-                        yield pa.RecordBatch.from_arrays(texts, schema=_WAITING)
+                    yield from self._in_blocks(cursor)
+
+    def _in_blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+        found: list[tuple[str | None, str]] = []
+        size = 0
+        for origin, original, mended in rows:
+            payload = self._payload(original, mended)
+            found.append((origin, payload))
+            size += len(payload)
+            if size >= BLOCK_BYTES or len(found) >= ROWS_PER_BLOCK:
+                yield _batch(found)
+                found, size = [], 0
+        if found:
+            yield _batch(found)
 
     def _payload(self, original: str, mended: str | None) -> str:
         if mended is None:
             return original
         return mended_payload(original, mended) if self.are_raw else mended
+
+
+def _batch(records: Sequence[tuple[str | None, str]]) -> pa.RecordBatch:
+    texts = [pa.array(column, pa.string()) for column in zip(*records, strict=True)]
+    return pa.RecordBatch.from_arrays(texts, schema=_WAITING)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from jobs.compute.quarantine import BLOCK_BYTES, _WaitingReader
 from state_store import Settings, StateStore
 from state_store.mending import Mend
 from tests import steps
@@ -193,6 +194,20 @@ def test_a_record_that_was_too_long_to_be_kept_can_be_mended(inbox: Inbox) -> No
     mend(inbox, original, "2,x")
     replay(inbox, pipeline)
     assert counted(inbox, pipeline) == {"x": (1, 2)}
+
+
+def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> None:
+    """A task's memory does not grow with their number, and no Arrow batch gets longer than Arrow's texts can be."""
+    inbox.write("1.csv", "name,amount\n" + "".join(f"{number}{'a' * 2**20},x\n" for number in range(40)))
+    pipeline = declare(inbox, files("csv"))
+    inbox.run(pipeline)
+    with StateStore.connect(inbox.settings) as store:
+        assert store.replay_quarantined(pipeline.spec, "test", "mended") == (2, 40)
+    numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
+    conninfo = inbox.settings.conninfo(user=inbox.settings.pg_stager)
+    batches = list(_WaitingReader(conninfo, "inbox", 2, 1, are_raw=True)(iter([numbers])))
+    assert sum(batch.num_rows for batch in batches) == 40
+    assert max(batch.nbytes for batch in batches) < BLOCK_BYTES + 2 * 2**20
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
