@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from state_store.errors import TidegateError
+from state_store.errors import SettingsInvalid, TidegateError
 from state_store.settings import Settings
 
 # What runs where, in the order of the table.
@@ -70,7 +70,11 @@ class Surroundings:
     def _file(self) -> configparser.ConfigParser:
         home = self.environ.get("AIRFLOW_HOME") or "~/airflow"
         found = configparser.ConfigParser(interpolation=None, strict=False)
-        found.read(self.environ.get("AIRFLOW_CONFIG") or Path(home).expanduser() / "airflow.cfg")
+        file = self.environ.get("AIRFLOW_CONFIG") or Path(home).expanduser() / "airflow.cfg"
+        try:
+            found.read(file)
+        except (configparser.Error, ValueError) as error:  # whose message quotes lines, which may hold a password
+            raise SettingsInvalid(f"{file} cannot be read: {type(error).__name__}. Correct it; Airflow reads it too.") from None
         return found
 
 
@@ -134,8 +138,11 @@ def _problems(need: Need, here: Surroundings) -> Iterator[str]:
 
 
 def _output_of(command: str) -> str | None:
-    """Return what a command prints, as Airflow reads a secret; None if it fails or prints nothing."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)  # noqa: S603 - Airflow runs it too
+    """Return what a command prints, as Airflow reads a secret; None if it is missing, fails or prints nothing."""
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)  # noqa: S603 - Airflow's own
+    except (OSError, ValueError):
+        return None
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 

@@ -111,6 +111,17 @@ def test_a_setting_of_airflow_may_be_in_its_file_or_a_commands_output(tmp_path: 
     assert [each.need for each in found] == ["Airflow's database"]
 
 
+def test_a_broken_setting_of_airflow_is_what_the_check_finds(tmp_path: Path) -> None:
+    """A command that is not there, and a file that is no airflow.cfg, of which no line is shown."""
+    environ = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": f"{tmp_path}/nothing"}
+    named = [found.problem for found in missing("scheduler", Settings(home=tmp_path), environ)]
+    assert any(problem.startswith("Airflow's database is not set.") for problem in named)
+    (tmp_path / "airflow.cfg").write_text("sql_alchemy_conn = postgresql://airflow:hush@db/airflow\n")
+    named = [found.problem for found in missing("scheduler", Settings(home=tmp_path), environ)]
+    assert any(problem.startswith(f"{tmp_path}/airflow.cfg cannot be read: MissingSectionHeaderError.") for problem in named)
+    assert "hush" not in str(named)
+
+
 @pytest.mark.parametrize("executor", ["LocalExecutor", "CeleryExecutor", "KubernetesExecutor"])
 def test_a_scheduler_of_pods_needs_a_template(tmp_path: Path, executor: str) -> None:
     """With another executor nothing of that."""
