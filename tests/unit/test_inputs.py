@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,16 @@ def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -
     refused = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept_file")})
     with pytest.raises(SourceUnreadable, match="cannot be copied to"):
         plan(refused, settings)
+
+
+def test_a_file_whose_name_is_as_long_as_can_be_is_copied(settings: Settings) -> None:
+    """85 characters of Chinese are 255 bytes, the most that a file system takes."""
+    path = settings.home / ("数" * 85)
+    path.write_text("tail,seats\n")
+    file = {"name": path.name, "size": 11, "mtime_ns": 0, "sha256": sha256(b"tail,seats\n").hexdigest()}
+    kept = keep(path, file, settings.home / "kept", None)
+    assert kept is not None
+    assert (settings.home / "kept" / kept["name"]).read_text() == "tail,seats\n"
 
 
 # what else inputs pass on

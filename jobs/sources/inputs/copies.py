@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = "rows.parquet"
-PART = ".{}.{}.part"  # the name of a copy until it is complete
+PART = ".{}.part"  # the name of a copy until it is complete; without the file's own, which may be as long as a name can be
 
 
 def keep(path: Path, file: Mapping[str, Any], folder: Path, within: Path | None) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) 
     """Write rows into a Parquet file, and return it: a file in a folder that has its digest as its name."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
-    part = folder / PART.format(ROWS, uuid.uuid4().hex)
+    part = folder / PART.format(uuid.uuid4().hex)
     try:
         with part.open("wb") as file:
             with pq.ParquetWriter(file, schema) as writer:
@@ -80,7 +80,7 @@ def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) 
 def _copy(path: Path, target: Path, sha256: str, within: Path | None) -> bool:
     """Copy a file; give the copy its name, and return True, only if it has the expected content."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(PART.format(target.name, uuid.uuid4().hex))
+    part = target.with_name(PART.format(uuid.uuid4().hex))
     try:
         with open_file(path, within) as content, part.open("wb") as copy:
             shutil.copyfileobj(content, copy)
