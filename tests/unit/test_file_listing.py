@@ -1,7 +1,10 @@
 """The listing of a source folder: each file once, in order; ignored names are reported with their reasons."""
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from jobs.sources.files.listing import identify, list_files
 from state_store.errors import SourceUnreadable
 
 Write = Callable[..., Path]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -269,3 +273,35 @@ def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Wr
     check_name(write("[10-30]/x.parquet"))
     with pytest.raises(SourceUnreadable, match=r"a colon and one of \[\]\{\}\*\?\\ in its path\. Rename it"):
         check_name(write("[10:30]/x.parquet"))
+
+
+LIST = """
+import sys
+from pathlib import Path
+from jobs.sources.files.listing import list_files
+from state_store.errors import SettingsInvalid
+try:
+    print(ascii(list_files(Path(sys.argv[1]), "*.csv").names))
+except SettingsInvalid as error:
+    print(ascii(str(error)))
+"""
+
+
+def test_names_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """In one whose locale is not of UTF-8 a file would have another name, and count again."""
+    (tmp_path / "grüße.csv").touch()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "1.csv").touch()
+    if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales/de_DE").exists():
+        pytest.skip("No locale can be made here. Install it with: apt-get install locales")
+    subprocess.run(["localedef", "-i", "de_DE", "-f", "ISO-8859-1", tmp_path / "de_DE"], check=True)
+
+    def listed(folder: Path, **environment: str) -> str:
+        command = [sys.executable, "-c", LIST, str(folder)]
+        environ = {**os.environ, "LOCPATH": str(tmp_path), **environment}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout.strip()
+
+    assert listed(tmp_path, LC_ALL="C.UTF-8") == ascii(["grüße.csv"])
+    assert "this process takes them for iso8859-1, as its locale says" in listed(tmp_path, LC_ALL="de_DE")
+    assert listed(tmp_path, LC_ALL="de_DE", PYTHONUTF8="1") == ascii(["grüße.csv"])
+    assert listed(tmp_path / "plain", LC_ALL="de_DE") == "['1.csv']"

@@ -6,6 +6,7 @@ so its links are followed only within it, unless the source declares follow_link
 
 import os
 import re
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from typing import Any
 from jobs.sources import LeftAlone
 from jobs.sources.files.content import digest_of, is_below, open_file
 from jobs.sources.files.glob import HIDDEN, Glob, Place
-from state_store.errors import SourceUnreadable
+from state_store.errors import SettingsInvalid, SourceUnreadable
 
 NOT_REACHED = "is a folder that the glob does not lead into"
 SAME_FOLDER = "is a link to a folder that is read by another name"
@@ -52,7 +53,8 @@ def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Lis
 
     A link that leads out of the folder is among the names; `identify` refuses it when a batch would take it.
 
-    Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed.
+    Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed;
+    SettingsInvalid for names that are not ASCII in a process whose locale is not of UTF-8.
     """
     if not folder.is_dir():
         raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or correct the pipeline's Files(...).")
@@ -88,6 +90,7 @@ class _Walk:
                 names.discard(name)
                 self._found.left_alone[SAME_FILE].append(name)
         self._found.names = sorted(names)
+        _check_encoding(self._found)
         return self._found
 
     def _list(self, below: str, places: frozenset[Place], above: tuple[str, ...], by_link: bool) -> None:
@@ -141,6 +144,19 @@ class _Walk:
         else:
             self._entered.add((real, inside))
             self._ahead.append((f"{name}/", inside, (*above, real), True))
+
+
+def _check_encoding(found: Listing) -> None:
+    """Refuse names that another process would read as others, because its locale is another: each file would count twice.
+
+    Raises: SettingsInvalid.
+    """
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and (name := next((name for name in found.names if not name.isascii()), None)):
+        raise SettingsInvalid(
+            f"{found.folder} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as its "
+            "locale says: to others they are other names. Let it have a locale of UTF-8 (LC_ALL=C.UTF-8), or set PYTHONUTF8=1."
+        )
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
