@@ -49,13 +49,14 @@ class Histogram:
 
 @dataclass
 class Totals:
-    """A pipeline's sums: rows of committed batches, skipped batches, attempts by outcome, phases by duration.
+    """A pipeline's sums: rows, partials set aside, skipped batches, attempts by outcome, phases by duration.
 
     An attempt's outcome is `sealed`, or the first word of its error: a code of Tidegate, or the name of another exception.
     """
 
     source_rows: int = 0
     quarantined_rows: int = 0
+    set_aside: int = 0
     skipped: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, Histogram] = field(default_factory=lambda: {phase: Histogram() for phase in PHASES})
@@ -64,6 +65,7 @@ class Totals:
         """Add the sums over other batches of the same pipeline."""
         self.source_rows += other.source_rows
         self.quarantined_rows += other.quarantined_rows
+        self.set_aside += other.set_aside
         self.skipped += other.skipped
         self.attempts += other.attempts
         for phase, histogram in self.seconds.items():
@@ -177,6 +179,10 @@ def _totals(connection: Connection, ranges: Sequence[_Range]) -> dict[str, Total
     attempts = _of(ranges, a.pipeline, a.txid, a.pipeline, outcome, sa.func.count()).where(outcome != OPEN)
     for pipeline, name, count in connection.execute(attempts.group_by(a.pipeline, outcome)):
         found[pipeline].attempts[name] += count
+    q = tables.quarantine.c
+    aside = _of(ranges, q.pipeline, q.txid, q.pipeline, sa.func.count()).where(q.state.is_not(None))
+    for pipeline, count in connection.execute(aside.group_by(q.pipeline)):
+        found[pipeline].set_aside = count
     committed = _committed(ranges)
     sums = sa.select(
         committed.c.pipeline,

@@ -19,9 +19,13 @@ from state_store import Settings, tables, windows
 from state_store.attempts import Attempt
 from state_store.declaration import StateSpec
 from state_store.errors import AccessRefused, GuardMismatch, RangeRefused, SchemaOutOfDate
+from state_store.measures import measures
 from state_store.mending import Mend
+from state_store.reader import LedgerReader
 from state_store.staging import StagedPartition
 from state_store.state_tables import state_table_of
+from state_store.totals import Settled
+from state_store.witness import Witness
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial
@@ -567,6 +571,21 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(settings: Settings, r
     with pytest.raises(RangeRefused, match="its commit has set it aside"):
         f.store.mend_quarantined("windows", txid, 1, Mend("{}", "an operator", "it was early"))
     assert f.store.quarantine_counts("windows") == {txid: 1}
+    f.close()
+
+
+def test_metrics_count_what_came_too_late(settings: Settings, register: Callable[..., None]) -> None:
+    """Also of batches that a process has added up before: nothing else would show that rows are left out of a state."""
+    pipeline = declare(Tumbling("at", "1 hour", final_after="1 hour"))
+    register(pipeline)
+    f, known = Windows(settings, pipeline.spec), Settled()
+    for late, expected in ((0, 0), (1, 1), (2, 3), (0, 3), (1, 4)):
+        f.count([("a", 10 * HOUR, 1), *((f"late {number}", HOUR, 1) for number in range(late))])
+        for settled in (known, Settled()):
+            with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
+                (measured,) = measures(connection, settled, Witness(settings)).pipelines
+            assert measured.totals is not None
+            assert (measured.totals.set_aside, measured.quarantined) == (expected, 0)
     f.close()
 
 

@@ -79,6 +79,12 @@ METRICS = {
         Described("tidegate_staging_tables", "gauge", "Tables in schema staging, of all pipelines."),
         Described("tidegate_source_rows", "counter", "Source rows of committed batches, by their first commit.", _OF_PIPELINE),
         Described("tidegate_quarantined_rows", "counter", "Of these, set aside as bad records.", _OF_PIPELINE),
+        Described(
+            "tidegate_set_aside",
+            "counter",
+            "Partials that commits have set aside: too late for a final window, or found by a check.",
+            _OF_PIPELINE,
+        ),
         Described("tidegate_skipped_batches", "counter", "Committed txids whose batch was given up.", _OF_PIPELINE),
         Described(
             "tidegate_attempts",
@@ -156,6 +162,7 @@ def _add_totals(made: dict[str, Any], p: PipelineMeasures) -> None:
         return
     made["tidegate_source_rows"].add_metric([p.pipeline], p.totals.source_rows)
     made["tidegate_quarantined_rows"].add_metric([p.pipeline], p.totals.quarantined_rows)
+    made["tidegate_set_aside"].add_metric([p.pipeline], p.totals.set_aside)
     made["tidegate_skipped_batches"].add_metric([p.pipeline], p.totals.skipped)
     outcomes = Counter(processed=0, failed=0, fenced=0)  # a rate needs a series that begins at 0
     codes: Counter[tuple[str, str]] = Counter()
