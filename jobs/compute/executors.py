@@ -235,8 +235,10 @@ def _parameters(settings: Settings) -> dict[str, str]:
     """
     try:
         parameters: dict[str, str] = parse_dsn(settings.executor_conninfo) if settings.executor_conninfo else {}
-    except ProgrammingError as error:
-        raise SettingsInvalid(f"executor_conninfo cannot be read: {str(error).strip()}. See: tidegate settings") from error
+    except ProgrammingError:  # whose message quotes a part, which may be one of a password
+        raise SettingsInvalid(
+            "executor_conninfo cannot be read: it is no libpq connection string, as in host=db sslmode=require."
+        ) from None
     if "password" in parameters or "sslpassword" in parameters:
         raise SettingsInvalid(
             "executor_conninfo holds a password, which Spark would write into its plans. Name a password file: "

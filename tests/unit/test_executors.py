@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -169,12 +170,18 @@ def test_executors_find_a_password_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("conninfo", "message"),
-    [("host", "executor_conninfo cannot be read"), ("password=x", "holds a password"), ("sslpassword=x", "holds")],
+    [
+        ("host", "executor_conninfo cannot be read"),
+        ("password=x", "holds a password"),
+        ("sslpassword=x", "holds"),
+        ("host=db password=very hush", "cannot be read: it is no libpq connection string"),
+    ],
 )
 def test_parameters_that_cannot_be_used_are_refused(conninfo: str, message: str) -> None:
-    """A password would be in every plan."""
-    with pytest.raises(SettingsInvalid, match=message):
+    """A password would be in every plan; and no part of it is in the error."""
+    with pytest.raises(SettingsInvalid, match=message) as refusal:
         conninfo_of_tasks(replace(ELSEWHERE, executor_conninfo=conninfo))
+    assert "hush" not in "".join(traceback.format_exception(refusal.value))
 
 
 def test_a_missing_password_file_is_named() -> None:
