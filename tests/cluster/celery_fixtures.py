@@ -27,12 +27,13 @@ from jobs import Pipeline
 from state_store import Settings, StateStore
 from state_store.errors import UnknownPipeline
 from tests.conftest import COMMAND, Server
-from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES
+from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, wait_for
 from tidegate.airflow_client import AirflowClient
 from tidegate.stack import component as components
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
 
 PYTHON = Path(sys.executable)
+SECONDS = 400  # for Airflow to start
 # A dead worker is noticed after seconds, for the test; docs/airflow-workers.md has the values for production.
 SHORT = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__CELERY__WORKER_CONCURRENCY": "3"}
 COLUMNS = {
@@ -260,6 +261,14 @@ def own_pipeline(folder: Path, per_batch: int) -> Pipeline:
 def of_airflow(cluster: Cluster) -> AirflowClient:
     """Log in to Airflow as the command line's machine does."""
     return AirflowClient(Settings.load(cluster.machines["command-line"].environment))
+
+
+def wait_until_ready(cluster: Cluster, workers: Sequence[str]) -> None:
+    """Wait until Airflow answers and the workers take tasks."""
+    command_line = cluster.machines["command-line"]
+    is_healthy = ("doctor", "--component", "command-line")
+    wait_for(lambda: command_line.run(*is_healthy).returncode == 0, "Airflow's start", SECONDS, 1)
+    wait_for(lambda: all("ready." in cluster.machines[name].log for name in workers), "the workers' start", SECONDS)
 
 
 def trigger_when_read(airflow: AirflowClient) -> str | None:

@@ -20,6 +20,7 @@ from tests.cluster.celery_fixtures import (
     of_airflow,
     own_pipeline,
     trigger_when_read,
+    wait_until_ready,
 )
 from tests.conftest import Server, register_pipelines
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
@@ -49,11 +50,7 @@ def raw(settings: Settings, pipeline: Pipeline) -> Path:
 def cluster(raw: Path, tmp_path: Path, server: Server, settings: Settings, free_port: Callable[[], int]) -> Iterator[Cluster]:
     """All components, healthy, with the Dag in place."""
     with celery_cluster(tmp_path / "machines", server, settings, free_port, WORKERS) as running:
-        command_line = running.machines["command-line"]
-        wait_for(
-            lambda: command_line.run("doctor", "--component", "command-line").returncode == 0, "Airflow's start", SECONDS, 1
-        )
-        wait_for(lambda: all("ready." in running.machines[name].log for name in WORKERS), "the workers' start", SECONDS)
+        wait_until_ready(running, WORKERS)
         yield running
 
 

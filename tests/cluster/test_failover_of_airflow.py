@@ -20,6 +20,7 @@ from tests.cluster.celery_fixtures import (
     of_airflow,
     own_pipeline,
     trigger_when_read,
+    wait_until_ready,
 )
 from tests.cluster.managed_postgres import beside_spark, running_pair
 from tests.conftest import Server, register_pipelines
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long fo
 
 ROWS, PER_BATCH = 80_000, 10_000
 TXIDS = list(range(1, ROWS // PER_BATCH + 1))
+WORKERS = ("worker-1", "worker-2")
 SECONDS = 400
 COMMITTED = "SELECT max(txid) FROM tidegate.commit WHERE pipeline = 'table_of_flights'"
 
@@ -48,7 +50,8 @@ def test_a_failover_below_airflow_loses_nothing_and_doubles_nothing(
         pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
         pair.primary.execute("SELECT pg_reload_conf()")
         until(lambda: pair.primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
-        with celery_cluster(tmp_path / "machines", server, settings, free_port, ("worker-1", "worker-2")) as cluster:
+        with celery_cluster(tmp_path / "machines", server, settings, free_port, WORKERS) as cluster:
+            wait_until_ready(cluster, WORKERS)
             airflow = of_airflow(cluster)
             run_id = wait_for(lambda: trigger_when_read(airflow), "the Dag", SECONDS, 1)
             database = settings.pg_database
