@@ -19,6 +19,7 @@ from jobs import Count, Files, Inputs, Pipeline, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.done_folder import DoneFolder
 from state_store import Settings, StateStore
+from state_store.attempts import Attempt
 from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
@@ -224,6 +225,61 @@ def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbo
     inbox.run(pipeline, "second")
 
     assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+
+
+@pytest.mark.parametrize("change", [{"glob": "**/*.CSV"}, {"max_files": 1}], ids=["glob", "max_files"])
+def test_planned_files_are_read_whatever_the_declaration_becomes(inbox: Inbox, change: dict[str, Any]) -> None:
+    """Nothing else would read them: batches that are planned again keep what is not listed any more, each file once."""
+    pipeline = declare(inbox, files("opaque"))
+    for name in "abcd":
+        inbox.write(f"{name}.csv", lines(name))
+    assert inbox.plan(pipeline, "first") == [1, 2]
+    abandon(inbox, pipeline, 1)
+    abandon(inbox, pipeline, 2)
+    changed = declare(inbox, files("opaque", **change))
+    inbox.write("e.CSV" if "glob" in change else "e.csv", lines("e"))
+    inbox.write("f.CSV" if "glob" in change else "f.csv", lines("f"))
+    inbox.run(changed, "second")
+    inbox.run(changed, "third")
+    assert counts(inbox, changed) == dict.fromkeys("abcdef", (1, 1))
+
+
+def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> None:
+    """They are not in the new one: the batch halts, until they are."""
+    pipeline = declare(inbox, files("opaque"))
+    first = inbox.write("a.csv", lines("a"))
+    inbox.plan(pipeline, "first")
+    abandon(inbox, pipeline, 1)
+    moved = declare(inbox, replace(files("opaque"), folder="elsewhere"))
+    elsewhere = inbox.settings.home / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "b.csv").write_text(lines("b"))
+    gone = f"There is no {elsewhere / 'a.csv'}: the batch was planned with this file of inbox,"
+    with pytest.raises(SourceChanged, match=gone):
+        steps.process(inbox.settings, moved, 1, owner="test")
+    with StateStore.connect(inbox.settings) as store:
+        assert store.batch_history("inbox", 1).status.phase == "halted"
+    first.rename(elsewhere / "a.csv")
+    inbox.run(moved, "second")
+    assert counts(inbox, moved) == {"a": (1, 1), "b": (1, 1)}
+
+
+def test_a_redo_keeps_files_that_the_glob_does_not_take_any_more(inbox: Inbox) -> None:
+    """They have counted, and the redo would take their rows away."""
+    pipeline = declare(inbox, files("opaque"))
+    inbox.write("a.csv", lines("a"))
+    inbox.run(pipeline, "first")
+    changed = inbox.declare(files("opaque", glob="*.CSV"), states={"per_name": OPAQUE}, version=2)
+    redo(inbox, changed, 1)
+    assert counts(inbox, changed) == {"a": (1, 1)}
+
+
+def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
+    """Begin an attempt and let it fail, so that the next one plans the batch again."""
+    with StateStore.connect(inbox.settings) as store:
+        attempt = store.start_attempt(pipeline.spec, txid, "test")
+        assert isinstance(attempt, Attempt)
+        store.fail_attempt(attempt, "test")
 
 
 # ------------------------------------------------------------------------------------------------------ done folder

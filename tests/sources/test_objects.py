@@ -351,6 +351,32 @@ def test_the_last_name_of_an_idle_input_is_one_of_its_place(settings: Settings, 
     assert [file["name"] for file in third["inputs"]["grows"]["files"]] == ["0.csv"]
 
 
+def test_planned_objects_are_read_whatever_the_declaration_becomes(
+    settings: Settings, register: Callable[..., None], bucket: Bucket
+) -> None:
+    """Also if the glob does not take them any more; in another place, they are missed by name."""
+    for name in "ab":
+        bucket.put(f"in/{name}.csv", f"name,amount\n{name},1\n")
+    bucket.put("in/c.CSV", "name,amount\nc,1\n")
+    before = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, kind="opaque", max_files=9)
+    state = {"per_name": replace(STATE, kind="opaque")}
+    pipeline = Pipeline("inbox", before, state)
+    register(pipeline)
+    assert steps.plan(settings, pipeline, run_id="one") == [1]
+    with StateStore.connect(settings) as store:
+        attempt = store.start_attempt(pipeline.spec, 1, "test")
+        assert isinstance(attempt, Attempt)
+        store.fail_attempt(attempt, "test")
+    away = Pipeline("inbox", replace(before, folder=f"{bucket.url}/out"), state)
+    register(away)
+    with pytest.raises(SourceChanged, match=r"There is no .*/out/a\.csv: the batch was planned with this file of .*/in,"):
+        steps.process(settings, away, 1, owner="test")
+    changed = Pipeline("inbox", replace(before, glob="*.CSV"), state)
+    register(changed)
+    run_pipeline(settings, changed, run_id="two")
+    assert stored(settings, changed) == [("a", 1, 1), ("b", 1, 1), ("c", 1, 1)]
+
+
 def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Settings, bucket: Bucket) -> None:
     """It sorts as `out/`, after `out.csv`, and is listed as `out`."""
     bucket.put("in/out.csv", "name,amount\na,1\n")

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from jobs.sources import LeftAlone
@@ -22,6 +22,12 @@ def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> 
     for page in listed(place, after, sieve.enters):
         names = {name_in(place, found): found for found in page}
         yield {name: found for name, found in names.items() if sieve.why_not(name) is None}
+
+
+def not_taken(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a glob does not take."""
+    sieve = _Sieve(pattern)
+    return [name for name in names if sieve.why_not(name) is not None]
 
 
 def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:

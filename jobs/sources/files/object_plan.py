@@ -7,6 +7,7 @@ object that was overwritten after it counted stops planning when the listing com
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import Coordinator, History
 from jobs.sources.files.markers import Markers
 from jobs.sources.files.object_identity import completed, identified, unfinished
-from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.object_listing import named_objects, not_taken
 from jobs.sources.files.objects import ObjectPath, look, pinned
+from jobs.sources.files.plan import planned_elsewhere
 from jobs.sources.files.stores import FoundObject
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLACE = "place"  # where metadata has the place below which the last name so far is, if names grow
+PLACE = "place"  # where metadata has the place of its names, if these grow or the source is opaque
 
 
 class ObjectsCoordinator(Coordinator):
@@ -56,28 +58,31 @@ class ObjectsCoordinator(Coordinator):
 
         Raises: SourceUnreadable, SourceUnavailable; SourceChanged for an object that was overwritten after it counted.
         """
+        kept: list[dict[str, Any]] = []
         if current_metadata is not None:
             if self._source.kind == "transactional":
                 return current_metadata
-            self._check_redo(txid, current_metadata)
+            self._check_gone(txid, current_metadata)
+            kept = self._kept(txid, current_metadata)
         if self._new is None:
             self._new = self._find_new(txid, previous_metadata)
-        files = list(self._taken())
+        files = list(self._taken(kept))
         self._markers.check_unchanged(file["name"] for file in files)
         if not files and current_metadata is None:
             return None
         digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
-        found = {"files": files, "behind": digest}
+        found = {"files": [*kept, *files], "behind": digest}
         if self._source.names_grow:
             found[AFTER] = files[-1]["name"] if files else self._last_name(previous_metadata)
+        if self._source.names_grow or self._source.kind != "transactional":
             found[PLACE] = str(self._place)
         return found
 
-    def _taken(self) -> Iterator[dict[str, Any]]:
-        """Take new objects until the batch is full."""
-        source, size = self._source, 0
+    def _taken(self, kept: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Take new objects until the batch, which already has some, is full."""
+        source, size = self._source, sum(file["size"] for file in kept)
         assert self._new is not None
-        for number in range(source.max_files):
+        for number in range(len(kept), source.max_files):
             file = self._next or next(self._new, None)
             self._next = None
             if file is None:
@@ -170,21 +175,42 @@ class ObjectsCoordinator(Coordinator):
         """Return the last name that batches have taken from this place, in the order of names."""
         if previous is None or previous.get(PLACE, str(self._place)) != str(self._place):
             return None
-        name: str | None = previous.get(AFTER) or (previous["files"][-1]["name"] if previous["files"] else None)
-        return name
+        if AFTER in previous:
+            return previous[AFTER]  # type: ignore[no-any-return]
+        return previous["files"][-1]["name"] if previous["files"] else None
 
-    def _check_redo(self, txid: int, current: SourceMetadata) -> None:
-        """Refuse to redo a batch of which an object is gone: the redo would take its rows away.
+    def _check_gone(self, txid: int, current: SourceMetadata) -> None:
+        """Refuse to plan a batch again of which an object is gone, if nothing would read it when it is back.
 
-        Raises: SourceChanged.
+        Raises: SourceChanged if the batch has committed, as a redo would take its rows away, or if it was planned from another
+        place.
         """
-        if self._history is None or self._history.committed() < txid:
-            return
-        for file in current["files"]:
+        is_redo = self._history is not None and self._history.committed() >= txid
+        is_moved = current.get(PLACE, str(self._place)) != str(self._place)
+        for file in current["files"] if is_redo or is_moved else ():
             try:
                 look(pinned(self._place / file["name"], file))
             except FileNotFoundError:
+                if not is_redo:
+                    raise planned_elsewhere(str(self._place / file["name"]), current[PLACE]) from None
                 raise SourceChanged(
                     f"{self._place / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "
                     "rows away. Put it back."
                 ) from None
+
+    def _kept(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
+        """Return a batch's objects that stay in it when it is planned again: those that the glob does not take any more.
+
+        No later batch would find them.
+
+        Raises: SourceUnreadable, SourceUnavailable.
+        """
+        unlisted = not_taken(self._source.glob, (file["name"] for file in current["files"]))
+        if not unlisted or self._history is None:
+            return []
+        kept = []
+        for name, earlier in self._history.taken_files(unlisted, txid):
+            with suppress(FileNotFoundError):
+                entry = None if earlier else self._source.identity_of(self._place, name)
+                kept += [entry] if entry else []
+        return kept

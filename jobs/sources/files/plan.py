@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import Coordinator, History
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.listing import NOT_UTF8, is_young
+from jobs.sources.files.listing import NOT_UTF8, SAME_FILE, Listing, is_young
 from jobs.sources.files.markers import Markers
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT_SECONDS = 10
 NAMED = 3  # how many files a message names
 LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
+FOLDER = "folder"  # where the metadata of an opaque batch has the folder that it was planned from
 
 
 class Look(Enum):
@@ -53,12 +54,11 @@ class Look(Enum):
 class FilesCoordinator(Coordinator):
     """Plans batches from one listing of the folder."""
 
-    def __init__(
-        self, source: "Files", folder: Path, names: Sequence[str], done: DoneFolder | None, *, min_age_seconds: int
-    ) -> None:
+    def __init__(self, source: "Files", found: Listing, done: DoneFolder | None, *, min_age_seconds: int) -> None:
         self._source = source
-        self._folder = folder
-        self._names = names
+        self._folder = folder = found.folder
+        self._names = found.names
+        self._twins = found.left_alone.get(SAME_FILE, [])
         self._done = done
         self._within = None if source.follow_links else folder
         self._min_age_seconds = min_age_seconds
@@ -86,7 +86,7 @@ class FilesCoordinator(Coordinator):
         if self._new is None:
             self._check_done_folder()
             self._new = self._find_new(txid, previous_metadata)
-        files = [] if current_metadata is None else self._moved_files(txid, current_metadata)
+        files = [] if current_metadata is None else self._kept_files(txid, current_metadata)
         files += self._next_files(files)
         if not files and self._wait_for_young():
             files = self._next_files([])
@@ -97,7 +97,8 @@ class FilesCoordinator(Coordinator):
             return None
         # A digest of the previous metadata, so that a batch is never mistaken for another plan's.
         digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
-        return {"files": files, "behind": digest}
+        place = {} if self._source.kind == "transactional" else {FOLDER: self._source.folder}
+        return {"files": files, "behind": digest, **place}
 
     def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Take new files until the batch, which already has `files`, is full."""
@@ -215,24 +216,42 @@ class FilesCoordinator(Coordinator):
             "file another name, if all of it is new."
         )
 
-    def _moved_files(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
-        """Return a batch's files that were moved away after its commit, which a redo keeps.
+    def _kept_files(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
+        """Return a batch's files that stay in it when it is planned again, because no later batch would find them.
 
-        Raises: SourceChanged if it has committed and a file is gone: the redo would take its rows away; SourceUnreadable.
+        They were moved away after its commit, or the declaration has changed since, so that they are not listed any more.
+
+        Raises: SourceChanged for a file that is gone, if the batch has committed, as a redo would take its rows away, or if it
+        was planned from another folder; SourceUnreadable.
         """
-        moved: list[dict[str, Any]] = []
+        listed, kept, unlisted = {*self._names, *self._twins}, [], []
         for file in current["files"]:
-            if self._done and self._done.has(txid, file["name"]):
-                identity = self._source.identified(self._done.path(txid, "."), file["name"], 0)
-                if identity is None:
-                    raise SourceUnreadable(f"{self._done.path(txid, file['name'])} changes while it is read.")
-                moved.append(identity)
-            elif not (self._folder / file["name"]).exists() and self._history and self._history.committed() >= txid:
-                raise SourceChanged(
-                    f"{self._folder / file['name']} has counted in txid {txid}, and is gone: to redo the batch would take its "
-                    "rows away. Put it back."
-                )
-        return moved
+            name = file["name"]
+            if self._done and self._done.has(txid, name):
+                kept.append(self._identified(self._done.path(txid, "."), name))
+            elif not (self._folder / name).exists():
+                self._check_may_be_gone(txid, name, current)
+            elif name not in listed:
+                unlisted.append(name)
+        if unlisted and self._history is not None:
+            looks = ((name, self._look(name, earlier)) for name, earlier in self._history.taken_files(unlisted, txid))
+            kept += [self._identified(self._folder, name) for name, (look, _) in looks if look is Look.NEW]
+        return kept
+
+    def _identified(self, folder: Path, name: str) -> dict[str, Any]:
+        identity = self._source.identified(folder, name, 0)
+        if identity is None:
+            raise SourceUnreadable(f"{folder / name} changes while it is read.")
+        return identity
+
+    def _check_may_be_gone(self, txid: int, name: str, current: SourceMetadata) -> None:
+        if self._history and self._history.committed() >= txid:
+            raise SourceChanged(
+                f"{self._folder / name} has counted in txid {txid}, and is gone: to redo the batch would take its rows away. "
+                "Put it back."
+            )
+        if current.get(FOLDER, self._source.folder) != self._source.folder:
+            raise planned_elsewhere(f"{self._folder / name}", current[FOLDER])
 
     def _check_done_folder(self) -> None:
         """Refuse to plan if files of uncommitted batches were moved away: the ledger has then lost their commits.
@@ -286,3 +305,11 @@ def _listed(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def planned_elsewhere(path: str, place: str) -> SourceChanged:
+    """Return the error for a file that a batch was planned with, in another place than the declared one."""
+    return SourceChanged(
+        f"There is no {path}: the batch was planned with this file of {place}, and nothing else would read it. Put it there; "
+        f"or declare {place} again until the batch has committed; or give the batch up: tidegate skip."
+    )

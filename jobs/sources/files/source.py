@@ -253,7 +253,7 @@ class Files(Source):
         done = self.done(settings.home)
         if done:
             done.check_writable()
-        return FilesCoordinator(self, found.folder, found.names, done, min_age_seconds=self.min_age(settings))
+        return FilesCoordinator(self, found, done, min_age_seconds=self.min_age(settings))
 
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
