@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
 from state_store import histories, partitions, state_tables, tables
-from state_store.schema import VERSION_TABLE
+from state_store.revisions import VERSION_TABLE
 
 
 def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 
 from state_store import state_tables, tables
 from state_store.errors import AccessRefused, PermanentError
-from state_store.schema import VERSION_TABLE
+from state_store.revisions import VERSION_TABLE
 
 OLDEST, NEWEST_TESTED = 15, 18
 OWNER = "tidegate_owner"

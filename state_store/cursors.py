@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from state_store import revisions, tables
 from state_store.errors import HoleDetected, SchemaOutOfDate, StoreUnavailable
 from state_store.witness import Mark, Witness
 
@@ -51,8 +51,9 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
 
     Without `wait`, a cursor that another transaction has locked is an error at once.
 
-    Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), StoreUnavailable on
-    a standby, HoleDetected in a restored, promoted or copied database, or in one that is older than its witness.
+    Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), or if the ledger was
+    migrated since this process connected; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied
+    database, or in one that is older than its witness.
     """
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
@@ -61,6 +62,7 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
     cursor = Cursor(*row)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
+    revisions.check_known(connection)
     _check_history(connection, cursor, witness)
     return cursor
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from state_store import schema, waits
+from state_store import revisions, waits
 from state_store.declaration import NAME
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
@@ -92,7 +92,7 @@ class LedgerReader:
                 names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
                 hold(connection.connection.driver_connection, names, lock_timeout_seconds=timeout_seconds)
                 connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
-                schema.check_ledger(connection)
+                revisions.check_ledger(connection)
                 yield connection
         except PoolTimeout as error:
             raise StoreUnavailable(

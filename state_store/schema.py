@@ -1,121 +1,19 @@
-"""The schema revisions of code and database, and the registration of pipelines.
-
-A revision is the number of a migration. The ledger is schema ``tidegate``; states have tables of their own.
-"""
+"""The registration of pipelines in the ledger, schema ``tidegate``; states have tables of their own."""
 
 import json
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, insert
-from sqlalchemy.schema import SetTableComment
+from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
 from state_store import batches, cursors, histories, operations, partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, parts_of
-from state_store.errors import DeclarationChanged, SchemaOutOfDate
+from state_store.errors import DeclarationChanged
 from state_store.witness import Witness
-
-VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
-LEDGER_COMMENT = "ledger revision "
-OF_STATES_ONLY = "# Of states only:"  # as in migrations/script.py.mako
-VERSION_TABLE = "alembic_version"
-_version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=tables.LEDGER)
-
-
-def head_revision() -> str:
-    """Return the newest revision: migrations are numbered in one line, so it is in the last file name."""
-    return max(file.name[:4] for file in VERSIONS.glob("[0-9]*.py"))
-
-
-def ledger_revision() -> str:
-    """Return the newest revision that changes the ledger, not just states."""
-    numbered = sorted(VERSIONS.glob("[0-9]*.py"), reverse=True)
-    return next(file.name[:4] for file in numbered if OF_STATES_ONLY not in file.read_text())
-
-
-# The ledger revision that this code needs, read when the module is imported. While a process runs, a newer version may be
-# installed in the same place: its files say nothing about the running code.
-KNOWN_LEDGER = ledger_revision()
-
-
-def current_revision(connection: Connection) -> str | None:
-    """Return the database's revision; None if Tidegate has no tables there."""
-    exists = connection.scalar(sa.select(sa.func.to_regclass(f"{tables.LEDGER}.{VERSION_TABLE}")))
-    return connection.scalar(sa.select(_version.c.version_num)) if exists else None
-
-
-def lock_revision(connection: Connection) -> None:
-    """Wait for another migration to end, so that this one begins at the revision which that has left."""
-    if current_revision(connection) is not None:
-        connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
-
-
-def check_not_newer(connection: Connection) -> None:
-    """Refuse a database that newer code has migrated.
-
-    Raises: SchemaOutOfDate.
-    """
-    found = current_revision(connection)
-    if found is not None and found > (head := head_revision()):
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
-
-
-def check_revision(connection: Connection) -> None:
-    """Refuse a database that is older or newer than this code.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    found = current_revision(connection)
-    _check_known(connection, found)
-    if found == (head := head_revision()):
-        return
-    check_not_newer(connection)
-    database = connection.scalar(sa.select(sa.func.current_database()))
-    if found is None:
-        raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
-
-
-def check_ledger(connection: Connection) -> None:
-    """Refuse a database whose ledger is older or newer than this process needs; its tables of states are not compared.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    found = current_revision(connection)
-    _check_known(connection, found)
-    if found is None or found < KNOWN_LEDGER:
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        state = "has no Tidegate tables" if found is None else f"is at revision {found}, this code needs {KNOWN_LEDGER}"
-        raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
-
-
-def note_ledger(connection: Connection, revision: str) -> None:
-    """Record the newest revision that has changed the ledger, as a comment on a table; part of a migration."""
-    table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
-    connection.execute(SetTableComment(table))
-
-
-def _check_known(connection: Connection, found: str | None) -> None:
-    """Refuse a ledger that was migrated to a newer revision than the code of this process knows.
-
-    Raises: SchemaOutOfDate.
-    """
-    if found is None or found <= KNOWN_LEDGER:
-        return
-    version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
-    comment = connection.scalar(sa.select(sa.func.obj_description(version_table, "pg_class"))) or ""
-    ledger = comment.removeprefix(LEDGER_COMMENT)
-    if comment.startswith(LEDGER_COMMENT) and ledger > KNOWN_LEDGER:
-        raise SchemaOutOfDate(
-            f"The ledger was migrated to revision {ledger}, but this process was started with code for {KNOWN_LEDGER}. "
-            "Restart the stack: tidegate down && tidegate up"
-        )
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:

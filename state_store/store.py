@@ -28,7 +28,7 @@ from state_store import (
     operations,
     queried,
     retention,
-    schema,
+    revisions,
     search,
     source_files,
     staging,
@@ -89,7 +89,7 @@ class StateStore:
         store = cls(take_engine(settings, user=user), settings)
         try:
             with store._transaction(f"connecting as {user or settings.pg_user}") as connection:
-                schema.check_revision(connection)
+                revisions.check_revision(connection)
         except BaseException:
             store.close()
             raise

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from state_store import schema
-from state_store.schema import VERSION_TABLE
+from state_store import revisions
+from state_store.revisions import VERSION_TABLE
 from state_store.tables import LEDGER
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_file, write_flights
@@ -82,7 +82,7 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
     assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
 
     version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
-    behind = f"{int(schema.head_revision()) - 1:04}"
+    behind = f"{int(revisions.head_revision()) - 1:04}"
     as_owner(sa.update(version).values(version_num=behind))
     (cause,) = tidegate.json("why", "flights")["causes"]
     assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")

@@ -19,14 +19,14 @@ import sqlalchemy as sa
 
 import migrations
 from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, schema, state_tables, tables
+from state_store import Settings, StateStore, revisions, state_tables, tables
 from state_store.declaration import ColumnType, KeyColumn, ValueColumn
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = sorted(file.name for file in schema.VERSIONS.glob("*.py"))
+FILES = sorted(file.name for file in revisions.VERSIONS.glob("*.py"))
 REVISIONS = [name[:4] for name in FILES]
 SPECS = [pipeline.spec for pipeline in all_pipelines()]
 
@@ -84,7 +84,7 @@ def shape(settings: Settings) -> dict[str, list[str]]:
 def revision(settings: Settings) -> str | None:
     """Return a database's revision."""
     with migrations.connected(settings) as connection:
-        return schema.current_revision(connection)
+        return revisions.current_revision(connection)
 
 
 # the files
@@ -96,7 +96,7 @@ def test_a_migrations_name_has_its_number(name: str) -> None:
     assert re.fullmatch(r"\d{4}_[a-z][a-z0-9_]*\.py", name)
     number = FILES.index(name) + 1
     assert int(name[:4]) == number
-    content = (schema.VERSIONS / name).read_text()
+    content = (revisions.VERSIONS / name).read_text()
     previous = f'"{number - 1:04d}"' if number > 1 else "None"
     assert re.search(rf'^revision = "{number:04d}"$', content, re.MULTILINE)
     assert re.search(rf"^down_revision = {previous}$", content, re.MULTILINE)
@@ -106,7 +106,7 @@ def test_a_migrations_name_has_its_number(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_migration_imports_none_of_tidegates_code(name: str) -> None:
     """History is frozen: it must not change when the code does."""
-    imports = re.findall(r"^(?:from|import) (\w+)", (schema.VERSIONS / name).read_text(), re.MULTILINE)
+    imports = re.findall(r"^(?:from|import) (\w+)", (revisions.VERSIONS / name).read_text(), re.MULTILINE)
     assert set(imports) <= {"sqlalchemy", "alembic"}
 
 
@@ -128,7 +128,7 @@ def test_the_checked_in_migrations_create_the_declared_tables(empty: Settings) -
     """Not one column, type, default, constraint or comment is missing or left over."""
     migrations.upgrade(empty, [])
     assert migrations.new_revision(empty, SPECS, "nothing") is None
-    assert sorted(file.name for file in schema.VERSIONS.glob("*.py")) == FILES
+    assert sorted(file.name for file in revisions.VERSIONS.glob("*.py")) == FILES
 
 
 def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings, server: Server) -> None:
@@ -254,7 +254,7 @@ def ledger(settings: Settings) -> dict[str, list[dict]]:
         return {
             table.name: [dict(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key)).mappings()]
             for table in found.sorted_tables
-            if table.name != schema.VERSION_TABLE
+            if table.name != revisions.VERSION_TABLE
         }
 
 
@@ -861,7 +861,7 @@ def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     started.stdout.readline()  # it has imported its code
     head = FILES[-1][:4]
     number = f"{int(head) + 1:04d}"
-    mark = schema.OF_STATES_ONLY if of_states_only else ""
+    mark = revisions.OF_STATES_ONLY if of_states_only else ""
     new = f"{mark}\nrevision = '{number}'\ndown_revision = '{head}'\ndef upgrade():\n    pass\ndef downgrade():\n    pass\n"
     (clone / f"migrations/versions/{number}_new.py").write_text(new)
     migrated = _tidegate(clone, empty, "migrate")
@@ -871,7 +871,8 @@ def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
 
     assert (started.returncode == 0) is of_states_only, message
     if not of_states_only:
-        assert f"was migrated to revision {number}, but this process was started with code for {schema.KNOWN_LEDGER}" in message
+        known = revisions.KNOWN_LEDGER
+        assert f"was migrated to revision {number}, but this process was started with code for {known}" in message
         assert "Restart the stack: tidegate down && tidegate up" in message
 
 

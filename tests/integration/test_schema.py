@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateSchema
 import migrations
 from jobs import FixedBatches, Pipeline, Update
 from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, schema, state_tables, tables
+from state_store import Settings, StateStore, revisions, schema, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
@@ -25,7 +25,7 @@ from tests.integration.test_migrations import shape
 from tidegate.stack import component as components
 from tidegate.stack.postgres import EmbeddedPostgres
 
-HEAD = schema.head_revision()
+HEAD = revisions.head_revision()
 Register = Callable[[PipelineSpec], bool]
 
 

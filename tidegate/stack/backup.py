@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 from psycopg2 import errors, sql
 
-from state_store import schema, tables
+from state_store import revisions, tables
 from state_store.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
 from state_store.settings import Settings
 from tidegate.stack.layout import Layout
@@ -82,14 +82,14 @@ def restore(settings: Settings, file: Path) -> str:
 
 def _check_ledger(postgres: EmbeddedPostgres, database: str, file: Path) -> None:
     """Refuse a dump of another database, in whose place all pipelines would begin again, and one that this code cannot use."""
-    version = sql.Identifier(tables.LEDGER, schema.VERSION_TABLE)
+    version = sql.Identifier(tables.LEDGER, revisions.VERSION_TABLE)
     with closing(_connect(postgres, database)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT to_regclass(%s)", [version.as_string(connection)])
         if cursor.fetchone() == (None,):
             raise UsageError(f"{file} is a dump of another database: it holds no ledger of Tidegate's. Nothing has changed.")
         cursor.execute(sql.SQL("SELECT max(version_num) FROM {}").format(version))
         (revision,) = cursor.fetchone() or (None,)
-    if revision is not None and revision > (head := schema.head_revision()):
+    if revision is not None and revision > (head := revisions.head_revision()):
         raise SchemaOutOfDate(
             f"{file} is at revision {revision}, newer than this code ({head}). Update the code first. Nothing has changed."
         )
