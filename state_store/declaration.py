@@ -57,7 +57,7 @@ _LATER_FIELDS: dict[str, Any] = {
     "order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False, "queries": (),
     "window": None, "given": (), "history": None,
 }  # fmt: skip
-_COMPOSED = "inputs "
+_COMPOSED, _FOLLOWED = "inputs ", "changes of "
 _ARRAY, _NO_ELEMENTS = "[]", ("boolean", "uuid", "bytea")
 ARRAY_MERGES = ("union", "list", "smallest", "largest", "counts", "bits")
 
@@ -566,7 +566,13 @@ class PipelineSpec:
 
 def followed_as(pipeline: str, state: str) -> str:
     """Return the identity of a source that follows this state."""
-    return f"changes of {pipeline}.{state}"
+    return f"{_FOLLOWED}{pipeline}.{state}"
+
+
+def followed_by(identity: str) -> set[str]:
+    """Return the names of the pipelines whose states a source follows."""
+    followed = (part for part in parts_of(identity).values() if part.startswith(_FOLLOWED))
+    return {part.removeprefix(_FOLLOWED).partition(".")[0] for part in followed}
 
 
 def composed_of(inputs: Mapping[str, str], references: Mapping[str, str]) -> str:

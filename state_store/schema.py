@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
 from state_store import batches, cursors, histories, operations, partitions, state_tables, tables
-from state_store.declaration import PipelineSpec, StateSpec, parts_of
+from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged
 from state_store.witness import Witness
 
@@ -34,6 +34,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
         _put_views(connection, spec, is_changed=False)
         return False
 
+    _await_redo(connection, spec)
     if known:
         committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
         declaration = json.loads(json.dumps(spec.declaration))
@@ -69,6 +70,13 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
+
+
+def _await_redo(connection: Connection, spec: PipelineSpec) -> None:
+    """Wait for redos of the pipelines whose states this one follows; later ones look for followers once it is registered."""
+    c = tables.cursor.c
+    followed = sa.select(c.txid).where(c.pipeline.in_(followed_by(spec.source_identity) - {spec.name})).order_by(c.pipeline)
+    connection.execute(followed.with_for_update(read=True))
 
 
 def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:

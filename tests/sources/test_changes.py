@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import migrations
 from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Reference, Rows, State, Sum
 from jobs.sources import changes
 from jobs.sources.changes import removable
-from state_store import Settings, StateStore
-from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, UsageError
+from state_store import Settings, StateStore, cursors, schema
+from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
 from state_store.state_tables import changes_table_of
 from tests import steps
 from tests.conftest import register_pipelines
@@ -166,6 +167,26 @@ def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstre
     follow()
     with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
+
+
+def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
+    inbox: Inbox, upstream: Pipeline, follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the redo knows each follower that may read what it takes back; other pipelines are registered meanwhile."""
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "500ms")
+    follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
+    other = Pipeline("other", Files("other", format="csv", schema=SCHEMA), {"others": State(aggregates={"lines": Count()})})
+    with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
+        cursors.lock_cursor(redoing, "inbox", store.witness)
+        with pytest.raises(StoreUnavailable, match="lock"):
+            register_pipelines(inbox.settings, follower)
+        register_pipelines(inbox.settings, other)
+    impatient = replace(inbox.settings, lock_timeout_seconds=1)
+    with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
+        schema.register(registering, follower.spec)
+        with pytest.raises(StoreUnavailable, match="lock"):
+            store.redo_batch(upstream.spec, 1, "an operator", "it was wrong")
+    register_pipelines(inbox.settings, follower)
 
 
 def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
