@@ -104,7 +104,6 @@ def begin(
     batch = attempts.lock_batch(connection, spec.name, txid)
     if request.mode == "redo":
         operations.check_redoable(spec, txid, cursors.committed(connection, spec.name))
-        operations.check_not_followed(connection, spec, txid)
         operations.check_not_read(connection, spec, txid)
     elif done := commits.find(connection, spec.name, txid):
         return done

@@ -3,7 +3,8 @@
 Each is recorded in ``operator_action``, with owner and reason, in the same transaction. A txid is a batch's number.
 """
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.cursors import registered
 from state_store.declaration import PipelineSpec, followed_as, parts_of
-from state_store.errors import PipelinePaused, RangeRefused, StagingLost
+from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.witness import Witness
 
 
@@ -74,25 +75,35 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
     return reopened
 
 
-def redo(
-    connection: Connection, spec: PipelineSpec, txid: int, action: tuple[str, str], witness: Witness, *, awaits_ack: bool
-) -> Commit:
+@dataclass(frozen=True)
+class Redo:
+    """A request for a redo: by which operator, and why.
+
+    `awaits_ack` is whether the source has to learn of it, as of a commit. `without` are followers that may have counted what is
+    taken back, and are not run any more.
+    """
+
+    owner: str
+    reason: str
+    awaits_ack: bool = True
+    without: Collection[str] = ()
+
+
+def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, witness: Witness) -> Commit:
     """Replace the effect of the last committed txid by what its newest attempt has sealed (I13).
 
     Keys that the new attempt lacks go back to their previous values, and disappear if the txid had created them. For opaque
-    states only, and only as the owner of the tables: no other role may delete. `action` is the operator and the reason;
-    `awaits_ack` is whether the source has to learn of it, as of a commit.
+    states only, and only as the owner of the tables: no other role may delete.
 
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
-    owner, reason = action
     cursor = cursors.lock_cursor(connection, spec.name, witness)
     # A policy that hides rows even from the owner is an error: what the txid did to them would stay.
     connection.execute(sa.select(sa.func.set_config("row_security", "off", True)))
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
-    check_not_followed(connection, spec, txid)
+    check_not_followed(connection, spec, txid, request.without)
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
     if batch.attempt == cursor.attempt:
@@ -115,13 +126,16 @@ def redo(
     connection.execute(
         sa.update(tables.commit)
         .where(k.pipeline == spec.name, k.txid == txid)
-        .values(**counted, owner=owner, key_count=merged.keys, quarantined_rows=merged.quarantined_rows, skipped_reason=None)
+        .values(
+            **counted, owner=request.owner, key_count=merged.keys, quarantined_rows=merged.quarantined_rows, skipped_reason=None
+        )
     )
     connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
     source_files.take_back(connection, spec.name, txid)
     source_files.write(connection, spec, [batches.existing_input(connection, spec.name, txid)])
-    batches.owe_ack(connection, spec.name, txid, awaits_ack=awaits_ack)
-    write_action(connection, spec.name, txid, "redo", owner, reason)
+    batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)
+    without = f" (without {', '.join(sorted(request.without))})" if request.without else ""
+    write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")
     done = commits.find(connection, spec.name, txid)
     assert done is not None
     return replace(done, already_committed=False)
@@ -162,20 +176,25 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
         )
 
 
-def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str]) -> None:
     """Refuse to redo a txid whose changes another registered pipeline may have counted, as it follows a state.
 
-    Raises: RangeRefused.
+    One of those `without` which it goes is refused when it is run again, if it has counted them (`jobs.sources.changes`).
+
+    Raises: RangeRefused; UsageError if one of `without` follows no state.
     """
     p = tables.pipeline.c
     streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
     source = p.declaration["source_identity"].astext
     registered = connection.execute(sa.select(p.pipeline, source).order_by(p.pipeline)).all()
     followers = [(name, part) for name, identity in registered for part in parts_of(identity).values() if part in streams]
-    for found in followers:
+    if unknown := sorted(set(without) - {name for name, _ in followers}):
+        raise UsageError(f"Pipeline {unknown[0]} follows no state of {spec.name}.")
+    for name, followed in ((name, followed) for name, followed in followers if name not in without):
         raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: pipeline {found[0]} follows its state {streams[found[1]]}, and may have "
-            "counted what would be taken back. Correct it by a later batch.",
+            f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {streams[followed]}, and may have "
+            "counted what would be taken back. Correct it by a later batch; or, if that pipeline is not run any more, add "
+            f"--without {name}.",
             pipeline=spec.name,
             txid=txid,
         )

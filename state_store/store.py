@@ -6,7 +6,7 @@ is fenced once a newer one exists; what has committed counts. Numbers such as I6
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -50,6 +50,7 @@ from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, st
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
+from state_store.operations import Redo
 from state_store.queried import QueriedState
 from state_store.search import Found, Wanted
 from state_store.settings import Settings
@@ -446,15 +447,21 @@ class StateStore:
         with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
             return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
-    def redo_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str, *, awaits_ack: bool = True) -> Commit:
+    def check_not_followed(self, spec: PipelineSpec, txid: int, without: Collection[str] = ()) -> None:
+        """Refuse to redo a txid if another pipeline than those `without` follows a state: a hint, as `redo_batch` decides.
+
+        Raises: RangeRefused; UsageError if one of `without` follows no state.
+        """
+        with self._transaction("reading who follows states") as connection:
+            operations.check_not_followed(connection, spec, txid, without)
+
+    def redo_batch(self, spec: PipelineSpec, txid: int, request: Redo) -> Commit:
         """Replace the effect of the last committed txid by that of its newest attempt. As the owner of the tables only.
 
-        `awaits_ack` is whether the source has to learn of it (`note_ack`), even if it has learned of the commit.
-
-        Raises: RangeRefused if it cannot be redone; what `commit_batch` raises.
+        Raises: RangeRefused if it cannot be redone; UsageError; what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
-            return operations.redo(connection, spec, txid, (owner, storable(reason)), self.witness, awaits_ack=awaits_ack)
+            return operations.redo(connection, spec, txid, replace(request, reason=storable(request.reason)), self.witness)
 
     # by hand
 

@@ -13,7 +13,7 @@ processing is over. Order and exactly-once do not depend on these rules: each co
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from jobs.engine.acks import ack
 from jobs.engine.listeners import Listener
@@ -23,6 +23,7 @@ from jobs.pipeline import Pipeline
 from state_store import StateStore
 from state_store.commits import Commit
 from state_store.errors import StagingLost, TidegateError
+from state_store.operations import Redo
 
 logger = logging.getLogger(__name__)
 
@@ -75,15 +76,16 @@ class Committer:
         while self._opens(following) and (done := self._try_together(wait=False)):
             following = done[-1].txid + 1
 
-    def redo(self, txid: int, reason: str) -> Commit:
+    def redo(self, txid: int, reason: str, without: Collection[str]) -> Commit:
         """Replace the last committed batch's effect on the states by its newest attempt's; then give the source the ack.
 
         The store must be connected as the owner of the tables. If the process dies before the ack, the next plan gives it.
 
-        Raises: RangeRefused, StagingLost, and the errors of `commit`.
+        Raises: RangeRefused, UsageError, StagingLost, and the errors of `commit`.
         """
         pipeline = self._pipeline
-        done = self._store.redo_batch(pipeline.spec, txid, self._owner, reason, awaits_ack=pipeline.source.wants_acks)
+        request = Redo(self._owner, reason, pipeline.source.wants_acks, without)
+        done = self._store.redo_batch(pipeline.spec, txid, request)
         ack(self._store, pipeline, done)
         return done
 

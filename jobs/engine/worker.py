@@ -10,7 +10,7 @@ Each step may be repeated, interrupted and run twice at once; Postgres decides w
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -187,19 +187,21 @@ class Worker:
             listener.on_commit_task(self.store, self.name, txid)
         return done
 
-    def redo(self, txid: int, reason: str) -> Commit:
+    def redo(self, txid: int, reason: str, *, without: Collection[str] = ()) -> Commit:
         """Process the last committed batch again, and replace its effect on the states (I13). For opaque states only.
 
         An opaque source plans the batch again, and later batches that were already planned too. If the process dies before the
-        commit, the states are unchanged.
+        commit, the states are unchanged. Pipelines that follow a state are named in `without` if they are not run any more.
 
-        Raises: RangeRefused; StagingLost; the errors of `process`; AccessRefused without the password of the tables' owner.
+        Raises: RangeRefused; UsageError for a name in `without` that follows no state; StagingLost; the errors of `process`;
+        AccessRefused without the password of the tables' owner.
         """
         settings = self.store.settings
         StateStore.connect(settings, user=settings.pg_owner).close()  # a refusal after the processing would waste it
+        self.store.check_not_followed(self.pipeline.spec, txid, without)
         self._processor.stage_for_redo(txid)
         with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
-            done = replace(self, store=owners_store)._committer.redo(txid, reason)
+            done = replace(self, store=owners_store)._committer.redo(txid, reason, without)
         for listener in self.listeners:
             listener.on_commit_task(self.store, self.name, txid)
         return done

@@ -284,8 +284,8 @@ def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -
     if _commit(connection, source, to) != metadata["commit"]:
         raise SourceChanged(
             f"Changes({source.of!r}): pipeline {source.pipeline} has lost its commit of txid {to}, which was followed, or has "
-            "made it again: its database was restored without this one. Restore both from the same backup; or begin again with "
-            "a new pipeline and states."
+            "made it again: its database was restored without this one, or the txid was redone without this pipeline (tidegate "
+            "redo --without). Restore both from the same backup; or begin again with a new pipeline and states."
         )
 
 

@@ -29,6 +29,7 @@ from state_store.commits import Commit
 from state_store.copy_in import copy_partition
 from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind
 from state_store.errors import AttemptNotSealed, StagingLost
+from state_store.operations import Redo
 from state_store.staging import StagedPartition, digest_statement
 from tests.conftest import Server, migrated_database, usual_server
 from tests.postgres_versions import running_version
@@ -293,7 +294,7 @@ class Flow:
     def redo(self, txid: int, size: int | None = None) -> Commit:
         """Process the last committed batch again, and replace its effect by the result."""
         self.finish(self.start(txid, size, mode="redo"))
-        return self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
+        return self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
         """Return a state's rows as they are in its table."""

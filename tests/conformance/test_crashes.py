@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from state_store.operations import Redo
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import Flow, fold
 
@@ -24,7 +25,7 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
             f.finish(f.start(2, 1 if old == 5 else 3, mode="redo"))
         try:
             with FaultPlan(at=len(points) + 1).armed():
-                f.owner.redo_batch(f.spec, 2, "an operator", "it was wrong")
+                f.owner.redo_batch(f.spec, 2, Redo("an operator", "it was wrong"))
             is_done = True
         except Crash as crash:
             points.append(str(crash))

@@ -19,6 +19,7 @@ from state_store.errors import (
     SourceChanged,
     StagingLost,
 )
+from state_store.operations import Redo
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
 from tests.integration.conftest import contents
 
@@ -187,7 +188,7 @@ def test_a_batch_whose_bad_records_were_replayed_is_not_redone(mixed: Flow, sett
     attempt = mixed.finish(mixed.start(1, 4, mode="redo"))
     before = contents(settings)
     with pytest.raises(RangeRefused, match="flow 1 cannot be redone: txid 4 has taken up bad records of it"):
-        mixed.owner.redo_batch(mixed.spec, 1, "an operator", "x")
+        mixed.owner.redo_batch(mixed.spec, 1, Redo("an operator", "x"))
     assert contents(settings) == before
     assert attempt.number == 2
 

@@ -30,6 +30,7 @@ from state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from state_store.operations import Redo
 from state_store.queried import QueriedState
 from state_store.reader import LedgerReader
 from state_store.reads import StateReader
@@ -56,7 +57,7 @@ class Counts(Flow):
         attempt = self.start(txid, mode="redo" if redo else "resume")
         self.seal(attempt, self.stage(attempt, "counts", partials.items()))
         if redo:
-            self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
+            self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
         else:
             self.commit(txid)
 
@@ -705,7 +706,7 @@ def test_only_the_last_committed_txid_is_redone(flow: Begin, settings: Settings,
     with pytest.raises(RangeRefused, match="2 is the last committed txid, and only that one can be redone"):
         f.start(txid, mode="redo")
     with pytest.raises(RangeRefused, match="only that one can be redone"):
-        f.owner.redo_batch(f.spec, txid, "an operator", "x")
+        f.owner.redo_batch(f.spec, txid, Redo("an operator", "x"))
     assert contents(settings) == before
 
 
@@ -717,7 +718,7 @@ def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Se
     f.process(1)
     f.commit(1)
     before = contents(settings)
-    for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, "an operator", "x")):
+    for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, Redo("an operator", "x"))):
         with pytest.raises(RangeRefused, match="state per_key is not opaque, so it does not know what it was before"):
             redo()
     assert contents(settings) == before
@@ -733,7 +734,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
     def refused(message: str) -> None:
         before = contents(settings)
         with pytest.raises(StagingLost, match=message):
-            f.owner.redo_batch(f.spec, 1, "an operator", "x")
+            f.owner.redo_batch(f.spec, 1, Redo("an operator", "x"))
         assert contents(settings) == before
 
     refused("no newer attempt than the committed one")

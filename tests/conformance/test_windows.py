@@ -21,6 +21,7 @@ from state_store.declaration import StateSpec
 from state_store.errors import AccessRefused, GuardMismatch, RangeRefused, SchemaOutOfDate
 from state_store.measures import measures
 from state_store.mending import Mend
+from state_store.operations import Redo
 from state_store.reader import LedgerReader
 from state_store.staging import StagedPartition
 from state_store.state_tables import state_table_of
@@ -396,7 +397,7 @@ def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Set
         f.commit(txid)
         if is_wrong:
             f.finish_events(f.start(txid, mode="redo"), batch)
-            f.owner.redo_batch(f.spec, txid, "an operator", "it was wrong")
+            f.owner.redo_batch(f.spec, txid, Redo("an operator", "it was wrong"))
         model.add(batch)
         assert f.found() == model.rows(), txid
         assert f.late(txid) == model.late[-1], txid

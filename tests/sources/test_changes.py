@@ -10,10 +10,12 @@ import sqlalchemy as sa
 
 import migrations
 from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs.engine.worker import Worker
 from jobs.sources import changes
 from jobs.sources.changes import removable
 from state_store import Settings, StateStore, cursors, schema
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
+from state_store.operations import Redo
 from state_store.state_tables import changes_table_of
 from tests import steps
 from tests.conftest import register_pipelines
@@ -165,8 +167,42 @@ def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstre
             (1, "b", 2),
         ]
     follow()
-    with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
+    with pytest.raises(RangeRefused, match=r"pipeline follower follows its state per_name, .* add --without follower\."):
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
+
+
+@pytest.mark.parametrize("counted", ["committed", "sealed", "none"])
+def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
+    inbox: Inbox, upstream: Pipeline, follow: Any, counted: str
+) -> None:
+    """If it is run again, it is refused if it has counted what was taken back, and counts the new values if it has not."""
+    follower = follow()
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    if counted != "none":
+        (txid,) = steps.plan(inbox.settings, follower, run_id="first")
+        steps.process(inbox.settings, follower, txid, owner="test")
+    if counted == "committed":
+        steps.commit(inbox.settings, follower, txid, owner="test")
+
+    def redo(*without: str) -> None:
+        with Worker.open(inbox.settings, upstream, owner="an operator") as worker:
+            worker.redo(1, "it was wrong", without=without)
+
+    with pytest.raises(UsageError, match="Pipeline nobody follows no state of inbox"):
+        redo("follower", "nobody")
+    redo("follower")
+
+    with StateStore.connect(inbox.settings) as store:
+        assert store.batch_history("inbox", 1).actions[-1]["reason"] == "it was wrong (without follower)"
+    if counted == "none":
+        run(inbox.settings, follower, "second")
+        assert {row["name"]: row["amount"] for row in inbox.rows(follower, "followed")} == {"a": 1, "b": 2}
+        return
+    inbox.write("2.csv", FILES[1])
+    inbox.run(upstream, "second")
+    with pytest.raises(SourceChanged, match=r"has made it again: .* or the txid was redone without this pipeline"):
+        run(inbox.settings, follower, "second")
 
 
 def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
@@ -185,7 +221,7 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
     with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
         schema.register(registering, follower.spec)
         with pytest.raises(StoreUnavailable, match="lock"):
-            store.redo_batch(upstream.spec, 1, "an operator", "it was wrong")
+            store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
     register_pipelines(inbox.settings, follower)
 
 

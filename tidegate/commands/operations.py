@@ -79,11 +79,17 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 @click.command()
 @pipeline_name
 @click.argument("txid", type=AT_LEAST_ONE, help="The last committed txid.")
+@click.option(
+    "--without",
+    metavar="PIPELINE",
+    multiple=True,
+    help="Although this pipeline follows a state, as it is not run any more; repeatable.",
+)
 @reason
 @yes
 @verbose
 @as_json
-def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
+def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, and replace what it did; for opaque states only."""
     from state_store import StateStore  # noqa: PLC0415
     from state_store.operations import check_redoable  # noqa: PLC0415
@@ -94,6 +100,7 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
     with StateStore.connect(settings) as store:
         status = operating.status_of(store, pipeline, txid)
         check_redoable(declared.spec, txid, store.committed(pipeline))
+        store.check_not_followed(declared.spec, txid, without)
     if not yes:
         origin = "" if declared.source.kind == "transactional" else ", from what its source holds now"
         raise UsageError(
@@ -103,7 +110,7 @@ def redo(pipeline: str, txid: int, reason: str, yes: bool, verbose: bool, as_jso
     from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
     with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
-        done = worker.redo(txid, why)
+        done = worker.redo(txid, why, without=without)
     _report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 
