@@ -12,7 +12,8 @@ A wait ends in one of three ways:
 - The turn opens: to process, when the task gets a worker or another task has processed the batch (`dags.dispatch`); to begin,
   when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
   If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
-- It is halted because the ledger says that an earlier batch waits for a person.
+- It is halted because the ledger says that an earlier batch waits for a person; not while a process task before it is on
+  its way, as it is after failed tasks were cleared: its attempt lifts the halt.
 - It is halted because the run tries an earlier batch no more, without a word to the ledger: a task that is killed in its last
   try, or marked by hand as failed or as done, runs no code of ours. A batch that was given up halts no other, though its task
   may have failed, as long as a commit before it is still to come: that commit skips it.
@@ -24,6 +25,7 @@ its commit task gets a worker all the same, and processes it.
 import asyncio
 import contextvars
 import logging
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
@@ -33,7 +35,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from dags.dispatch import Dispatcher, ProcessTasks
+from dags.dispatch import SECONDS_BETWEEN_LOOKS, Dispatcher, ProcessTasks
 from dags.places import Answer, Awaited, Place
 from jobs.engine.log_fields import about
 from jobs.engine.spans import Spans
@@ -73,7 +75,9 @@ class TurnPoller:
     ) -> None:
         self._connect = connect
         self._failed_tasks = failed_tasks
+        self._process_tasks = process_tasks
         self._dispatcher = Dispatcher(process_tasks)
+        self._next_look_at_halts = 0.0
         self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
         self._seen_failed: set[tuple[str, str, int]] = set()
         self._idle_since: dict[Place, float] = {}
@@ -146,11 +150,27 @@ class TurnPoller:
         if to_process:
             over |= self._dispatcher.answers(store, to_process, turns, look_at_ends=look_at_ends)
         ended = {run for run, last in last_of.items() if look_at_ends or turns.get(last, UNREGISTERED).done}
-        over |= _opened({place: txid for place, txid in waiting.items() if place not in to_process}, turns, ended)
+        opened = _opened({place: txid for place, txid in waiting.items() if place not in to_process}, turns, ended)
+        over |= self._without_tried_again(opened)
         if look_at_tasks:
             still = {place: txid for place, txid in waiting.items() if place not in over}
             over |= self._abandoned(store, still, turns) | self._after_failed_tasks(store, still, txids_of, turns)
         return over | _with_attempts(store, over)
+
+    def _without_tried_again(self, opened: dict[Place, Answer]) -> dict[Place, Answer]:
+        """Leave out halted commits for as long as a process task of their batch, or of one before it, goes on in their run."""
+        halted = [place for place, answer in opened.items() if answer.turn.halted and place.awaited == "commit"]
+        if not halted:
+            return opened
+        runs = {(place.pipeline, place.run_id) for place in halted}
+        first_at_work = dict.fromkeys(runs, 0)
+        if (now := time.monotonic()) >= self._next_look_at_halts:
+            self._next_look_at_halts = now + SECONDS_BETWEEN_LOOKS
+            for run in runs:
+                at_work = (index for index, state in self._process_tasks(*run).items() if state not in OVER)
+                first_at_work[run] = min(at_work, default=sys.maxsize)
+        left_out = {place for place in halted if first_at_work[place.pipeline, place.run_id] <= place.map_index}
+        return {place: answer for place, answer in opened.items() if place not in left_out}
 
     def _after_failed_tasks(
         self,

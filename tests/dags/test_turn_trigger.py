@@ -131,6 +131,44 @@ def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, p
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
+def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, settings: Settings) -> None:
+    """With it, commit tasks after it were cleared, and start before its attempt lifts the halt."""
+    batches.plan("run", 2)
+    batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
+    batches.seal(2)
+    states: dict[int, Any] = {0: None, 1: "success"}
+    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
+
+    async def body() -> tuple[Turn, Turn]:
+        waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
+        await asyncio.sleep(6 * turn_trigger.POLL_SECONDS)
+        assert not any(wait.done() for wait in waits)
+        await asyncio.to_thread(batches.seal, 1)
+        states[0] = "success"
+        first = await waits[0]
+        await asyncio.to_thread(batches.commit, 1)
+        return first, await waits[1]
+
+    assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
+
+
+def test_a_halted_batch_whose_cleared_task_fails_again_ends_the_waits(batches: Batches, settings: Settings) -> None:
+    """Nothing tries it any more, so the waits end with the reason."""
+    batches.plan("run", 2)
+    batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
+    states = {0: "running", 1: "success"}
+    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
+
+    async def body() -> Turn:
+        wait = asyncio.create_task(_turn(poller, *_places([2])))
+        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        assert not wait.done()
+        states[0] = "failed"
+        return await wait
+
+    assert _run(body).halted == "txid 1 is halted: SOURCE_CHANGED: a.csv"
+
+
 def test_a_hundred_waiting_triggers_share_one_connection(
     batches: Batches, poller: TurnPoller, connects: list[StateStore]
 ) -> None:
