@@ -107,7 +107,7 @@ def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: 
     keys = [rows.c[key.name] for key in state.keys]
     if keeps_whole_rows(state):
         return _whole_rows(state, rows, part, again)
-    values = [combiners.combined(value, rows.c).label(value.name) for value in state.values]
+    values = [combiners.combined(value, rows.c, state.derived).label(value.name) for value in state.values]
     stamp = [_last_txid(rows)] if state.has_txid else []
     return sa.select(*keys, *values, *stamp).where(*_in(part, rows)).group_by(*keys)
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 
-from state_store.declaration import ARRAY_MERGES, ValueColumn
+from state_store.declaration import ARRAY_MERGES, DerivedColumn, ValueColumn
 from state_store.errors import DeclarationInvalid
 
 Columns = sa.ColumnCollection[str, Any]
@@ -50,11 +50,13 @@ def is_ahead(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnEl
     return sa.case((nearer, sa.true()), (farther, sa.false()), else_=ahead)
 
 
-def combined(value: ValueColumn, partials: Columns, *, of_one_batch: bool = False) -> sa.ColumnElement[Any]:
+def combined(
+    value: ValueColumn, partials: Columns, derived: Sequence[DerivedColumn] = (), *, of_one_batch: bool = False
+) -> sa.ColumnElement[Any]:
     """Return the combined value of a key over several batches, or over several rows of one, in the type of the column.
 
-    Over several batches, a sum is NULL, which no state accepts, if that of some of them could come near the limit of its type.
-    Within one batch, only a result that does not fit is an error.
+    Over several batches, a sum is NULL, which no state accepts, if that of some of them could come near the limit of its type,
+    or if what is `derived` from it could. Within one batch, only a result that does not fit is an error.
     """
     column, merge = partials[value.name], value.merge
     if merge == "sum" and of_one_batch:
@@ -62,7 +64,7 @@ def combined(value: ValueColumn, partials: Columns, *, of_one_batch: bool = Fals
     if merge == "sum":
         # The sum of all absolute values: no sum of some of them is larger, in any order.
         sizes = _sum(sa.func.abs(column, type_=column.type))
-        return sa.case((sizes <= half_of(column.type), sa.cast(_sum(column), column.type)))
+        return sa.case((sizes <= half_of(value, column.type, derived), sa.cast(_sum(column), column.type)))
     if merge in ARRAY_MERGES:
         joined: sa.ColumnElement[Any] = getattr(sa.func.tidegate, f"{merge}_of_all")(column, *_limit(value), type_=column.type)
         return joined
@@ -82,23 +84,31 @@ def in_order(value: ValueColumn, partials: Columns) -> list[sa.ColumnElement[Any
     return [c.desc().nulls_last() if value.merge == "last" else c.asc().nulls_last() for c in columns]
 
 
-def near_the_limit(value: ValueColumn, changed: sa.ColumnElement[Any], column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return a merged sum of several batches, or NULL, which no state accepts, if it comes near the limit of its type."""
-    half = half_of(column.type)
+def near_the_limit(
+    value: ValueColumn, changed: sa.ColumnElement[Any], column: sa.ColumnElement[Any], derived: Sequence[DerivedColumn]
+) -> sa.ColumnElement[Any]:
+    """Return a merged sum of several batches, or NULL, which no state accepts, if it comes near a limit, as in `combined`."""
+    half = half_of(value, column.type, derived)
     return sa.case((changed.between(-half, half), changed)) if value.merge == "sum" else changed
 
 
-def half_of(kind: Any) -> sa.ColumnElement[Any]:
-    """Return half of the largest value of a number's type.
+def half_of(value: ValueColumn, kind: Any, derived: Sequence[DerivedColumn]) -> sa.ColumnElement[Any]:
+    """Return half of the largest value of a sum's type; less if a value that is derived from it has a smaller range.
 
     If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, the partials fit
-    one by one, too. So whether a value leaves its column's range does not depend on the grouping.
+    one by one, too. So whether a value leaves its column's range does not depend on the grouping. A mean is no larger than its
+    sum, and a variance no larger than its sum of squares.
     """
     if isinstance(kind, sa.Numeric):
-        limit = Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2
+        limits = [Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2]
     else:
-        limit = Decimal(2 ** (62 if isinstance(kind, sa.BigInteger) else 30) - 1)
-    return sa.literal_column(f"{limit:f}")
+        limits = [Decimal(2 ** (62 if isinstance(kind, sa.BigInteger) else 30) - 1)]
+    for each in derived:
+        largest = each.made_of[0 if each.formula == "mean" else 1] if len(each.made_of) > 1 else None
+        if value.name == largest and each.type.precision_and_scale is not None:
+            precision, scale = each.type.precision_and_scale
+            limits.append(Decimal(max(10 ** (precision - scale) // 2 - 1, 0)))  # twice as much fits, however it is rounded
+    return sa.literal_column(f"{min(limits):f}")
 
 
 def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -288,7 +288,8 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> I
     new = upsert.excluded
     changes: dict[str, Any] = {v.name: combiners.merged(v, target.c, new) for v in state.values}
     if first_txid is not None:
-        changes = {v.name: combiners.near_the_limit(v, changes[v.name], target.c[v.name]) for v in state.values}
+        by_name = {v.name: (v, changes[v.name], target.c[v.name]) for v in state.values}
+        changes = {name: combiners.near_the_limit(*merged, state.derived) for name, merged in by_name.items()}
     changes |= _previous(state, target)
     guard = None
     if state.has_txid and first_txid is None:

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from jobs import Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum
+from jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from state_store import Settings, StateStore, combine
 from state_store.attempts import Tracked
 from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
@@ -410,6 +410,46 @@ def test_batches_that_overflow_one_by_one_are_not_merged_together(
             money.commit(1)
         with pytest.raises(Overflow):
             money.commit(2)
+
+
+MEANS = Pipeline(
+    name="means",
+    source=Files("means", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}),
+    states={"mean_cents": State({"shop": "text"}, {"mean": Avg("cents", digits=30), "spread": Variance("cents", digits=30)})},
+)
+# Sum and count of the mean; sum, sum of squares and count of the variance.
+NOTHING = ("0", 1, "0", "0", 1)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        (("40000000", 1, "0", "0", 1), ("160000000", 1, "0", "0", 1)),
+        (("0", 1, "0", "40000000", 1), ("0", 2, "0", "360000000", 2)),
+    ],
+    ids=["mean", "variance"],
+)
+def test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together(
+    settings: Settings, register: Callable[..., None], within: Row, beyond: Row, *, is_kept: bool
+) -> None:
+    """A later batch would bring the mean or the variance back into its range, which has 8 digits before the point here."""
+    register(MEANS)
+    with StateStore.connect(settings) as store:
+        means = Tally(store, MEANS.spec)
+        means.plan(4)
+        for txid, row in enumerate((NOTHING, within, beyond, ("0", 9, "0", "0", 9)), start=1):
+            attempt = means.start(txid)
+            key = "a" if is_kept or txid > 2 else "another"
+            store.seal(attempt, [means.stage(attempt, "mean_cents", [(key, *row)])], Tracked(0))
+        assert [commit.txid for commit in store.commit_ready(MEANS.spec, "test", max_batches=2)] == [1, 2]
+
+        with pytest.raises(PermanentError):
+            store.commit_ready(MEANS.spec, "test")
+        with pytest.raises(Overflow):
+            means.commit(3)
+        assert store.committed("means") == 2
 
 
 @pytest.mark.usefixtures("either_way")
