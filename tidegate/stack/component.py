@@ -196,9 +196,14 @@ def group_of(user: int) -> int:
         return user
 
 
+def unfinished_name(file: Path) -> Path:
+    """Return the name under which a file is written before it takes the place of the old one."""
+    return file.with_name(f".{file.name}.tmp")
+
+
 def write_whole(file: Path, content: str, *, durable: bool = False) -> None:
     """Write a file atomically: readers see the old content or the new; if durable, after a power cut too."""
-    unfinished = file.with_name(f".{file.name}.tmp")
+    unfinished = unfinished_name(file)
     with open(unfinished, "w", opener=private) as output:
         output.write(content)
         if durable:

@@ -25,7 +25,7 @@ from psycopg2 import sql
 
 from state_store.errors import PermanentError
 from state_store.settings import account_name
-from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, write_whole
+from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, unfinished_name, write_whole
 from tidegate.stack.private import private_folder
 
 ADMINISTRATOR = "postgres"
@@ -332,10 +332,9 @@ def _account() -> int:
 
 
 def write_secret(file: Path, content: str) -> None:
-    """Write a file that only its owner can read, from its first byte."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as secret:
-        secret.write(content)
+    """Write a file that only its owner can read, from its first byte; after a crash, it has the old content or the new."""
+    unfinished_name(file).unlink(missing_ok=True)  # a new file is private, whatever was left there
+    write_whole(file, content, durable=True)
 
 
 def _all_users_reach(path: Path) -> bool:
