@@ -164,6 +164,26 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
 # -- staying up --------------------------------------------------------------------------------------------------------
 
 
+def test_up_starts_only_what_has_given_up(running: Stack) -> None:
+    """The other components and the supervisor stay as they are, and so does what they are doing."""
+    before, supervisor = running.statuses(), running.supervisor()
+
+    def has_given_up() -> bool:
+        spark = running.statuses()["spark"]
+        if spark.state != "gave up" and spark.pid is not None:
+            with suppress(psutil.Error):
+                psutil.Process(spark.pid).kill()
+        return spark.state == "gave up"
+
+    assert wait_until(has_given_up, 60)
+    done = running.tidegate("up", "--without-airflow")
+
+    assert done.returncode == 0, done.stderr
+    after = running.statuses()
+    assert {status.state for status in after.values()} == {"up"}
+    assert (after["postgres"], running.supervisor()) == (before["postgres"], supervisor)
+
+
 @pytest.mark.parametrize("name", ["postgres", "spark"])
 def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
     """After kill -9 the supervisor starts the component again, at the same address, and counts it."""

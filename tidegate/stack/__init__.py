@@ -89,12 +89,15 @@ def up(
         if "kafka" in all_extras:
             maven.fetch(kafka.PACKAGES, tell)
         status = _supervisor_status(folder)
-        if status is None or status["failure"] or any(known["gave_up"] for known in status["components"].values()):
+        if status is None or status["failure"]:
             _stop(folder)
             _start_supervisor(settings.home, without_airflow, all_extras)
         elif (status["without_airflow"] and not without_airflow) or not set(all_extras) <= set(status.get("extras", ())):
             _stop(folder)
             _start_supervisor(settings.home, without_airflow and status["without_airflow"], all_extras)  # Airflow stays
+        elif _gave_up(status) and not _tries_again(folder, status):
+            _stop(folder)
+            _start_supervisor(settings.home, without_airflow and status["without_airflow"], all_extras)
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
@@ -223,6 +226,24 @@ def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads(run.status_file.read_text()))
     return None
+
+
+def _gave_up(status: dict | None) -> bool:  # type: ignore[type-arg]
+    return status is not None and any(known["gave_up"] for known in status["components"].values())
+
+
+def _tries_again(folder: Path, status: dict) -> bool:  # type: ignore[type-arg]
+    """Ask the supervisor to start what has given up, and leave the rest alone; return whether it does.
+
+    It does not if it has older code in memory, or was stopped.
+    """
+    identity = RunFolder(folder).read("supervisor")
+    process = identity.process() if identity else None
+    if process is None or status.get("code") != code.version():
+        return False
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(components.TRY_NOW)
+    return components.wait_until(lambda: not _gave_up(_supervisor_status(folder)), SUPERVISOR_SECONDS)
 
 
 def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]) -> None:

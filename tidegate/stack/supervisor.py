@@ -83,6 +83,12 @@ class Supervised:
             self._started = now
             self.restarts += 1
 
+    def try_now(self) -> None:
+        """Start the component at the next look, if it does not run, however often it has died."""
+        self.gave_up = None
+        self._deaths.clear()
+        self._not_before = 0.0
+
     def needs_another_port(self) -> bool:
         """Return whether another process has held a port of this component, which does not run, for a while."""
         since = self._port_taken_since
@@ -145,15 +151,17 @@ class Supervisor:
         self._failed_at: float | None = None
         self._stopping = threading.Event()
         self._moving = threading.Event()
+        self._asked_to_try = threading.Event()
         self._cannot_report = False
         self._logs_looked_at = 0.0
         self._removing_history: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Start the stack, watch it, stop it. What the machine refuses meanwhile, such as disk space, is tried again."""
-        self._run.write("supervisor", Identity.of(os.getpid()))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        signal.signal(components.TRY_NOW, lambda _signal, _frame: self._asked_to_try.set())
+        self._run.write("supervisor", Identity.of(os.getpid()))
         with ThreadPoolExecutor(1) as background:
             starting = background.submit(self._start)
             while not self._stopping.is_set():
@@ -164,7 +172,7 @@ class Supervisor:
                     starting.exception()
                     self._move()
                     starting = background.submit(self._start)
-                elif starting.done() and self._has_failed_long_ago(starting.exception()):
+                elif starting.done() and (self._is_asked_to_try() or self._has_failed_long_ago(starting.exception())):
                     starting = background.submit(self._start)
                 self._truncate_logs()
                 self._report()
@@ -175,6 +183,14 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._run.status_file.unlink(missing_ok=True)
             self._run.forget("supervisor")
+
+    def _is_asked_to_try(self) -> bool:
+        """Return whether `up` has asked to start what has given up; that is tried at the next look."""
+        is_asked = self._asked_to_try.is_set()
+        self._asked_to_try.clear()
+        for supervised in self._supervised if is_asked else ():
+            supervised.try_now()
+        return is_asked
 
     def _has_failed_long_ago(self, error: BaseException | None) -> bool:
         """Record the outcome of the start; return whether it failed and may be tried again."""
