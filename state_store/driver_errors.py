@@ -45,7 +45,8 @@ _MISSING_STATES = {"42P01", "3F000", "42703"}
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
 # A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
-_BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "54000"}
+_TOO_LARGE_STATE, _ROWS_IN_PAGES = "54000", "hio.c"  # the file of Postgres' code that puts rows into pages
+_BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
 
 
 def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
@@ -77,6 +78,11 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
             f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT."
         )
     return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
+
+
+def is_too_large_row(error: BaseException | None) -> bool:
+    """Return whether a row does not fit into a page of Postgres, which names neither the row nor its table."""
+    return getattr(error, "pgcode", None) == _TOO_LARGE_STATE and _detail(error, "source_file") == _ROWS_IN_PAGES
 
 
 def _of_the_server(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:

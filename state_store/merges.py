@@ -21,12 +21,13 @@ import sqlalchemy as sa
 from psycopg2.errors import UniqueViolation
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
 from state_store.combine import StagedBatch, combined, keeps_whole_rows
 from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
-from state_store.errors import GuardMismatch
+from state_store.driver_errors import is_too_large_row
+from state_store.errors import GuardMismatch, Overflow
 from state_store.windows import EventTime
 
 # From so many on, columns that are all those of the newest row are compared once for all of them.
@@ -275,7 +276,16 @@ def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, fi
     """Merge one batch's partials into a state, or those of several from `first_txid` on; return how many rows were written."""
     is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
     upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
-    return sum(connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount for upsert in upserts)
+    try:
+        return sum(connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount for upsert in upserts)
+    except DBAPIError as error:
+        if not is_too_large_row(error.orig):
+            raise
+        raise Overflow(
+            f"A row of state {state.name} does not fit into a page of Postgres: {error.orig}".rstrip()
+            + ". It has too many values, of which an opaque state keeps those before the last txid, too. Divide them among "
+            "several states."
+        ) from error
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> Insert:

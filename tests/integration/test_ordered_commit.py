@@ -134,6 +134,31 @@ def test_a_migration_of_the_ledger_and_commits_wait_for_each_other(
     assert tally.commit(1).txid == 1
 
 
+def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, register: Callable[..., None]) -> None:
+    """An opaque state keeps the values before the last txid too, so a row may be too large from its first update on."""
+    many = [f"text_{number}" for number in range(250)]
+    wide = Pipeline(
+        name="wide",
+        source=Files("wide", glob="*.csv", format="csv", schema=dict.fromkeys(["shop", *many], "string")),
+        states={"texts": State({"shop": "text"}, {name: Max(name, "text") for name in many}, kind="opaque")},
+    )
+    register(wide)
+    with StateStore.connect(settings) as store:
+        tally = Tally(store, wide.spec)
+        tally.plan(2)
+        for txid in (1, 2):
+            attempt = tally.start(txid)
+            row = ["a", *(f"{txid}{number:019d}" for number in range(250))]
+            store.seal(attempt, [tally.stage(attempt, "texts", [row])], Tracked(0))
+        tally.commit(1)
+        before = contents(settings)
+        with pytest.raises(
+            Overflow, match=r"row of state texts does not fit into a page of Postgres: row is too big: size \d+"
+        ):
+            tally.commit(2)
+        assert contents(settings) == before
+
+
 def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
     """Rows that are staged but not sealed never count; the refusal names the owner of the attempt (I7)."""
     tally.plan(1)
