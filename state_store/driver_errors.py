@@ -42,6 +42,7 @@ _REFUSALS = [
     (["in recovery mode"], "57P03"),
 ]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
+_STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
 # A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
@@ -56,7 +57,7 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     state = getattr(error, "pgcode", None) or _state_of_refusal(message)
     if refusal := _of_the_server(error, state, message, doing):
         return refusal
-    if state in _ACCESS_STATES and "permission denied for table" in message:
+    if state in _ACCESS_STATES and _detail(error, "source_function") == "aclcheck_error":
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Run: tidegate migrate, which grants what the declarations need; or "
             "check PGUSER (tidegate settings)."
@@ -119,7 +120,7 @@ def _of_a_missing_table(
     error: BaseException | None, state: str | None, message: str, doing: str
 ) -> errors.TidegateError | None:
     """Return the error if a table is missing, or the partition that a row belongs to."""
-    if state in _MISSING_STATES and "staging." in message:
+    if state in _MISSING_STATES and _STAGING.search(message):
         return errors.StagingLost(
             f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
         )
