@@ -26,6 +26,7 @@ _TLS = ("certificate", "does not support SSL", "no encryption", "private key fil
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
 # The server's answer to a connection: how severe the error is, in its language, two blanks, and the message.
 _REFUSED = re.compile(r"failed: \S+:  ")
+_OF_A_HOST = "connection to server "  # begins what libpq says of each host that it has tried
 # Words in the message of a refused connection, which has no SQLSTATE, and the one that they stand for.
 _REFUSALS = [
     (["password authentication failed"], "28P01"),
@@ -52,9 +53,8 @@ _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
 
 def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     """Return the error that a psycopg2 error means to the caller."""
-    message = _first_line(error)
-    # A refused connection carries no SQLSTATE, so the reason is found in libpq's text.
-    state = getattr(error, "pgcode", None) or _state_of_refusal(message)
+    message = message_of(error)
+    state = getattr(error, "pgcode", None) or _state_of_refusal(error)
     if refusal := _of_the_server(error, state, message, doing):
         return refusal
     if state in _ACCESS_STATES and _detail(error, "source_function") == "aclcheck_error":
@@ -135,10 +135,29 @@ def _of_a_missing_table(
 
 def has_no_free_connection(error: BaseException) -> bool:
     """Return whether a connection was refused because the server, the database or the role has too many."""
-    return _state_of_refusal(_first_line(error)) == "53300"
+    return _state_of_refusal(error) == "53300"
 
 
-def _state_of_refusal(message: str) -> str | None:
+def message_of(error: BaseException | None) -> str:
+    """Return the first line of a driver's error or, of a connection that several hosts have refused, what each of them said."""
+    return "; ".join(_refusals(error) or [_first_line(error)])
+
+
+def _refusals(error: BaseException | None) -> list[str]:
+    """Return what each host said to a connection that was refused."""
+    return [line.strip().rstrip(".") for line in str(error).splitlines() if line.startswith(_OF_A_HOST)]
+
+
+def _state_of_refusal(error: BaseException | None) -> str | None:
+    """Return the SQLSTATE that a refused connection stands for, which carries none; None if a host was not reached.
+
+    If hosts refuse it for different reasons, one that may pass counts: another host may be a standby that is never asked.
+    """
+    states = [_state_in(line) for line in _refusals(error) or [_first_line(error)]]
+    return next((state for state in states if state not in _ACCESS_STATES), states[0])
+
+
+def _state_in(message: str) -> str | None:
     return next((state for words, state in _REFUSALS if all(word in message for word in words)), None)
 
 

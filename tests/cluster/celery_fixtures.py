@@ -183,6 +183,13 @@ class Cluster:
         self.machines[name] = Machine(name, folder, environment)
         return self.machines[name]
 
+    def add_passfile_of_executors(self, worker: Machine) -> None:
+        """Let a worker send Spark's executors the password for the server of the states, which theirs lacks."""
+        assert self.settings.executor_passfile
+        file = worker.folder / "secrets" / "pgpass_of_executors"
+        self._write(file, self.settings.executor_passfile.read_text())
+        worker.environment |= {"TIDEGATE_SPARK_EXECUTORS": "elsewhere", "TIDEGATE_EXECUTOR_PASSFILE": str(file)}
+
     @staticmethod
     def _write(file: Path, content: str) -> None:
         file.touch(0o600)
@@ -356,6 +363,8 @@ def celery_cluster(
             name, ["tidegate", "tidegate_stager"], ["TIDEGATE_SPARK_TOKEN_FILE", log, *queue], has_dags=True
         )
         worker.environment["AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT"] = str(free_port())
+        if settings.executor_passfile:
+            cluster.add_passfile_of_executors(worker)
     cluster.machine(
         "command-line", ["tidegate", "tidegate_reader"], ["TIDEGATE_SPARK_TOKEN_FILE", "TIDEGATE_AIRFLOW_PASSWORD_FILE"]
     )

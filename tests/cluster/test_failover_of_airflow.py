@@ -44,7 +44,10 @@ def test_a_failover_below_airflow_loses_nothing_and_doubles_nothing(
     """With a synchronous standby, the run goes on by itself; or it halts, until a person has accepted what may be lost."""
     pipeline = own_pipeline(tmp_path, PER_BATCH)
     with running_pair(tmp_path, free_port()) as pair:
-        settings = replace(beside_spark(pair.settings, stack, tmp_path), pg_failover=failover)
+        of_executors = tmp_path / "pgpass_of_executors"  # for both servers
+        lines = pair.primary.passfile.read_text().splitlines(keepends=True)
+        of_executors.write_text("".join(line for line in lines if ":tidegate_stager:" in line))
+        settings = replace(beside_spark(pair.settings, stack, tmp_path), pg_failover=failover, executor_passfile=of_executors)
         register_pipelines(settings, pipeline)
         raw = load_flights(settings, ROWS)
         pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
@@ -55,7 +58,7 @@ def test_a_failover_below_airflow_loses_nothing_and_doubles_nothing(
             airflow = of_airflow(cluster)
             run_id = wait_for(lambda: trigger_when_read(airflow), "the Dag", SECONDS, 1)
             database = settings.pg_database
-            wait_for(lambda: (pair.primary.execute(COMMITTED, database=database)[0][0] or 0) >= 2, "two commits", SECONDS)
+            wait_for(lambda: (pair.primary.execute(COMMITTED, database=database)[0][0] or 0) >= 2, "two commits", 200)
             pair.primary.stop(signal.SIGKILL)
             pair.promote()
             at_failover = pair.standby.execute(COMMITTED, database=database)[0][0]

@@ -298,7 +298,7 @@ def _printed(name: str, kind: SparkType) -> sql.Composable:
 def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:
     """Return our error for a driver error, by its SQLSTATE."""
     family = driver_errors.translate(error, "reading")
-    message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+    message = driver_errors.message_of(error)
     # A source's transaction is read-only on any server, so a refused write is the query's, not that of a failover.
     if isinstance(family, StoreUnavailable) and not isinstance(error, psycopg2.errors.ReadOnlySqlTransaction):
         return SourceUnavailable(f"{query.name} cannot be read now: {message}.")
