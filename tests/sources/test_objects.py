@@ -1,6 +1,7 @@
 """`Files` over a real S3 server: the same promises as on a disk, by ETags, and no more of a listing than is needed."""
 
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -73,10 +74,14 @@ class ObjectsFeed:
         """Write rows into new objects."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
+        before = self._objects
         for start in range(0, count, 2):
             self._objects += 1
             lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
             self.bucket.put(f"in/box/{self._objects:03d}.csv", "name,amount\n" + lines)
+        if self.source.manifests:
+            names = (f"{number:03d}.csv\n" for number in range(before + 1, self._objects + 1))
+            self.bucket.put(f"in/box/{self.source.manifests}/{before:03d}", "".join(names))
         return rows
 
     def change(self) -> None:
@@ -106,7 +111,7 @@ def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
         return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
 
 
-VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}}
+VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
 CASES = [
     (name, promise) for name in VARIANTS for promise in PROMISES["opaque" if name == "opaque" else "transactional"].items()
 ]
@@ -331,6 +336,99 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(sett
     bucket.put("moved/done", "")
     third = elsewhere.coordinator(settings).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
+
+
+def planned(source: Files, settings: Settings, previous: Any = None, txid: int = 1) -> list[list[str]]:
+    """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
+    batches = []
+    while found := source.coordinator(settings).initialize_transaction(txid, previous, None):
+        batches.append([file["name"] for file in found["files"]])
+        previous, txid = found, txid + 1
+    return batches
+
+
+def test_objects_are_read_as_manifests_name_them(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """In their order, over plans that each read some, once each, and without a listing of the objects."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests=f"{bucket.url}/lists/in", max_files=2)
+    for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "unnamed.csv"):
+        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
+    url = bucket.url.replace("s3a://", "s3://")
+    bucket.put("lists/in/day=1/1", f"3.csv\r\n\n  b 2.csv\n3.csv\n{url}/in/a/1.csv\n")
+    entries = [{"url": f"{bucket.url}/in/4.csv", "mandatory": True}, {"url": "3.csv"}]
+    bucket.put("lists/in/day=1/2.manifest", json.dumps({"entries": entries}))
+    bucket.put("lists/in/day=1/3", "")
+    pages: list[str] = []
+    listing = buckets.Bucket.pages
+
+    def seen(store: buckets.Bucket, folder: str, *arguments: Any) -> Any:
+        pages.append(folder)
+        return listing(store, folder, *arguments)
+
+    pipeline = Pipeline("inbox", source, {"per_name": STATE})
+    register(pipeline)
+    with patch.object(buckets.Bucket, "pages", seen):
+        for number in range(4):
+            for txid in steps.plan(settings, pipeline, run_id=f"run {number}", max_batches=1):
+                steps.process(settings, pipeline, txid, owner="test")
+                steps.commit(settings, pipeline, txid, owner="test")
+        assert set(pages) == {"lists/in"}
+    with StateStore.connect(settings) as store:
+        batches = [[f["name"] for f in store.source_metadata("inbox", txid)["files"]] for txid in (1, 2)]
+        assert store.committed("inbox") == 2
+    assert batches == [["3.csv", "b 2.csv"], ["a/1.csv", "4.csv"]]
+    assert stored(settings, pipeline) == [(name, 1, 1) for name in ("3.csv", "4.csv", "a/1.csv", "b 2.csv")]
+
+    bucket.put("lists/in/day=2/1", "unnamed.csv\n")
+    assert len(steps.plan(settings, pipeline, run_id="later")) == 1
+    bucket.put("in/3.csv", "name,amount\nother content,1\n")
+    bucket.put("lists/in/day=2/2", "3.csv\n")
+    with pytest.raises(SourceChanged, match=r"3\.csv was overwritten since it counted in txid 1"):
+        steps.plan(settings, pipeline, run_id="last")
+
+
+def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, bucket: Bucket) -> None:
+    """Whatever it names is read some day: nothing is passed. One that is written again is read again."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists", min_age_seconds=0)
+    for name in ("1", "2", "3"):
+        bucket.put(f"in/{name}", "name,amount\na,1\n")
+
+    def refuses(content: str, error: type[Exception], message: str) -> None:
+        bucket.put("in/_lists/1", content)
+        with pytest.raises(error, match=message):
+            planned(source, settings)
+
+    refuses("2\nmissing\n", SourceUnavailable, r"Manifest .*/_lists/1 names missing, and there is no .*/in/missing\. ")
+    for name in ("../1", "/1", "a//1", "s3a://other/in/1", f"{bucket.url}/inn/1", "hdfs://x/in/1"):
+        refuses(f"1\n{name}\n", SourceUnreadable, r"/_lists/1, entry 2: .* is no name of an object below")
+    for content in ('{"entries": [{"uri": "1"}]}', '{"entries": 1}', "{", '{"files": []}'):
+        refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
+    bucket.put("in/_lists/1", "1\n2\n")
+    first = source.coordinator(settings).initialize_transaction(1, None, None)
+    assert planned(source, settings, first, 2) == [["2"]]
+    assert planned(replace(source, min_age_seconds=3600), settings) == []
+    bucket.delete("in/_lists/1")
+    with pytest.raises(SourceChanged, match=r"_lists/1 is gone, of which not all names have been read\. Put it back"):
+        planned(source, settings, first, 2)
+
+
+def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
+    settings: Settings, register: Callable[..., None], bucket: Bucket
+) -> None:
+    """What has counted does not count again; what was put before it is not passed."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
+    pipeline = Pipeline("inbox", source, {"per_name": STATE})
+    register(pipeline)
+    for name in ("1", "2", "3"):
+        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
+    bucket.put("in/_lists/1", "1\n2\n")
+    (txid,) = steps.plan(settings, pipeline, run_id="first", max_batches=1)
+    steps.process(settings, pipeline, txid, owner="test")
+    steps.commit(settings, pipeline, txid, owner="test")
+    bucket.put("in/_lists/1", "3\n1\n2\n")
+    assert run_pipeline(settings, pipeline, run_id="second").txids == [2, 3]
+    with StateStore.connect(settings) as store:
+        assert [store.source_metadata("inbox", txid)["files"][0]["name"] for txid in (1, 2, 3)] == ["1", "3", "2"]
+    assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
 
 
 def test_the_last_name_of_an_idle_input_is_one_of_its_place(settings: Settings, bucket: Bucket) -> None:

@@ -71,9 +71,13 @@ class ObjectsCoordinator(Coordinator):
         if not files and current_metadata is None:
             return None
         digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
-        found = {"files": [*kept, *files], "behind": digest}
+        return {"files": [*kept, *files], "behind": digest, **self._position(files, previous_metadata)}
+
+    def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
+        """Return what the metadata keep of how far the place was listed, after a batch took these objects."""
+        found = {}
         if self._source.names_grow:
-            found[AFTER] = files[-1]["name"] if files else self._last_name(previous_metadata)
+            found[AFTER] = files[-1]["name"] if files else self._last_name(previous)
         if self._source.names_grow or self._source.kind != "transactional":
             found[PLACE] = str(self._place)
         return found

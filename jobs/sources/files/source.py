@@ -104,6 +104,10 @@ class Files(Source):
     `names_grow` says that each new object has a name after those of all earlier ones: then a plan lists only what comes after
     the last name taken, and an object that comes with an earlier name is never read. `versions` says that the bucket keeps
     versions: a batch names those that it was planned with, and reads them even if an object was overwritten or deleted since.
+
+    `manifests` is a folder below the place, or a place of its own in the store, with lists of new objects, which the program
+    that writes these leaves there: then no objects are listed, and only those that a manifest names are read, in its order.
+    Each new manifest has a name after those of all earlier ones (docs/storage.md).
     """
 
     folder: str
@@ -123,6 +127,7 @@ class Files(Source):
     names_grow: bool = False
     versions: bool = False
     marker: str | None = None
+    manifests: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
@@ -160,8 +165,9 @@ class Files(Source):
         if self.versions and not keeps_versions(self.folder):
             raise ValueError(f"Files({self.folder!r}) has no versions: they are kept by buckets, such as s3a://.")
         if not is_url(self.folder):
-            if self.names_grow:
-                raise ValueError(f"Files({self.folder!r}) lists its folder whole: names_grow is for a store, such as s3a://.")
+            for what, is_given in {"names_grow": self.names_grow, "manifests": self.manifests is not None}.items():
+                if is_given:
+                    raise ValueError(f"Files({self.folder!r}) lists its folder whole: {what} is for a store, such as s3a://.")
             return
         try:
             check_url(self.folder)
@@ -181,6 +187,23 @@ class Files(Source):
             )
         if self.follow_links:
             raise ValueError(f"Files({self.folder!r}) has no links to follow: leave follow_links out.")
+        self._check_manifests()
+
+    def _check_manifests(self) -> None:
+        """Refuse a place of manifests that cannot be read, and what makes no sense with manifests."""
+        if self.manifests is None:
+            return
+        given = {"a glob": self.glob != "*", "names_grow": self.names_grow, "a marker": self.marker is not None}
+        if unwanted := [what for what, is_given in given.items() if is_given]:
+            raise ValueError(f"Files({self.folder!r}) cannot have {unwanted[0]}: its manifests name what is read.")
+        if self.kind == "opaque":
+            raise ValueError(
+                f"Files({self.folder!r}) cannot be opaque with manifests: an object that is away for a while would be passed."
+            )
+        try:
+            check_url(str(self._manifests()))
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}, manifests={self.manifests!r}): {error}.") from None
 
     def _check_format(self) -> None:
         if self.format not in ("parquet", "csv", "json", "text"):
@@ -241,6 +264,10 @@ class Files(Source):
 
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
+        if (place := self.objects()) and (manifests := self._manifests()):
+            from jobs.sources.files.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
+
+            return ManifestsCoordinator(self, place, manifests, min_age_seconds=self.min_age(settings))
         if place := self.objects():
             from jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
 
@@ -269,16 +296,17 @@ class Files(Source):
 
     def left_alone(self, settings: Settings) -> LeftAlone:
         """Return the names in the folder that are not read, by reason."""
-        if place := self.objects():
-            return object_listing.left_alone(place, self.glob)
+        if listed := self._listed_place():
+            return object_listing.left_alone(*listed)
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
         """Return a sentence on files that may still be written, by their age or for want of a marker."""
         min_age = self.min_age(settings)
         where: Place
-        if place := self.objects():
-            where, young = place, object_listing.young_among(place, self.glob, min_age)
+        if listed := self._listed_place():
+            (place, glob), where = listed, listed[0]
+            young = object_listing.young_among(place, glob, min_age)
             unmarked = object_listing.unmarked_among(place, self.glob, self.marker) if self.marker else []
         else:
             found = self._listing(settings)
@@ -324,6 +352,20 @@ class Files(Source):
         """Return the place in a store; None if the folder is on a disk."""
         place = place_of(Path(), self.folder)
         return place if isinstance(place, ObjectPath) else None
+
+    def _manifests(self) -> ObjectPath | None:
+        """Return the place of the manifests, if there is one: it may be below the source's own."""
+        place = self.objects()
+        if place is None or self.manifests is None:
+            return None
+        return manifests if isinstance(manifests := place_of(Path(), self.manifests), ObjectPath) else place / self.manifests
+
+    def _listed_place(self) -> tuple[ObjectPath, str] | None:
+        """Return the place in a store that is listed, and by which glob: that of the manifests, if there are any."""
+        if manifests := self._manifests():
+            return manifests, "**"
+        place = self.objects()
+        return (place, self.glob) if place else None
 
     def _listing(self, settings: Settings) -> Listing:
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)

@@ -101,7 +101,7 @@ class Reference:
                 "Declare versions=True in its Files, if the bucket keeps versions."
             )
         usual = Files(self.files.folder, format="text")
-        for name in ("kind", "done_folder", "max_files", "max_bytes", "marker", "names_grow"):
+        for name in ("kind", "done_folder", "max_files", "max_bytes", "marker", "names_grow", "manifests"):
             if getattr(self.files, name) != getattr(usual, name):
                 raise ValueError(f"Reference to {self.files.folder!r} is read whole by each batch: leave {name} out.")
 

@@ -1,0 +1,157 @@
+"""Plans batches of the objects that manifests name: lists which the program that writes the objects leaves beside them.
+
+metadata = {"files": [...], "manifest": {"name", "sha256", "read", "of"}, "place": where the manifests are}
+
+Manifests are taken in the order of their names, and objects in the order in which a manifest names them. `read` of its `of`
+names have been taken or were known, so a plan begins there: neither the objects nor the manifests before are listed again.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
+from jobs.sources.files.objects import ObjectPath, for_spark, look
+from jobs.sources.files.stores import PAGE
+from state_store.declaration import SourceMetadata
+from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+
+if TYPE_CHECKING:
+    from jobs.sources.files.source import Files
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest"  # where metadata has how far manifests were read
+EVERYTHING = "**"
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+
+
+class _Read(NamedTuple):
+    """How far a manifest was read: the digest of its content, and how many of its names."""
+
+    name: str
+    sha256: str
+    read: int
+    of: int
+
+
+class ManifestsCoordinator(ObjectsCoordinator):
+    """Plans batches from the manifests of a folder."""
+
+    def __init__(self, source: "Files", place: ObjectPath, manifests: ObjectPath, *, min_age_seconds: int) -> None:
+        super().__init__(source, place, min_age_seconds=0)
+        self._manifests = manifests
+        self._manifest_age_seconds = min_age_seconds
+        self._read_at: dict[str, _Read] = {}  # how far manifests are read with an object, by its name
+
+    def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
+        del previous
+        return {MANIFEST: self._read_at[files[-1]["name"]]._asdict(), PLACE: str(self._manifests)}
+
+    def _find_new(self, txid: int, previous: SourceMetadata | None) -> Iterator[dict[str, Any]]:
+        """Yield the identity of each object that manifests name and no batch before the txid has taken.
+
+        Raises: SourceChanged, SourceUnreadable, SourceUnavailable.
+        """
+        for read, names in self._unread(previous):
+            for start in range(read.read, len(names), PAGE):
+                numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
+                found = {name: self._named(name, read) for name in numbers}
+                for name in self._not_taken(found, txid, set()):
+                    entry = identified(self._source, self._place, name, found[name])
+                    if entry is None:
+                        raise self._missing(name, read)
+                    self._read_at[name] = read._replace(read=numbers[name])
+                    yield entry
+
+    def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Read, list[str]]]:
+        """Yield each manifest that is not known to be read whole, with its names."""
+        last = self._last(previous)
+        if last is not None and last.read < last.of:
+            yield self._opened(last.name, last)
+        for page in named_objects(self._manifests, EVERYTHING, last.name if last else None):
+            for name, listed in page.items():
+                if why := unfinished(listed, self._manifest_age_seconds):
+                    logger.warning("%s/%s %s: not read yet.", self._manifests, name, why)
+                    return  # later ones have their turn after it
+                yield self._opened(name, None)
+
+    def _last(self, previous: SourceMetadata | None) -> _Read | None:
+        if previous is None or MANIFEST not in previous or previous[PLACE] != str(self._manifests):
+            return None
+        return _Read(**previous[MANIFEST])
+
+    def _opened(self, name: str, last: _Read | None) -> tuple[_Read, list[str]]:
+        """Return how far a manifest was read, and its names; from its beginning, if it is another one than then.
+
+        Raises: SourceUnreadable, SourceUnavailable; SourceChanged if it is gone before all of it was read.
+        """
+        path = self._manifests / name
+        try:
+            size = look(path).size
+            if size > MAX_MANIFEST_BYTES:
+                raise SourceUnreadable(f"{path} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}: write several.")
+            with path.open() as file:
+                content = file.read()
+        except (FileNotFoundError, SourceChanged):
+            read = "of which not all names have been read" if last else "while it was read"
+            raise SourceChanged(f"Manifest {path} is gone, {read}. Put it back.") from None
+        digest = sha256(content).hexdigest()
+        names = list(dict.fromkeys(self._name_in(path, number, line) for number, line in _lines(path, content)))
+        known = last.read if last and last.sha256 == digest else 0
+        return _Read(name, digest, known, len(names)), names
+
+    def _name_in(self, path: ObjectPath, number: int, line: str) -> str:
+        """Return the name of an object below the source's place, as a manifest may have it with the place.
+
+        Raises: SourceUnreadable.
+        """
+        place = f"{for_spark(self._place)}/"
+        name = for_url.removeprefix(place) if "://" in line and (for_url := _as_spark_calls_it(line)) else line
+        if "://" in name or name.startswith("/") or not all(part not in ("", ".", "..") for part in name.split("/")):
+            raise SourceUnreadable(
+                f"{path}, entry {number}: {line!r} is no name of an object below {self._place}. Write such names, relative to "
+                "it or with it."
+            )
+        return name
+
+    def _named(self, name: str, read: _Read) -> Any:
+        try:
+            found = look(self._place / name)
+        except FileNotFoundError:
+            raise self._missing(name, read) from None
+        return completed(self._source, self._place / name, found) or found
+
+    def _missing(self, name: str, read: _Read) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"Manifest {self._manifests / read.name} names {name}, and there is no {self._place / name}. Nothing new is "
+            "planned until it is there; or write the manifest again without it."
+        )
+
+
+def _as_spark_calls_it(url: str) -> str:
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
+
+
+def _lines(path: ObjectPath, content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the names in a manifest, with their numbers from 1: a name a line, or JSON with the `url` of each of its `entries`.
+
+    Raises: SourceUnreadable.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        if not text.lstrip().startswith("{"):
+            lines = (line.strip() for line in text.splitlines())
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line)
+            return
+        for number, entry in enumerate(json.loads(text)["entries"], 1):
+            yield number, str(entry["url"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise SourceUnreadable(
+            f"{path} is no manifest: {type(error).__name__} ({error}). It has a name a line, or JSON as in "
+            '{"entries": [{"url": "s3://bucket/name"}]}.'
+        ) from error
