@@ -13,7 +13,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from state_store.declaration import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
+from state_store.columns import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
 
 if TYPE_CHECKING:
     from jobs.combiners import Combiner

@@ -13,7 +13,7 @@ from decimal import Decimal
 from math import ceil, log
 
 from jobs.aggregates import MOST_ELEMENTS, Part
-from state_store.declaration import ColumnType, DerivedColumn
+from state_store.columns import ColumnType, DerivedColumn
 
 RANKS = 32  # rows of a bitmap: a value that is hashed sets one bit, in row n with a probability of 2^-n
 WORD_BITS = 64

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from jobs.aggregates import Aggregate, Part, in_order
 from jobs.windows import Window, parts_of
-from state_store.declaration import POSITION, ColumnType, DerivedColumn, KeyColumn, Ranges, StateKind, StateSpec, Validity
+from state_store.columns import POSITION, ColumnType, DerivedColumn, KeyColumn
+from state_store.declaration import Ranges, StateKind, StateSpec, Validity
 from state_store.window_spec import WINDOW_START
 
 if TYPE_CHECKING:

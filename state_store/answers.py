@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from state_store import overview, reads, schema, state_tables
-from state_store.declaration import ColumnType
+from state_store.columns import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
 from state_store.reader import LedgerReader
 

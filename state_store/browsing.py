@@ -8,7 +8,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
 from state_store import schema, tables
-from state_store.declaration import KeyColumn, StateSpec
+from state_store.columns import KeyColumn
+from state_store.declaration import StateSpec
 from state_store.errors import UsageError
 from state_store.lookup import no_such_key
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 
-from state_store.declaration import ARRAY_MERGES, DerivedColumn, ValueColumn
+from state_store.columns import ARRAY_MERGES, DerivedColumn, ValueColumn
 from state_store.errors import DeclarationInvalid
 
 Columns = sa.ColumnCollection[str, Any]

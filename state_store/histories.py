@@ -12,7 +12,8 @@ from sqlalchemy import Connection, FromClause, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateView
 
-from state_store.declaration import TO_TXID, VALID_TO, StateSpec, Validity
+from state_store.columns import TO_TXID, VALID_TO
+from state_store.declaration import StateSpec, Validity
 from state_store.errors import DeclarationChanged
 
 

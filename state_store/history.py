@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from state_store import schema, state_tables, tables
 from state_store.batches import existing_input
-from state_store.declaration import SNAPSHOT, SourceMetadata, StateSpec
+from state_store.columns import SNAPSHOT
+from state_store.declaration import SourceMetadata, StateSpec
 
 batches_view = sa.table(
     "batches",

@@ -118,7 +118,7 @@ def _statement(state: StateSpec, names: Sequence[str], nulls: Sequence[bool]) ->
     same = [
         sql.SQL("{} IS NULL").format(sql.Identifier("s", key.name))
         if is_null
-        # The type's name comes from the closed list in declaration.ColumnType; without precision and scale, to which a cast
+        # The type's name comes from the closed list in columns.ColumnType; without precision and scale, to which a cast
         # would round: a key with more digits than its column is simply not found.
         else sql.SQL("{} = requested.{}::{}").format(
             sql.Identifier("s", key.name), sql.Identifier(f"key_{place}"), sql.SQL(key.type.name.partition("(")[0])

@@ -24,8 +24,9 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
+from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from state_store.combine import StagedBatch, combined, keeps_whole_rows
-from state_store.declaration import POSITION, PREVIOUS_TXID, SNAPSHOT, PipelineSpec, QuarantineSpec, StateSpec, previous_name
+from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
 from state_store.driver_errors import is_too_large_row
 from state_store.errors import GuardMismatch, Overflow
 from state_store.windows import EventTime

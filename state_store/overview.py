@@ -13,16 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import tables
-from state_store.declaration import (
-    ColumnType,
-    DerivedColumn,
-    KeyColumn,
-    PipelineSpec,
-    StateRead,
-    StateSpec,
-    Validity,
-    ValueColumn,
-)
+from state_store.columns import ColumnType, DerivedColumn, KeyColumn, ValueColumn
+from state_store.declaration import PipelineSpec, StateRead, StateSpec, Validity
 from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
 from state_store.search import UNCOMMITTED

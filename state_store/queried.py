@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
 from state_store import cursors, overview, partitions, schema, state_tables
-from state_store.declaration import PREVIOUS_TXID, ColumnType, PipelineSpec, StateRead, StateSpec, previous_name
+from state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
+from state_store.declaration import PipelineSpec, StateRead, StateSpec
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
 from state_store.state_reads import ALIAS, Reading
 

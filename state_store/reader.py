@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from state_store import revisions, waits
-from state_store.declaration import NAME
+from state_store.columns import NAME
 from state_store.driver_errors import translate
 from state_store.engine import give_back, take_engine
 from state_store.errors import StoreUnavailable

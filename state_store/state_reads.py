@@ -93,7 +93,7 @@ class Reading:
             else sql.SQL("{} = {}").format(column, sql.Identifier("requested", f"key_{place}"))
             for place, (column, is_null) in enumerate(zip(own, nulls, strict=True))
         ]
-        # The types' names come from the closed list in declaration.ColumnType.
+        # The types' names come from the closed list in columns.ColumnType.
         arrays = [sql.SQL("%s::{}[]").format(sql.SQL(kind)) for _, kind in sent]
         names = [sql.Identifier(f"key_{place}") for place, _ in sent]
         return sql.SQL(

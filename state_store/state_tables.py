@@ -14,17 +14,9 @@ from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Tabl
 from sqlalchemy.dialects.postgresql import BYTEA
 
 from state_store import hash_partitions, histories, range_partitions
+from state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from state_store.copy_in import STAGING
-from state_store.declaration import (
-    PREVIOUS_TXID,
-    SNAPSHOT,
-    ColumnType,
-    DerivedColumn,
-    PipelineSpec,
-    Staged,
-    StateSpec,
-    previous_name,
-)
+from state_store.declaration import PipelineSpec, Staged, StateSpec
 from state_store.tables import NAMING
 from state_store.window_spec import WINDOW_END
 

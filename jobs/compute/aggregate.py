@@ -11,7 +11,8 @@ from jobs.aggregates import Part
 from jobs.compute import arrays, state_columns, windows
 from jobs.compute.tracking import HASH, ID, ROWS, hash_sum
 from jobs.states import AnyState
-from state_store.declaration import POSITION, ColumnType, StateSpec
+from state_store.columns import POSITION, ColumnType
+from state_store.declaration import StateSpec
 from state_store.window_spec import WINDOW_START
 
 

@@ -16,7 +16,7 @@ from jobs.compute import arrays, state_columns
 from jobs.compute.aggregate import aggregate
 from jobs.compute.spark_errors import meaning_of
 from jobs.states import State
-from state_store.declaration import ValueColumn
+from state_store.columns import ValueColumn
 from state_store.settings import Settings
 from state_store.store import StateStore
 

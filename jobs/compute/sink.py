@@ -23,8 +23,9 @@ from pyspark import TaskContext
 from jobs.compute.session_files import on_executor
 from jobs.compute.tracking import HASH, ROWS, signed
 from jobs.library_internals import spark_schema
+from state_store.columns import DAYS, TICKS
 from state_store.copy_in import copy_partition
-from state_store.declaration import DAYS, TICKS, Staged, staged_in_order_of
+from state_store.declaration import Staged, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 from state_store.window_spec import WINDOW_START

@@ -22,7 +22,7 @@ from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.read import quoted
 from jobs.state_queries import How
 from state_store import errors
-from state_store.declaration import DAYS, TICKS, ColumnType
+from state_store.columns import DAYS, TICKS, ColumnType
 from state_store.errors import DeclarationInvalid, TidegateError
 from state_store.state_reads import Reading, connected
 

@@ -10,7 +10,8 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.marked_reports import report_behind
 from jobs.sources.files.read import quoted
-from state_store.declaration import ColumnType, StateSpec
+from state_store.columns import ColumnType
+from state_store.declaration import StateSpec
 from state_store.errors import DeclarationInvalid, MalformedRecord
 
 MARK = "TIDEGATE_MISFIT"

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 
 from jobs.aggregates import Part
 from jobs.compute import state_columns
-from state_store.declaration import ColumnType
+from state_store.columns import ColumnType
 from state_store.window_spec import WINDOW_START, WindowSpec
 
 # The column by which a session's rows are grouped; it is not kept, because a session begins with its first row.

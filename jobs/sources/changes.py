@@ -16,7 +16,8 @@ from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.postgres.query import Query, SparkType
-from state_store.declaration import ColumnType, SourceKind, SourceMetadata, StateSpec, check_of, followed_as
+from state_store.columns import ColumnType
+from state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
 from state_store.errors import SourceChanged, SourceUnreadable, UsageError
 from state_store.settings import Settings

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import migrations
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, revisions, state_tables, tables
-from state_store.declaration import ColumnType, KeyColumn, ValueColumn
+from state_store.columns import ColumnType, KeyColumn, ValueColumn
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until

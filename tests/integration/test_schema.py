@@ -17,7 +17,8 @@ from jobs import FixedBatches, Pipeline, Update
 from jobs.registry import all_pipelines
 from state_store import Settings, StateStore, revisions, schema, state_tables, tables
 from state_store.attempts import Tracked
-from state_store.declaration import ColumnType, PipelineSpec, ValueColumn
+from state_store.columns import ColumnType, ValueColumn
+from state_store.declaration import PipelineSpec
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until

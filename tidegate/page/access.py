@@ -14,7 +14,7 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from state_store.declaration import NAME
+from state_store.columns import NAME
 from state_store.errors import UnknownPipeline, storable
 from tidegate.page.answers import Refusal
 

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from state_store import batches
-from state_store.declaration import NAME
+from state_store.columns import NAME
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, WITHOUT_NUL

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from jobs.queries import Query
 from state_store import answers
-from state_store.declaration import ColumnType
+from state_store.columns import ColumnType
 from state_store.errors import UsageError
 from tidegate.page import access, ledger
 from tidegate.page.answers import Refusal

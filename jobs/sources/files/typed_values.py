@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.sources.files.column_types import Kind
-from state_store.declaration import TICKS
+from state_store.columns import TICKS
 
 # From this year on Arrow no longer applies changes of clocks; here the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037

@@ -19,7 +19,8 @@ from jobs.sources.files.source import Files
 from jobs.sources.fixed_batches import FixedBatches
 from jobs.sources.inputs.reference import Reference
 from jobs.sources.kafka.source import Kafka
-from state_store.declaration import SourceKind, SourceMetadata, check_name, composed_of
+from state_store.columns import check_name
+from state_store.declaration import SourceKind, SourceMetadata, composed_of
 from state_store.errors import SourceUnreadable
 from state_store.settings import Settings
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from jobs.sources.files.objects import Place, for_arrow
-from state_store.declaration import DAYS, TICKS
+from state_store.columns import DAYS, TICKS
 from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
