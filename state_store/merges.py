@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
 from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
-from state_store.combine import StagedBatch, combined, keeps_whole_rows
+from state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
 from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
 from state_store.driver_errors import is_too_large_row
 from state_store.errors import GuardMismatch, Overflow
@@ -169,6 +169,7 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
 
     Raises: GuardMismatch if a row is there already, or is kept out by a trigger or a rule.
     """
+    connection.execute(sa.select(sa.func.set_config("work_mem", f"{MEMORY_MIB}MB", True)))  # for the sort
     for batch in staged:
         if state.ranges:
             range_partitions.add_missing(connection, state, batch.partials)
