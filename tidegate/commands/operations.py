@@ -218,8 +218,10 @@ class _Pruning:
         held = [name for name, txid in needed.items() if txid == up_to_txid]
         by = f" {' and '.join(held)} may need {done.needed} and later ones." if done.needed else ""
         what = ", ".join(done.partitions) if len(done.partitions) <= SHOWN_PARTITIONS else f"{len(done.partitions)} partitions"
-        if not done.partitions:
-            message = f"There is nothing to remove: {self.state.name} has no partition that ends by {before}.{by}"
+        if not done.partitions and done.needed:
+            message = f"There is nothing to remove yet.{by}"
+        elif not done.partitions:
+            message = f"There is nothing to remove: {self.state.name} has no partition that ends by {before}."
         elif not self.yes:
             raise UsageError(f"{what} would be {'detached' if detach else 'removed'}.{by} Add --yes to do it.")
         else:
