@@ -335,7 +335,7 @@ def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> 
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
     return PermanentError(
         f"Dag run {outcome.run_id} failed in {tasks or 'no task that Airflow names'}. "
-        f"{outcome.pipeline} waits for {lag.waits_for or 'nothing'}. See: tidegate inspect {outcome.pipeline}"
+        f"{outcome.pipeline} waits for {(lag.waits_for or 'nothing').removesuffix('.')}. See: tidegate why {outcome.pipeline}"
     )
 
 
