@@ -87,15 +87,7 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str,
     prerequisites.check(connection)
     revisions.lock_revision(connection)
     revisions.check_not_newer(connection)
-    owners: dict[str, str] = {}
-    shared: dict[str, str] = {}
-    for spec in specs:
-        for table in spec.tables:
-            if owners.setdefault(table, spec.name) != spec.name:
-                shared[spec.name] = (
-                    f"State {table} of pipeline {spec.name} belongs to pipeline {owners[table]}: a state has one "
-                    "writer. Rename one of them."
-                )
+    shared = _shared(specs)
     specs = [spec for spec in specs if spec.name not in shared]
     partitions.check_complete(connection, state_tables.STATE, specs)
     config = _config(connection, specs)
@@ -111,6 +103,20 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str,
             names = ", ".join(sorted(f"{table.schema}.{table.name}" for table in strange))
             raise SchemaOutOfDate(f"The migrations do not make the tables that this code needs: {names}.") from difference
         return shared | missing
+    return shared
+
+
+def _shared(specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each pipeline that declares a state of another one."""
+    owners: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for spec in specs:
+        for table in spec.tables:
+            if owners.setdefault(table, spec.name) != spec.name:
+                shared[spec.name] = (
+                    f"State {table} of pipeline {spec.name} belongs to pipeline {owners[table]}: a state has one "
+                    "writer. Rename one of them."
+                )
     return shared
 
 
@@ -151,7 +157,13 @@ def _table_of(difference: Any) -> _Table | None:
 
 
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
-    """Write the migration from the current migrations to the declared states; return None if nothing is missing."""
+    """Write the migration from the current migrations to the declared states; return None if nothing is missing.
+
+    Raises: SchemaOutOfDate if two pipelines declare a state of the same name, or a table lacks a partition; AccessRefused,
+    StoreUnavailable.
+    """
+    if shared := _shared(specs):
+        raise SchemaOutOfDate(" ".join(shared.values()))
     with connected(settings) as connection:
         revisions.lock_revision(connection)
         revisions.check_not_newer(connection)

@@ -277,7 +277,7 @@ def replay_quarantined(
     if not taken:
         return None
     metadata = {QUARANTINED: taken, "source": position_of(after.metadata)}
-    if not batches.insert_batches(connection, pipeline, after, [encode_metadata(metadata)], owner):
+    if not batches.insert_batches(connection, pipeline, after, [encode_metadata(metadata)], owner, awaits_ack=False):
         return False
     write_action(connection, pipeline, new_txid, "replay", owner, reason)
     return new_txid, taken

@@ -6,6 +6,7 @@ prune` removes old ones as a whole. Their names are the table's, a $ and the sta
 """
 
 from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 MOST_NEW_RANGES = 400
 _LEAST = {"integer": -(2**31), "bigint": -(2**63)}
 _SHOWN = 5
+_LONGEST_NAME = 63  # of Postgres
 _SQL_TYPES: dict[str, Any] = {
     "integer": sa.Integer(),
     "bigint": sa.BigInteger(),
@@ -65,8 +67,8 @@ def partitioned_by(ranges: Ranges) -> str:
 def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) -> None:
     """Make the partitions that these rows of a batch need and the state does not have.
 
-    Raises: BadKey for a row without a value; Overflow for rows in too many new ranges; SchemaOutOfDate if a table that was
-    detached is in the way.
+    Raises: BadKey for a row without a value; Overflow for rows in too many new ranges; SchemaOutOfDate if the table is divided
+    by other ranges, or a table that was detached by hand is in the way.
     """
     assert state.ranges is not None, "only a state with ranges is divided by them"
     needed = _needed(state, rows)
@@ -77,6 +79,11 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
     ).all()
     if any(new.partition is None for new in missing):
         raise BadKey(f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL in a row.")
+    if missing and (found := length(connection, state, state.ranges.column)) != state.ranges.every:
+        raise SchemaOutOfDate(
+            f"State {state.name} is divided by ranges of {found}, and declared with those of {state.ranges.every}. Write the "
+            "migration that divides it otherwise (tidegate migrate --new), and run: tidegate migrate"
+        )
     if len(missing) > MOST_NEW_RANGES:
         raise Overflow(
             f"State {state.name}: by column {state.ranges.column}, the batch has rows in more than {MOST_NEW_RANGES} new "
@@ -153,15 +160,35 @@ def newest_txid(connection: Connection, partition: str) -> int:
     return connection.scalar(sa.select(sa.func.max(rows.c.txid))) or 0
 
 
-def remove(connection: Connection, state: StateSpec, partition: str, *, drops: bool, is_attached: bool) -> None:
-    """Drop a partition, or only detach it, and remove the note of it; only that if it is not attached any more."""
-    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
-    table = f"state.{quote(partition)}"
-    steps = [f"ALTER TABLE state.{state.table_name} DETACH PARTITION {table}", *([f"DROP TABLE {table}"] if drops else [])]
-    for step in steps if is_attached else ():
+def drop(connection: Connection, state: StateSpec, partition: str) -> None:
+    """Drop a partition, and remove the note of it."""
+    connection.execute(sa.DDL(f"DROP TABLE {_table(partition)}"))  # type: ignore[no-untyped-call]
+    forget(connection, state, partition)
+
+
+def detach(connection: Connection, state: StateSpec, partition: str) -> str:
+    """Detach a partition, remove the note of it, and return the name that its table gets: a later row may need its own."""
+    names = (f"{partition}$kept{number or ''}"[-_LONGEST_NAME:] for number in count())
+    kept = next(name for name in names if not connection.scalar(sa.select(sa.func.to_regclass(_table(name)))))
+    detached = f"ALTER TABLE state.{state.table_name} DETACH PARTITION {_table(partition)}"
+    for step in (detached, f"ALTER TABLE {_table(partition)} RENAME TO {_quoted(kept)}"):
         connection.execute(sa.DDL(step))  # type: ignore[no-untyped-call]
+    forget(connection, state, partition)
+    return kept
+
+
+def forget(connection: Connection, state: StateSpec, partition: str) -> None:
+    """Remove the note of a partition."""
     r = tables.state_range.c
     connection.execute(sa.delete(tables.state_range).where(r.state == state.name, r.partition == partition))
+
+
+def _table(name: str) -> str:
+    return f"state.{_quoted(name)}"
+
+
+def _quoted(name: str) -> str:
+    return postgresql.dialect().identifier_preparer.quote(name)  # type: ignore[no-untyped-call]
 
 
 def _kind(state: StateSpec) -> str:

@@ -35,10 +35,11 @@ class Removal(NamedTuple):
 
 
 class PrunedRanges(NamedTuple):
-    """Which partitions were removed, the oldest first, and the first one that a follower still needs."""
+    """Which partitions were removed, the oldest first, the first one that a follower still needs, and tables that are kept."""
 
     partitions: list[str]
     needed: str | None
+    kept: list[str]
 
 
 class Follower(NamedTuple):
@@ -110,7 +111,7 @@ def prune_ranges(
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     connection.execute(sa.select(sa.func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
     attached = partitions.attached(connection, state_tables.STATE, state)
-    pruned = PrunedRanges([], None)
+    pruned = PrunedRanges([], None, [])
     last_txid = 0
     for partition in range_partitions.ended(connection, state, removal.before):
         newest = range_partitions.newest_txid(connection, partition) if partition in attached else committed
@@ -122,7 +123,12 @@ def prune_ranges(
     if not pruned.partitions or not removal.is_confirmed:
         return pruned
     for partition in pruned.partitions:
-        range_partitions.remove(connection, state, partition, drops=not removal.detaches, is_attached=partition in attached)
+        if partition not in attached:
+            range_partitions.forget(connection, state, partition)
+        elif removal.detaches:
+            pruned.kept.append(range_partitions.detach(connection, state, partition))
+        else:
+            range_partitions.drop(connection, state, partition)
     _note(connection, state, last_txid)
     owner, reason = action
     what = f"partitions of {state.name} before {removal.before}"

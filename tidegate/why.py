@@ -129,9 +129,13 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     if requested is not None and first is not None and requested.txid > first.txid:
         yield from batches.of_later(requested)
     if first is None:
-        yield from _idle(wait)
-        if of_source is not None:
-            yield of_source
+        if of_source is not None and of_source.severity == "error":
+            yield of_source  # there may be much to do, which a plan refuses to begin
+            yield from _needs_attention(wait)
+        else:
+            yield from _idle(wait)
+            yield from _needs_attention(wait)
+            yield from [of_source] if of_source else []
         yield from _paused(wait)
     else:
         chain = list(batches.of_first(first))
@@ -143,11 +147,14 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
 
 
 def _idle(wait: "Wait") -> Iterator[Cause]:
-    """Yield that no batch waits, then what else may need attention."""
     row, name = wait.row, wait.row.pipeline
     done = f"All batches up to txid {row.opened} have committed." if row.opened else "No batch was opened yet."
     trigger = remedies.command("trigger", name, "--wait")
     yield cause("IDLE", f"Nothing to do. {done}", since=row.committed_at, severity="ok", command=trigger)
+
+
+def _needs_attention(wait: "Wait") -> Iterator[Cause]:
+    row, name = wait.row, wait.row.pipeline
     if row.acks_due:
         yield cause(
             "ACK_OUTSTANDING",

@@ -33,11 +33,13 @@ def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
 def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
     """Give the acks that earlier runs owe the source, because they died before the ack or the source raised.
 
-    Stop at the first ack that fails: the next would most often fail for the same reason, slowly.
+    Stop at the first ack that fails: the next would most often fail for the same reason, slowly. A source that wants none,
+    because it was declared otherwise when a batch was planned, is owed none any more.
     """
-    if not pipeline.source.wants_acks:
-        return
     for done in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
+        if not pipeline.source.wants_acks:
+            store.note_ack(pipeline.name, done.txid, done.attempt)
+            continue
         if not ack(store, pipeline, done):
             return
         logger.info("%s %s: its overdue ack was given", pipeline.name, done.txid)

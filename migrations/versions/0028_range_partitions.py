@@ -14,7 +14,7 @@ DECLARE
     owner text := (SELECT t.pipeline FROM tidegate.state_table t WHERE t.state = add_range.state);
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = parent AND partstrat = 'r') THEN
-        RAISE EXCEPTION 'state.% is not divided by ranges', state USING HINT = 'Run: tidegate migrate';
+        RAISE EXCEPTION 'state.% is not divided by ranges', state USING ERRCODE = 'undefined_table';
     END IF;
     IF owner IS NULL OR owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '')
         OR NOT starts_with(partition, state || '$') THEN

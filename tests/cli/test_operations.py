@@ -275,7 +275,15 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert (unknown.returncode, "Pipeline flights does not follow orders.revenue" in unknown.stderr) == (USAGE, True)
 
     done = shops.json("prune", "orders", "revenue", "--keep", "1", "--reason", "a year is over", "--yes")
-    assert done == {"pipeline": "orders", "state": "revenue", "up_to_txid": 2, "changes": 2, "partitions": [], "followers": {}}
+    assert done == {
+        "pipeline": "orders",
+        "state": "revenue",
+        "up_to_txid": 2,
+        "changes": 2,
+        "partitions": [],
+        "kept": [],
+        "followers": {},
+    }
     again = shops("prune", "orders", "revenue", "--keep", "1", "--yes")
     assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
     shown = shops("changes", "orders", "revenue")
@@ -309,10 +317,11 @@ def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: Comman
         "up_to_txid": 1,
         "changes": 0,
         "partitions": ["sale$0"],
+        "kept": [],
         "followers": {},
     }
     detached = shops("prune", "orders", "sale", "--before", "2000", "--detach", "--reason", "archived", "--yes")
-    assert "sale$1000 detached." in detached.stderr + detached.stdout
+    assert "sale$1000 detached. Now it is table state.sale$1000$kept." in detached.stderr + detached.stdout
     again = shops("prune", "orders", "sale", "--before", "2000", "--yes")
     assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
     assert [row["cents"] for row in shops.json("inspect", "orders", "--state", "sale")] == [3100]

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
+from jobs.engine.acks import give_overdue_acks
 from state_store import Settings, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.beginning import NotStarted
@@ -99,6 +100,9 @@ def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
     assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
     assert mixed.metadata(5) == {"start": 8, "end": 10}
     assert mixed.quarantined() == ["c:-6"]
+    assert [due.txid for due in mixed.store.awaiting_acks("flow", 10)] == [1, 2, 3, 5], "nothing of a source was replayed"
+    give_overdue_acks(mixed.store, declare("opaque", "opaque"))  # whose source wants none
+    assert mixed.store.awaiting_acks("flow", 10) == []
 
 
 def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:

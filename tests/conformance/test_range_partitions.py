@@ -17,6 +17,7 @@ from state_store import Settings, lookup, partitions, range_partitions, schema, 
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata, StateSpec
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
+from state_store.operations import Redo
 from state_store.reads import StateReader
 from state_store.retention import PrunedRanges, Removal
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
@@ -34,7 +35,7 @@ class Sales(Flow):
         attempt = self.start(txid, mode="redo" if redo else "resume")
         self.seal(attempt, self.stage(attempt, "sales", [(place, *row) for place, row in enumerate(rows)]))
         if redo:
-            self.owner.redo_batch(self.spec, txid, "an operator", "it was wrong")
+            self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
         else:
             self.commit(txid)
 
@@ -270,7 +271,7 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     source = Changes("shop.sales", max_txids=1)
     follower = Pipeline("follower", source, {"seen": State(aggregates={"rows": Count()})})
     register(follower)
-    assert flow.prune("2026-04-01") == PrunedRanges([], "sales$20260101")
+    assert flow.prune("2026-04-01") == PrunedRanges([], "sales$20260101", [])
     following = Flow(settings, follower.spec)
     planned: list[SourceMetadata] = []
     for txid in (1, 2):
@@ -283,7 +284,7 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
         following.seal(attempt, following.stage(attempt, "seen", [(metadata["rows"],)]))
         following.commit(txid)
     following.close()
-    assert flow.prune("2026-04-01") == PrunedRanges(["sales$20260101"], "sales$20260201")
+    assert flow.prune("2026-04-01") == PrunedRanges(["sales$20260101"], "sales$20260201", [])
     with pytest.raises(SourceChanged, match="some up to txid 1 were removed"):
         source.coordinator(settings).initialize_transaction(1, None, None)
     assert source.coordinator(settings).initialize_transaction(3, planned[-1], None) is None
@@ -294,12 +295,47 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
 
 
 def test_a_detached_partition_stays_as_a_table(sales: Callable[..., Sales], as_owner: AsOwner) -> None:
-    """To be moved elsewhere; it is no part of the state any more."""
-    flow = sales("bigint", 100)
+    """To be moved elsewhere; it is no part of the state any more, and in the way of no later row."""
+    flow = sales("bigint", 100, batches=3)
     flow.merge(1, [(1, 5), (2, 105)])
-    assert flow.prune("100", detaches=True).partitions == ["sales$0"]
+    assert flow.prune("100", detaches=True) == PrunedRanges(["sales$0"], None, ["sales$0$kept"])
     assert flow.stored() == [(2, 105)]
-    assert as_owner(sa.text('SELECT amount FROM state."sales$0"')).scalar_one() == 1
+    flow.merge(2, [(3, 6)])
+    assert flow.stored() == [(2, 105), (3, 6)]
+    assert flow.prune("100", detaches=True).kept == ["sales$0$kept1"]
+    tables = ('state."sales$0$kept"', 'state."sales$0$kept1"')
+    assert [as_owner(sa.text(f"SELECT amount FROM {table}")).scalar_one() for table in tables] == [1, 3]
+    flow.merge(3, [(4, 7)])
+    assert flow.stored() == [(2, 105), (4, 7)]
+
+
+def test_ranges_that_were_declared_otherwise_wait_for_the_migration(
+    sales: Callable[..., Sales], settings: Settings, register: Callable[..., None]
+) -> None:
+    """Until then, no commit makes other ranges among those that are there, nor some in a table that is not divided."""
+    flow = sales("date", "month", batches=2)
+    flow.merge(1, [(1, date(2026, 1, 5))])
+    by_month = flow.spec.states[0]
+    flow.spec = replace(flow.spec, states=(replace(by_month, ranges=Ranges("at", "week")),))
+    attempt = flow.start(2)
+    flow.seal(attempt, flow.stage(attempt, "sales", [(0, 2, date(2026, 1, 6)), (1, 3, date(2026, 2, 6))]))
+    with pytest.raises(
+        SchemaOutOfDate, match=r"divided by ranges of month, and declared with those of week\. Write the migration"
+    ):
+        flow.commit(2)
+    flow.spec = replace(flow.spec, states=(by_month,))
+    flow.commit(2)
+    assert flow.partitions() == {"20260101": 2, "20260201": 1}
+
+    undivided = Rows({"amount": "bigint", "at": "date"})
+    register(pipeline := Pipeline("other", Stream("opaque"), {"others": undivided}))
+    other = Flow(settings, replace(pipeline.spec, states=(replace(undivided.spec("others"), ranges=Ranges("at", "day")),)))
+    other.plan(1)
+    attempt = other.start(1)
+    other.seal(attempt, other.stage(attempt, "others", [(0, 1, date(2026, 1, 5))]))
+    with pytest.raises(SchemaOutOfDate, match=r"state\.others is not divided by ranges\. Run: tidegate migrate"):
+        other.commit(1)
+    other.close()
 
 
 @pytest.mark.parametrize(

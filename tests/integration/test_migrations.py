@@ -321,6 +321,8 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
     assert set(broken) == {"extra", counts.name, "rival"}
     with StateStore.connect(empty) as store:
         assert [lag.pipeline for lag in store.lag()] == [daily.name]
+    with pytest.raises(SchemaOutOfDate, match=r"belongs to pipeline flights: a state has one writer. Rename one of them"):
+        migrations.new_revision(empty, [daily, rival], "two pipelines with a state of one name")
 
 
 @pytest.mark.parametrize("upgrade", [migrations.upgrade, migrations.upgrade_all_but_broken])

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -214,10 +214,10 @@ class _Pruning:
             up_to_txid, needed = removable(store, self.pipeline, self.state, 0, without=self.without)
             removal = Removal(before, up_to_txid, detach, is_confirmed=self.yes)
             done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
-            facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": done.partitions}
+            facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": done.partitions, "kept": done.kept}
         held = [name for name, txid in needed.items() if txid == up_to_txid]
         by = f" {' and '.join(held)} may need {done.needed} and later ones." if done.needed else ""
-        what = ", ".join(done.partitions) if len(done.partitions) <= SHOWN_PARTITIONS else f"{len(done.partitions)} partitions"
+        what = _names(done.partitions) or f"{len(done.partitions)} partitions"
         if not done.partitions and done.needed:
             message = f"There is nothing to remove yet.{by}"
         elif not done.partitions:
@@ -225,13 +225,26 @@ class _Pruning:
         elif not self.yes:
             raise UsageError(f"{what} would be {'detached' if detach else 'removed'}.{by} Add --yes to do it.")
         else:
-            message = f"{what} {'detached' if detach else 'removed'}.{by}"
+            message = f"{what} {'detached' if detach else 'removed'}.{_listed(done.kept)}{by}"
         _report(message, facts, self.as_json)
 
     def _facts(self, up_to_txid: int, needed: Mapping[str, int]) -> dict[str, Any]:
         """Return the output of a command that has removed nothing."""
         of = {"pipeline": self.pipeline.name, "state": self.state.name}
-        return of | {"up_to_txid": up_to_txid, "changes": 0, "partitions": [], "followers": dict(needed)}
+        return of | {"up_to_txid": up_to_txid, "changes": 0, "partitions": [], "kept": [], "followers": dict(needed)}
+
+
+def _names(tables: Sequence[str]) -> str:
+    """Return the names of a few tables; nothing if they are many."""
+    return ", ".join(tables) if len(tables) <= SHOWN_PARTITIONS else ""
+
+
+def _listed(kept: Sequence[str]) -> str:
+    if not kept:
+        return ""
+    if len(kept) == 1:
+        return f" Now it is table state.{kept[0]}."
+    return f" Now they are tables {_names(kept) or f'{kept[0]} to {kept[-1]}'} in schema state."
 
 
 @click.command()
