@@ -236,7 +236,8 @@ REVOKE EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bi
 -- number of the table tidegate.cursor stands for the server, and is another one after a dump was restored. It runs with the
 -- owner's privileges, so that all roles get the same answer.
 
-CREATE FUNCTION tidegate.epoch() RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
+CREATE FUNCTION tidegate.epoch() RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     server text := 'ledger ' || 'tidegate.cursor'::regclass::oid;
     timeline text := '-';
@@ -259,9 +260,10 @@ REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
 -- The table of a state with range partitions gets one for each range of which a commit brings the first row. The role tidegate may
 -- create no table in schema state, so the commit has this function of the owner do it. What it makes is noted in state_range, which
 -- shows when a partition is missing. Bounds are texts, those of times in UTC; without one, the range is open there.
+-- pg_temp is named last in search_path: Postgres would otherwise look there first, for types whose checks then ran as the owner.
 
 CREATE FUNCTION tidegate.add_range(state text, partition text, lower text, upper text, every text) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET timezone = 'UTC' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
     parent regclass := to_regclass(format('state.%I', state));
     owner text := (SELECT t.pipeline FROM tidegate.state_table t WHERE t.state = add_range.state);

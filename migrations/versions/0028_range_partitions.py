@@ -8,7 +8,7 @@ down_revision = "0027"
 
 ADD_RANGE = """
 CREATE FUNCTION tidegate.add_range(state text, partition text, lower text, upper text, every text) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET timezone = 'UTC' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
     parent regclass := to_regclass(format('state.%I', state));
     owner text := (SELECT t.pipeline FROM tidegate.state_table t WHERE t.state = add_range.state);
@@ -49,6 +49,8 @@ def upgrade() -> None:
     op.execute(f"REVOKE EXECUTE ON FUNCTION {SIGNATURE} FROM PUBLIC")
     op.execute(f"GRANT EXECUTE ON FUNCTION {SIGNATURE} TO tidegate")
     op.execute("GRANT SELECT ON tidegate.state_range TO tidegate, tidegate_reader")
+    # Without pg_temp at the end, Postgres looks there first: for types of a caller, whose checks then ran as the owner.
+    op.execute("ALTER FUNCTION tidegate.epoch() SET search_path = pg_catalog, pg_temp")
 
 
 def downgrade() -> None:
@@ -59,3 +61,4 @@ def downgrade() -> None:
     )
     op.execute(f"DROP FUNCTION {SIGNATURE}")
     op.drop_table("state_range", schema="tidegate")
+    op.execute("ALTER FUNCTION tidegate.epoch() SET search_path = pg_catalog")

@@ -261,6 +261,23 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.stored() == rows
 
 
+@pytest.mark.parametrize("call", ["tidegate.epoch()", "tidegate.add_range('sales', 'sales$1', '1', '2', 'month')"])
+def test_a_function_of_the_owner_takes_no_types_of_its_caller(
+    sales: Callable[..., Sales], settings: Settings, call: str
+) -> None:
+    """The check of such a type would run as the owner, who may do everything."""
+    sales("integer", 1)
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION pg_temp.note(value anyelement) RETURNS boolean LANGUAGE plpgsql AS "
+            "'BEGIN RAISE NOTICE ''checked by %'', current_user; RETURN true; END'"
+        )
+        cursor.execute("CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (pg_temp.note(value))")
+        cursor.execute("SELECT set_config('tidegate.writer', 'shop', true)")
+        cursor.execute(f"SELECT {call}")
+        assert connection.notices == []
+
+
 def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     sales: Callable[..., Sales], settings: Settings, register: Callable[..., None]
 ) -> None:
