@@ -261,6 +261,23 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.stored() == rows
 
 
+def test_a_follower_does_not_pass_the_rows_of_a_detached_partition(
+    sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
+) -> None:
+    """Its plan is refused until the partition is attached again; then it has these rows."""
+    flow = sales("date", "month")
+    flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
+    source = Changes("shop.sales")
+    as_owner(sa.text('ALTER TABLE state.sales DETACH PARTITION state."sales$20260101"'))
+    with pytest.raises(SchemaOutOfDate, match=r"Table state.sales lacks 1 of the partitions.*: sales\$20260101\. "):
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    bounds = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
+    as_owner(sa.text(f'ALTER TABLE state.sales ATTACH PARTITION state."sales$20260101" {bounds}'))
+    metadata = source.coordinator(settings).initialize_transaction(1, None, None)
+    assert metadata is not None
+    assert metadata["rows"] == 2
+
+
 @pytest.mark.parametrize("call", ["tidegate.epoch()", "tidegate.add_range('sales', 'sales$1', '1', '2', 'month')"])
 def test_a_function_of_the_owner_takes_no_types_of_its_caller(
     sales: Callable[..., Sales], settings: Settings, call: str
