@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,19 @@ def test_a_file_that_is_written_waits_until_it_is_closed(
     folder.append("2.csv", "a,1000\n")
     with pytest.raises(SourceChanged, match=r"2.csv was overwritten since it counted in txid 2"):
         steps.plan(settings, pipeline, run_id="three")
+
+
+def test_a_file_that_a_manifest_names_is_not_read_while_it_is_written(settings: Settings, folder: HdfsFolder) -> None:
+    """Its content would count as it is now, and the rest of it never."""
+    source = replace(inbox(folder).source, glob="*", manifests="_lists")
+    folder.put("1.csv", "name,amount\na,1\n")
+    folder.put("_lists/1", f"1.csv\n{folder.url}/2.csv\n")
+    with folder.being_written("2.csv", "name,amount\na,10\n"), pytest.raises(SourceUnavailable, match=r"2\.csv is open"):
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    coordinator = source.coordinator(settings)
+    first = coordinator.initialize_transaction(1, None, None)
+    second = coordinator.initialize_transaction(2, first, None)
+    assert [batch["files"][0]["name"] for batch in (first, second)] == ["1.csv", "2.csv"]
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])

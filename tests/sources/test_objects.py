@@ -400,7 +400,17 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, b
     refuses("2\nmissing\n", SourceUnavailable, r"Manifest .*/_lists/1 names missing, and there is no .*/in/missing\. ")
     for name in ("../1", "/1", "a//1", "s3a://other/in/1", f"{bucket.url}/inn/1", "hdfs://x/in/1"):
         refuses(f"1\n{name}\n", SourceUnreadable, r"/_lists/1, entry 2: .* is no name of an object below")
-    for content in ('{"entries": [{"uri": "1"}]}', '{"entries": 1}', "{", '{"files": []}'):
+    for name in ("\ud800", "a\x00b", "a\nb", "a\tb", "a" * 100_000):
+        refuses(json.dumps({"entries": [{"url": name}]}), SourceUnreadable, r"/_lists/1.* is no name of an object below")
+    deep = '{"a":' * 100_000
+    for content in (
+        '{"entries": [{"uri": "1"}]}',
+        '{"entries": 1}',
+        "{",
+        '{"files": []}',
+        '{"entries": [{"url": null}]}',
+        deep,
+    ):
         refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
     bucket.put("in/_lists/1", "1\n2\n")
     first = source.coordinator(settings).initialize_transaction(1, None, None)
@@ -409,6 +419,46 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, b
     bucket.delete("in/_lists/1")
     with pytest.raises(SourceChanged, match=r"_lists/1 is gone, of which not all names have been read\. Put it back"):
         planned(source, settings, first, 2)
+
+
+@pytest.mark.parametrize("max_files", [1, 2, 10])
+def test_an_object_that_several_manifests_name_is_read_once(
+    settings: Settings, register: Callable[..., None], bucket: Bucket, max_files: int
+) -> None:
+    """Also if one plan reads all of them, before anything has counted."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=max_files)
+    pipeline = Pipeline("inbox", source, {"per_name": STATE})
+    register(pipeline)
+    for name in ("1", "2", "3"):
+        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
+    for number, names in enumerate(("1\n2\n", "2\n3\n1\n", "1\n2\n3\n")):
+        bucket.put(f"in/_lists/{number}", names)
+    run_pipeline(settings, pipeline, run_id="run")
+    assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
+
+
+def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(settings: Settings, bucket: Bucket) -> None:
+    """Its first bytes may be those of the one before: what was added to it would be passed."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
+    bucket.put("in/1", "name,amount\na,1\n")
+    bucket.put("in/2", "name,amount\na,1\n")
+    bucket.put("in/_lists/1", "1\n")
+    read = buckets.Bucket.read
+
+    def overwritten(*arguments: Any) -> Any:
+        bucket.put("in/_lists/1", "1\n2\n")
+        return read(*arguments)
+
+    with patch.object(buckets.Bucket, "read", overwritten), pytest.raises(SourceChanged, match="_lists/1"):
+        source.coordinator(settings).initialize_transaction(1, None, None)
+    assert planned(source, settings) == [["1"], ["2"]]
+
+
+@pytest.mark.parametrize("manifests", ["", ".", "./lists", "../lists", "lists//", "lists/../lists", "/lists"])
+def test_a_place_of_manifests_is_a_folder_below_the_source_or_a_url(manifests: str) -> None:
+    """No other can be listed."""
+    with pytest.raises(ValueError, match="manifests"):
+        Files("s3a://lake/in", "*", "csv", SCHEMA, manifests=manifests)
 
 
 def test_a_manifest_that_is_written_again_is_read_from_its_beginning(

@@ -9,10 +9,11 @@ names have been taken or were known, so a plan begins there: neither the objects
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, completed, identified, unfinished
 from jobs.sources.files.object_listing import named_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
 from jobs.sources.files.objects import ObjectPath, for_spark, look
@@ -62,6 +63,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
                 numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
                 found = {name: self._named(name, read) for name in numbers}
                 for name in self._not_taken(found, txid, set()):
+                    if name in self._read_at:  # taken by this plan, which the history does not know yet
+                        continue
                     entry = identified(self._source, self._place, name, found[name])
                     if entry is None:
                         raise self._missing(name, read)
@@ -92,12 +95,14 @@ class ManifestsCoordinator(ObjectsCoordinator):
         """
         path = self._manifests / name
         try:
-            size = look(path).size
-            if size > MAX_MANIFEST_BYTES:
-                raise SourceUnreadable(f"{path} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}: write several.")
-            with path.open() as file:
+            found = look(path)
+            if found.size > MAX_MANIFEST_BYTES:
+                raise SourceUnreadable(
+                    f"{path} has {found.size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}: write several."
+                )
+            with replace(path, etag=found.etag).open() as file:
                 content = file.read()
-        except (FileNotFoundError, SourceChanged):
+        except FileNotFoundError:
             read = "of which not all names have been read" if last else "while it was read"
             raise SourceChanged(f"Manifest {path} is gone, {read}. Put it back.") from None
         digest = sha256(content).hexdigest()
@@ -112,7 +117,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
         """
         place = f"{for_spark(self._place)}/"
         name = for_url.removeprefix(place) if "://" in line and (for_url := _as_spark_calls_it(line)) else line
-        if "://" in name or name.startswith("/") or not all(part not in ("", ".", "..") for part in name.split("/")):
+        is_none = "://" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/"))
+        if is_none or len(name.encode(errors="surrogatepass")) > LONGEST_NAME_BYTES:
             raise SourceUnreadable(
                 f"{path}, entry {number}: {line!r} is no name of an object below {self._place}. Write such names, relative to "
                 "it or with it."
@@ -124,6 +130,16 @@ class ManifestsCoordinator(ObjectsCoordinator):
             found = look(self._place / name)
         except FileNotFoundError:
             raise self._missing(name, read) from None
+        except ValueError as error:
+            raise SourceUnreadable(
+                f"Manifest {self._manifests / read.name} names {name!r}, which is no name of an object below {self._place}: "
+                f"{error}."
+            ) from error
+        if found.is_open:
+            raise SourceUnavailable(
+                f"Manifest {self._manifests / read.name} names {name}, and {self._place / name} is open for writing. Nothing "
+                "new is planned until it is closed."
+            )
         return completed(self._source, self._place / name, found) or found
 
     def _missing(self, name: str, read: _Read) -> SourceUnavailable:
@@ -149,8 +165,8 @@ def _lines(path: ObjectPath, content: bytes) -> Iterator[tuple[int, str]]:
             yield from ((number, line) for number, line in enumerate(lines, 1) if line)
             return
         for number, entry in enumerate(json.loads(text)["entries"], 1):
-            yield number, str(entry["url"])
-    except (ValueError, LookupError, TypeError) as error:
+            yield number, "".join([entry["url"]])  # a TypeError if it is no text
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceUnreadable(
             f"{path} is no manifest: {type(error).__name__} ({error}). It has a name a line, or JSON as in "
             '{"entries": [{"url": "s3://bucket/name"}]}.'

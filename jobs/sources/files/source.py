@@ -200,6 +200,11 @@ class Files(Source):
             raise ValueError(
                 f"Files({self.folder!r}) cannot be opaque with manifests: an object that is away for a while would be passed."
             )
+        if not is_url(self.manifests) and any(part in ("", ".", "..") for part in self.manifests.removesuffix("/").split("/")):
+            raise ValueError(
+                f"Files({self.folder!r}) cannot have its manifests in {self.manifests!r}: write a folder below it, such as "
+                "'_manifests', or a place such as s3a://bucket/manifests."
+            )
         try:
             check_url(str(self._manifests()))
         except ValueError as error:
@@ -358,7 +363,8 @@ class Files(Source):
         place = self.objects()
         if place is None or self.manifests is None:
             return None
-        return manifests if isinstance(manifests := place_of(Path(), self.manifests), ObjectPath) else place / self.manifests
+        elsewhere = place_of(Path(), self.manifests)
+        return elsewhere if isinstance(elsewhere, ObjectPath) else place / self.manifests.removesuffix("/")
 
     def _listed_place(self) -> tuple[ObjectPath, str] | None:
         """Return the place in a store that is listed, and by which glob: that of the manifests, if there are any."""
