@@ -78,7 +78,7 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
         sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_NEW_RANGES + 1)
     ).all()
     if any(new.partition is None for new in missing):
-        raise BadKey(f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL in a row.")
+        raise BadKey(f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL or infinite in a row.")
     if missing and (found := length(connection, state, state.ranges.column)) != state.ranges.every:
         raise SchemaOutOfDate(
             f"State {state.name} is divided by ranges of {found}, and declared with those of {state.ranges.every}. Write the "
@@ -122,11 +122,17 @@ def _needed(state: StateSpec, rows: sa.Select[Any]) -> sa.Subquery:
         time = sa.func.timezone("UTC", value) if kind == "timestamptz" else sa.cast(value, sa.TIMESTAMP)
         starts = rows.with_only_columns(sa.func.date_trunc(every, time).label("start")).distinct().subquery()
         end = starts.c.start + sa.literal_column(f"INTERVAL '1 {every}'")  # one of `PERIODS`
-        name = sa.func.to_char(starts.c.start, "YYYYMMDD")
-        lower, upper = (sa.func.to_char(bound, "YYYY-MM-DD") for bound in (starts.c.start, end))
+        name = _written(starts.c.start, "YYYYMMDD")
+        lower, upper = (_written(bound, "YYYY-MM-DD") for bound in (starts.c.start, end))
     partition = sa.literal(f"{state.table_name}$", sa.Text).concat(name)
     labelled = {"partition": partition, "lower": lower, "upper": upper}
     return sa.select(starts.c.start, *(column.label(label) for label, column in labelled.items())).subquery("needed")
+
+
+def _written(time: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[str]:
+    """Return a time as text; before the year 1, years are counted back. An infinite one has none."""
+    before_christ = time < sa.literal_column("TIMESTAMP '0001-01-01'")
+    return sa.func.to_char(time, sa.case((before_christ, f"{pattern} BC"), else_=pattern))
 
 
 def made(connection: Connection, state: StateSpec) -> set[str]:

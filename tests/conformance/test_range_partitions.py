@@ -137,6 +137,23 @@ def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales],
     assert flow.partitions() == dict(sorted(expected.items(), key=lambda item: f'"sales${item[0]}"'))
 
 
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
+def test_dates_before_the_year_1_have_partitions(sales: Callable[..., Sales], kind: str) -> None:
+    """And are pruned as others are; infinite ones have none."""
+    flow = sales(kind, "year")
+    flow.merge(1, [(1, "0044-03-15 BC"), (2, "0044-03-15"), (3, "0001-12-31 BC"), (4, "0001-01-01")])
+    assert flow.partitions() == {"00010101": 1, "00010101 BC": 1, "00440101": 1, "00440101 BC": 1}
+    assert flow.prune("0001-01-01").partitions == ["sales$00440101 BC", "sales$00010101 BC"]
+    assert flow.partitions() == {"00010101": 1, "00440101": 1}
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+def test_an_infinite_time_is_refused(sales: Callable[..., Sales], value: str) -> None:
+    """By name: it is in no range."""
+    with pytest.raises(BadKey, match="is NULL or infinite in a row"):
+        sales("timestamptz", "day").merge(1, [(1, value)])
+
+
 def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:
@@ -186,7 +203,7 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
     assert counted(settings) == before
     attempt = flow.start(1, mode="restage")
     flow.seal(attempt, flow.stage(attempt, "sales", [(0, 1, None), (1, 2, date(2026, 1, 1))]))
-    with pytest.raises(BadKey, match="column at, by which its rows are divided, is NULL"):
+    with pytest.raises(BadKey, match="column at, by which its rows are divided, is NULL or infinite"):
         flow.commit(1)
     assert counted(settings) == before
     attempt = flow.start(1, mode="restage")
