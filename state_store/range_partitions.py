@@ -78,11 +78,8 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
         sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_NEW_RANGES + 1)
     ).all()
     if any(new.partition is None for new in missing):
-        raise BadKey(f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL or infinite in a row.")
-    if missing and (found := length(connection, state, state.ranges.column)) != state.ranges.every:
-        raise SchemaOutOfDate(
-            f"State {state.name} is divided by ranges of {found}, and declared with those of {state.ranges.every}. Write the "
-            "migration that divides it otherwise (tidegate migrate --new), and run: tidegate migrate"
+        raise BadKey(
+            f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL or infinite in a row."
         )
     if len(missing) > MOST_NEW_RANGES:
         raise Overflow(
@@ -90,6 +87,8 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
             f"ranges, from {missing[0].lower} to {missing[-1].lower} and on. If these are no mistakes, use smaller batches, or "
             "longer ranges."
         )
+    if missing:
+        _check_every(connection, state, state.ranges)
     for new in missing:
         bounds = (new.partition, new.lower, new.upper, str(state.ranges.every))
         try:
@@ -101,6 +100,21 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
                 f"State {state.name} gets a row of a range whose partition was detached: table state.{new.partition} is in the "
                 "way. Rename it, move it to another schema, or drop it."
             ) from error
+
+
+def _check_every(connection: Connection, state: StateSpec, ranges: Ranges) -> None:
+    """Refuse to add to ranges of another length, which a migration has made since this process read the declaration.
+
+    Raises: SchemaOutOfDate.
+    """
+    r = tables.state_range.c
+    other = connection.scalar(sa.select(r.every).where(r.state == state.name, r.every != str(ranges.every)).limit(1))
+    if other is not None:
+        raise SchemaOutOfDate(
+            f"State {state.name} is divided by ranges of {other}, and this process would add one of {ranges.every}. If the "
+            "declaration has changed, run: tidegate migrate --new; if that was done since this process began, restart the "
+            "stack: tidegate down && tidegate up"
+        )
 
 
 def _needed(state: StateSpec, rows: sa.Select[Any]) -> sa.Subquery:

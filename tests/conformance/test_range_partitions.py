@@ -371,7 +371,7 @@ def test_ranges_that_were_declared_otherwise_wait_for_the_migration(
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "sales", [(0, 2, date(2026, 1, 6)), (1, 3, date(2026, 2, 6))]))
     with pytest.raises(
-        SchemaOutOfDate, match=r"divided by ranges of month, and declared with those of week\. Write the migration"
+        SchemaOutOfDate, match=r"divided by ranges of month, and this process would add one of week\. .*tidegate migrate --new"
     ):
         flow.commit(2)
     flow.spec = replace(flow.spec, states=(by_month,))
@@ -423,6 +423,31 @@ def test_a_table_is_divided_otherwise_with_all_its_rows(
     flow.merge(2, before)
     assert flow.stored() == [*before, *before]
     flow.close()
+
+
+@pytest.mark.parametrize(("found", "declared"), [("day", "month"), ("month", "day")])
+def test_a_process_from_before_a_change_of_ranges_adds_none(
+    settings: Settings, register: Callable[..., None], found: str, declared: str
+) -> None:
+    """A range of its own length would be in the way of those to come, and a migration would find nothing to change."""
+    rows = Rows({"amount": "bigint", "at": "date"}, range_partitions=Ranges("at", found))
+    pipeline = Pipeline("shop", Stream("opaque"), {"sales": rows})
+    register(pipeline)
+    old = Sales(settings, pipeline.spec)
+    old.plan(1, 1)
+    old.merge(1, [(1, date(2026, 1, 5))])
+    again = replace(pipeline, states={"sales": replace(rows, range_partitions=Ranges("at", declared))})
+    with migrations.connected(settings) as connection:
+        ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
+        _divide(connection, as_declared, as_found)
+        schema.register(connection, again.spec)
+    with pytest.raises(SchemaOutOfDate, match=f"divided by ranges of {declared}, and .* one of {found}"):
+        old.merge(2, [(2, date(2026, 3, 5))])
+    old.close()
+    new = Sales(settings, again.spec)
+    new.commit(2)
+    assert new.stored() == [(1, date(2026, 1, 5)), (2, date(2026, 3, 5))]
+    new.close()
 
 
 def _divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
