@@ -13,6 +13,8 @@ from state_store.witness import Witness
 
 # While it waits for a reader, everyone else waits for it.
 LOCK_TIMEOUT = "5s"
+# One transaction removes no more partitions: each takes some five entries of Postgres' table of locks.
+MOST_AT_ONCE = 400
 
 
 class Pruned(NamedTuple):
@@ -35,11 +37,15 @@ class Removal(NamedTuple):
 
 
 class PrunedRanges(NamedTuple):
-    """Which partitions were removed, the oldest first, the first one that a follower still needs, and tables that are kept."""
+    """Which partitions were removed, the oldest first, and the first one that a follower still needs.
+
+    `kept` are the tables that detached ones have become; `are_more` says whether there are more to remove.
+    """
 
     partitions: list[str]
     needed: str | None
     kept: list[str]
+    are_more: bool = False
 
 
 class Follower(NamedTuple):
@@ -100,7 +106,9 @@ def prune(
 def prune_ranges(
     connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
 ) -> PrunedRanges:
-    """Remove the range partitions that end at or before a value, the oldest first, up to one that a follower needs.
+    """Remove range partitions that end at or before a value, the oldest first, up to one that a follower needs.
+
+    It removes at most MOST_AT_ONCE, and says whether there are more.
 
     Readers wait meanwhile, and it waits for them, for some seconds. A row of such a range that comes later has it made again. A
     pipeline that begins to follow the state from its beginning afterwards is refused, as for changes. Of a partition that was
@@ -111,12 +119,13 @@ def prune_ranges(
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     connection.execute(sa.select(sa.func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
     attached = partitions.attached(connection, state_tables.STATE, state)
-    pruned = PrunedRanges([], None, [])
+    ended = range_partitions.ended(connection, state, removal.before)
+    pruned = PrunedRanges([], None, [], are_more=len(ended) > MOST_AT_ONCE)
     last_txid = 0
-    for partition in range_partitions.ended(connection, state, removal.before):
+    for partition in ended[:MOST_AT_ONCE]:
         newest = range_partitions.newest_txid(connection, partition) if partition in attached else committed
         if partition in attached and newest > removal.up_to_txid:
-            pruned = pruned._replace(needed=partition)
+            pruned = pruned._replace(needed=partition, are_more=False)
             break
         last_txid = max(last_txid, newest)
         pruned.partitions.append(partition)

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import psycopg2
 import pytest
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from jobs.sources.changes import removable
-from state_store import Settings, lookup, partitions, range_partitions, schema, state_tables
+from state_store import Settings, lookup, partitions, range_partitions, retention, schema, state_tables
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata, StateSpec
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
@@ -276,6 +277,17 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.stored() == []
     flow.merge(4, rows)
     assert flow.stored() == rows
+
+
+def test_many_partitions_are_removed_by_several_transactions(sales: Callable[..., Sales]) -> None:
+    """Together, some thousands would fill Postgres' table of locks, which all sessions share."""
+    flow = sales("integer", 1)
+    flow.merge(1, [(number, number) for number in range(8)])
+    with patch.object(retention, "MOST_AT_ONCE", 3):
+        done = [flow.prune("7") for _ in range(4)]
+    assert [[name.partition("$")[2] for name in each.partitions] for each in done] == [[*"012"], [*"345"], ["6"], []]
+    assert [each.are_more for each in done] == [True, True, False, False]
+    assert flow.stored() == [(7, 7)]
 
 
 def test_a_follower_does_not_pass_the_rows_of_a_detached_partition(

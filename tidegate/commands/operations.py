@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,10 @@ from state_store.settings import Settings, account_name
 from tidegate import completion, operating, output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 from tidegate.operating import require_reason
+
+if TYPE_CHECKING:
+    from state_store import StateStore
+    from state_store.retention import PrunedRanges, Removal
 
 NO_REASON = "no reason given"
 SHOWN_PARTITIONS = 5
@@ -212,21 +216,32 @@ class _Pruning:
         settings = Settings.load()
         with StateStore.connect(settings, user=settings.pg_owner) as store:
             up_to_txid, needed = removable(store, self.pipeline, self.state, 0, without=self.without)
-            removal = Removal(before, up_to_txid, detach, is_confirmed=self.yes)
-            done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
-            facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": done.partitions, "kept": done.kept}
+            removed, kept, done = self._removed(store, Removal(before, up_to_txid, detach, is_confirmed=self.yes))
+            facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": removed, "kept": kept}
         held = [name for name, txid in needed.items() if txid == up_to_txid]
         by = f" {' and '.join(held)} may need {done.needed} and later ones." if done.needed else ""
-        what = _names(done.partitions) or f"{len(done.partitions)} partitions"
-        if not done.partitions and done.needed:
+        what = _names(removed) or f"{len(removed)} partitions"
+        done_to = "detached" if detach else "removed"
+        if not removed and done.needed:
             message = f"There is nothing to remove yet.{by}"
-        elif not done.partitions:
+        elif not removed:
             message = f"There is nothing to remove: {self.state.name} has no partition that ends by {before}."
         elif not self.yes:
-            raise UsageError(f"{what} would be {'detached' if detach else 'removed'}.{by} Add --yes to do it.")
+            raise UsageError(f"{what}{' and more' if done.are_more else ''} would be {done_to}.{by} Add --yes to do it.")
         else:
-            message = f"{what} {'detached' if detach else 'removed'}.{_listed(done.kept)}{by}"
+            message = f"{what} {done_to}.{_listed(kept)}{by}"
         _report(message, facts, self.as_json)
+
+    def _removed(self, store: "StateStore", removal: "Removal") -> tuple[list[str], list[str], "PrunedRanges"]:
+        """Remove partitions until there are no more, or look at the first ones; return which, kept tables, and the last outcome."""
+        removed: list[str] = []
+        kept: list[str] = []
+        while True:
+            done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
+            removed += done.partitions
+            kept += done.kept
+            if not (done.are_more and removal.is_confirmed):
+                return removed, kept, done
 
     def _facts(self, up_to_txid: int, needed: Mapping[str, int]) -> dict[str, Any]:
         """Return the output of a command that has removed nothing."""
