@@ -233,7 +233,7 @@ class _Pruning:
         _report(message, facts, self.as_json)
 
     def _removed(self, store: "StateStore", removal: "Removal") -> tuple[list[str], list[str], "PrunedRanges"]:
-        """Remove partitions until there are no more, or look at the first ones; return which, kept tables, and the last outcome."""
+        """Remove partitions until there are no more, or only look; return which, the kept tables and the last outcome."""
         removed: list[str] = []
         kept: list[str] = []
         while True:
