@@ -1,16 +1,20 @@
-"""${message}."""
+<%!
+def written(steps):
+    """Return the steps without Alembic's comments, which ask for changes by hand."""
+    return "\n".join(line for line in (steps or "pass").splitlines() if not line.strip().startswith("# ###")).strip()
+%>"""${message}."""
 
 import sqlalchemy as sa
 from alembic import op
 ${imports if imports else ""}
-# Of states only: code that was started before this migration works on behind it.
+# Of states only: code that was started before this migration keeps working after it.
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 
 
 def upgrade() -> None:
-    ${upgrades if upgrades else "pass"}
+    ${written(upgrades)}
 
 
 def downgrade() -> None:
-    ${downgrades if downgrades else "pass"}
+    ${written(downgrades)}

@@ -667,6 +667,8 @@ def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, clone: P
 
     declared = clone / "jobs/pipelines/visits.py"
     migrated(None)
+    (written,) = clone.glob("migrations/versions/*_visits.py")
+    assert "# ###" not in written.read_text(), "what Alembic says of a draft"
     times = ("(1, 0, 'a', '2026-01-31 23:59:59Z', -1)", "(1, 1, NULL, '2026-02-01Z', 5)", "(2, 0, 'a', '2026-02-02Z', NULL)")
     values = ", ".join(times)
     by_hand(f"INSERT INTO state.visit VALUES {values}", reads=False)
