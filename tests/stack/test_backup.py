@@ -89,7 +89,7 @@ def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypa
 
     refused = running.tidegate("restore", str(other), "--yes")
     assert (refused.returncode, "holds no ledger of Tidegate's. Nothing has changed." in refused.stderr) == (2, True)
-    monkeypatch.setattr(backups.schema, "head_revision", lambda: "0001")
+    monkeypatch.setattr(backups.revisions, "head_revision", lambda: "0001")
     with pytest.raises(SchemaOutOfDate, match="newer than this code"):
         backups.restore(running.settings, newer)
 
