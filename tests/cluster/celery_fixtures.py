@@ -34,6 +34,9 @@ from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
 
 PYTHON = Path(sys.executable)
 SECONDS = 400  # for Airflow to start
+WORKERS = ("worker-1", "worker-2")
+ROWS, PER_BATCH = 80_000, 10_000
+TXIDS = list(range(1, ROWS // PER_BATCH + 1))
 # A dead worker is noticed after seconds, for the test; docs/airflow-workers.md has the values for production.
 SHORT = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__CELERY__WORKER_CONCURRENCY": "3"}
 COLUMNS = {

@@ -12,6 +12,11 @@ import pytest
 from jobs import Pipeline
 from state_store import Settings
 from tests.cluster.celery_fixtures import (
+    PER_BATCH,
+    ROWS,
+    SECONDS,
+    TXIDS,
+    WORKERS,
     Cluster,
     Machine,
     celery_cluster,
@@ -26,11 +31,6 @@ from tests.conftest import Server, register_pipelines
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
-
-ROWS, PER_BATCH = 80_000, 10_000
-TXIDS = list(range(1, ROWS // PER_BATCH + 1))
-WORKERS = ("worker-1", "worker-2")
-SECONDS = 400
 
 
 @pytest.fixture

@@ -14,6 +14,11 @@ import pytest
 import migrations
 from state_store import Settings
 from tests.cluster.celery_fixtures import (
+    PER_BATCH,
+    ROWS,
+    SECONDS,
+    TXIDS,
+    WORKERS,
     celery_cluster,
     check_state,
     load_flights,
@@ -29,10 +34,6 @@ from tests.integration.conftest import until
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 
-ROWS, PER_BATCH = 80_000, 10_000
-TXIDS = list(range(1, ROWS // PER_BATCH + 1))
-WORKERS = ("worker-1", "worker-2")
-SECONDS = 400
 COMMITTED = "SELECT max(txid) FROM tidegate.commit WHERE pipeline = 'table_of_flights'"
 
 

@@ -17,17 +17,18 @@ from typing import Any
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from jobs.aggregates import Aggregate
 from jobs.sources import Coordinator, Emitter, Source
-from state_store import Settings, StateStore, state_tables
+from state_store import Settings, StateStore, histories, partitions, state_tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
 from state_store.copy_in import copy_partition
-from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind
+from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind, StateSpec
 from state_store.errors import AttemptNotSealed, StagingLost
 from state_store.operations import Redo
 from state_store.staging import StagedPartition, digest_statement
@@ -338,6 +339,18 @@ class Flow:
         assert self.state() == fold(counted)
         assert Counter((row["key"], row["amount"]) for row in self.rows("log")) == Counter(counted)
         assert self.state("overall") == ({None: fold_all(counted)} if any(counts for *_, counts in ranges) else {})
+
+
+def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
+    """Make a state's table again with other partitions than before, as a migration does."""
+    if state.history:
+        connection.execute(sa.text(histories.drop_of("state", state)))
+    table = state_tables.state_table_of(state)
+    for statement in partitions.set_aside(table, before):
+        connection.execute(sa.text(statement))
+    table.create(connection)
+    for statement in partitions.moved_back(table, state):
+        connection.execute(sa.text(statement))
 
 
 def end_of(metadata: SourceMetadata | None) -> int:

@@ -16,12 +16,12 @@ from jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from jobs.sources.changes import removable
 from state_store import Settings, lookup, partitions, range_partitions, retention, schema, state_tables
 from state_store.batches import encode_metadata
-from state_store.declaration import SourceMetadata, StateSpec
+from state_store.declaration import SourceMetadata
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
 from state_store.operations import Redo
 from state_store.reads import StateReader
 from state_store.retention import PrunedRanges, Removal
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, divide
 from tests.integration.conftest import contents
 
 pytestmark = BOTH_POSTGRES
@@ -426,7 +426,7 @@ def test_a_table_is_divided_otherwise_with_all_its_rows(
     with migrations.connected(settings) as connection:
         ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
         assert as_found.ranges == found
-        _divide(connection, as_declared, as_found)
+        divide(connection, as_declared, as_found)
         assert partitions.differing(connection, state_tables.STATE, [again.spec]) == []
         schema.register(connection, again.spec)
     flow = Sales(settings, again.spec)
@@ -451,7 +451,7 @@ def test_a_process_from_before_a_change_of_ranges_adds_none(
     again = replace(pipeline, states={"sales": replace(rows, range_partitions=Ranges("at", declared))})
     with migrations.connected(settings) as connection:
         ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
-        _divide(connection, as_declared, as_found)
+        divide(connection, as_declared, as_found)
         schema.register(connection, again.spec)
     with pytest.raises(SchemaOutOfDate, match=f"divided by ranges of {declared}, and .* one of {found}"):
         old.merge(2, [(2, date(2026, 3, 5))])
@@ -460,12 +460,3 @@ def test_a_process_from_before_a_change_of_ranges_adds_none(
     new.commit(2)
     assert new.stored() == [(1, date(2026, 1, 5)), (2, date(2026, 3, 5))]
     new.close()
-
-
-def _divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
-    table = state_tables.state_table_of(state)
-    for statement in partitions.set_aside(table, before):
-        connection.execute(sa.text(statement))
-    table.create(connection)
-    for statement in partitions.moved_back(table, state):
-        connection.execute(sa.text(statement))

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, histories, lookup, partitions, schema, state_reads, state_tables, tables
+from state_store import Settings, lookup, partitions, schema, state_reads, state_tables, tables
 from state_store.answers import ask
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
@@ -35,7 +35,18 @@ from state_store.queried import QueriedState
 from state_store.reader import LedgerReader
 from state_store.reads import StateReader
 from tests.acceptance.conftest import Crash, FaultPlan
-from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, fold, fold_all, partial
+from tests.conformance.conftest import (
+    BOTH_POSTGRES,
+    EXACTLY_ONCE,
+    STATE_KINDS,
+    Flow,
+    Record,
+    Stream,
+    divide,
+    fold,
+    fold_all,
+    partial,
+)
 from tests.integration.conftest import contents, until
 
 pytestmark = BOTH_POSTGRES
@@ -312,19 +323,6 @@ def _asked(settings: Settings, state: QueriedState) -> list[str]:
         return [row[0] for _, row in sorted(found)]
 
 
-def _divide(connection: sa.Connection, state: StateSpec, into: int) -> None:
-    """Make a state's table again with another number of hash partitions, as a migration does."""
-    divided = replace(state, hash_partitions=into)
-    if state.history:
-        connection.execute(sa.text(histories.drop_of("state", state)))
-    table = state_tables.state_table_of(divided)
-    for statement in partitions.set_aside(table, state):
-        connection.execute(sa.text(statement))
-    table.create(connection)
-    for statement in partitions.moved_back(table, divided):
-        connection.execute(sa.text(statement))
-
-
 @pytest.fixture
 def words(settings: Settings, register: Callable[..., None]) -> Flow:
     """A pipeline whose one batch has counted words, and noted versions of them, that transforms may read."""
@@ -357,7 +355,7 @@ def test_a_reader_that_waits_for_a_table_to_be_divided_finds_its_rows(
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
-                _divide(connection, state, 3)
+                divide(connection, replace(state, hash_partitions=3), state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
             until(lambda: as_owner(waiting).scalar() == len(reads))
             schema.register(connection, words.spec)  # makes the view again
@@ -371,16 +369,16 @@ def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
     monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
     latest = replace(words.spec, queries=tuple(query.read for query in LATEST))
 
-    def divide() -> None:
+    def migrate() -> None:
         with migrations.connected(settings) as connection:
-            _divide(connection, words.spec.states[0], 3)
+            divide(connection, replace(words.spec.states[0], hash_partitions=3), words.spec.states[0])
 
     with words.store.queried_states(latest) as states:
         assert _asked(settings, states["words.counts"]) == ["a", "b"]
         with pytest.raises(StoreUnavailable, match="migrating: a lock timeout"):
-            divide()
+            migrate()
         assert _asked(settings, states["words.counts"]) == ["a", "b"]
-    divide()
+    migrate()
     assert _queried(settings, words, latest) == ["a", "b"]
 
 
