@@ -17,12 +17,20 @@ from state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 1000
 # A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
-_PARTITIONS = r"""
-    SELECT part.relname, substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
+_MODULI = r"""
+    SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
     FROM pg_catalog.pg_class AS divided
     LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid AND NOT inhdetachpending
     LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
     WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
+"""
+# Partitions that commits have made of a state that is divided by ranges, and that its table does not have any more.
+_MISSING_RANGES = """
+    SELECT made.partition FROM tidegate.state_range AS made WHERE made.state = %s AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
+        WHERE inhparent = to_regclass(format('state.%%I', made.state)) AND part.relname = made.partition
+            AND NOT inhdetachpending
+    )
 """
 
 
@@ -59,19 +67,29 @@ def _check_whole(connection: Any, state: StateSpec) -> None:
     Raises: SchemaOutOfDate.
     """
     table = f"{STATE}.{state.table_name}"
-    with connection.cursor() as cursor:
-        cursor.execute(_PARTITIONS, [table])
-        found = dict(cursor.fetchall())
-        cursor.execute("SELECT partition FROM tidegate.state_range WHERE state = %s", [state.name])
-        missing = {name for (name,) in cursor} - found.keys()
-    moduli = [modulus for modulus in found.values() if modulus]
-    if not found or (state.ranges and not missing) or set(moduli) == {len(moduli)}:
+    moduli: list[int | None] = []
+    missing: list[str] = []
+    if state.ranges:
+        missing = missing_ranges(connection, state.name)
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(_MODULI, [table])
+            moduli = [modulus for (modulus,) in cursor]
+    if not missing and (not moduli or set(moduli) == {len(moduli)}):
         return
     from state_store import hash_partitions, range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
-    refusal = range_partitions.why_not_whole(table, missing) or hash_partitions.why_not_whole(table, moduli)
+    refusal = range_partitions.why_not_whole(table, missing)
+    refusal = refusal or hash_partitions.why_not_whole(table, [modulus for modulus in moduli if modulus])
     if refusal:
         raise refusal
+
+
+def missing_ranges(connection: Any, state: str) -> list[str]:
+    """Return the partitions that a state lacks of those that commits have made by ranges. The connection is psycopg2's."""
+    with connection.cursor() as cursor:
+        cursor.execute(_MISSING_RANGES, [state])
+        return [name for (name,) in cursor]
 
 
 def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import hash_partitions, range_partitions
+from state_store import hash_partitions, lookup, range_partitions
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
@@ -99,7 +99,8 @@ def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
     if found is None:
         return
     if found.column is not None:
-        refusal = range_partitions.why_not_whole(table, range_partitions.made(connection, state) - found.parts.keys())
+        driver = connection.connection.driver_connection
+        refusal = range_partitions.why_not_whole(table, lookup.missing_ranges(driver, state.name))
     else:
         refusal = hash_partitions.why_not_whole(table, [modulus for modulus in found.parts.values() if modulus])
     if refusal:

@@ -149,12 +149,6 @@ def _written(time: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[str]
     return sa.func.to_char(time, sa.case((before_christ, f"{pattern} BC"), else_=pattern))
 
 
-def made(connection: Connection, state: StateSpec) -> set[str]:
-    """Return the names of the partitions that commits have made, and that were not pruned."""
-    r = tables.state_range.c
-    return set(connection.scalars(sa.select(r.partition).where(r.state == state.name)))
-
-
 def ended(connection: Connection, state: StateSpec, before: str) -> list[str]:
     """Return the partitions whose ranges end at or before a value, the oldest first.
 

@@ -34,12 +34,7 @@ _UPSTREAM = """
 SELECT c.txid, p.declaration, coalesce((
     SELECT max(s.pruned_txid) FROM tidegate.state_table s
     WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s, %(state)s || '_changes', %(state)s || '_final')
-), 0), ARRAY(
-    SELECT r.partition FROM tidegate.state_range r WHERE r.state = %(state)s AND NOT EXISTS (
-        SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class t ON t.oid = i.inhrelid
-        WHERE i.inhparent = to_regclass('state.' || r.state) AND t.relname = r.partition AND NOT i.inhdetachpending
-    )
-) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
+), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
 # The identity of a commit: after a restore has lost it, a new commit of the same txid has another one.
 _COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
@@ -221,7 +216,7 @@ def _look(connection: Any, source: Changes) -> _Upstream:
     Raises: SourceUnreadable if there is no such state, or it cannot be followed; SchemaOutOfDate if it lacks a partition, whose
     rows would be passed.
     """
-    from state_store import range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+    from state_store import lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
     from state_store.overview import spec_of  # noqa: PLC0415
 
     with connection.cursor() as cursor:
@@ -231,11 +226,12 @@ def _look(connection: Any, source: Changes) -> _Upstream:
         raise SourceUnreadable(
             f"Changes({source.of!r}): pipeline {source.pipeline} is not registered. Declare it, then run: tidegate migrate"
         )
-    committed, declaration, pruned, missing = found
+    committed, declaration, pruned = found
     state = spec_of(declaration).state(source.state)
     if state is None or state.stream is None:
         why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
         raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {why}.")
+    missing = lookup.missing_ranges(connection, source.state)
     if refusal := range_partitions.why_not_whole(f"state.{source.state}", missing):
         raise refusal
     return _Upstream(committed, _query(source, state), pruned)

@@ -82,11 +82,11 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
     assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
 
     version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
-    behind = f"{int(revisions.head_revision()) - 1:04}"
-    as_owner(sa.update(version).values(version_num=behind))
+    older = f"{int(revisions.head_revision()) - 1:04}"
+    as_owner(sa.update(version).values(version_num=older))
     (cause,) = tidegate.json("why", "flights")["causes"]
     assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")
-    assert f"at revision {behind}" in cause["sentence"]
+    assert f"at revision {older}" in cause["sentence"]
 
 
 def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:

@@ -162,7 +162,7 @@ def test_times_are_in_utc_whatever_zone_the_session_has(
         )
         (answer,) = ask(ledger, asked, {"at": text}).rows
         assert [str(answer[0]), str(next(store.state_rows(state))["at"])] == ["2026-01-01 20:00:00+00:00"] * 2
-        store.pause("clock", "somebody", "x")
+        store.pause("clock", "an operator", "x")
         with pytest.raises(PipelinePaused, match=f"on {datetime.now(UTC):%Y-%m-%d %H}:"):
             store.check_not_paused("clock")
 

@@ -189,8 +189,8 @@ def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
         with Worker.open(inbox.settings, upstream, owner="an operator") as worker:
             worker.redo(1, "it was wrong", without=without)
 
-    with pytest.raises(UsageError, match="Pipeline nobody follows no state of inbox"):
-        redo("follower", "nobody")
+    with pytest.raises(UsageError, match="Pipeline another follows no state of inbox"):
+        redo("follower", "another")
     redo("follower")
 
     with StateStore.connect(inbox.settings) as store:

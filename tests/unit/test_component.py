@@ -52,7 +52,7 @@ def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) ->
 
 
 def test_a_secret_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """An empty one would be taken for the password; what a killed process has left behind is no obstacle."""
+    """An empty one would be taken for the password; what a killed process has left is no obstacle."""
     file = tmp_path / "password"
     write_secret(file, "old")
     unfinished_name(file).write_text("left by a killed process")

@@ -14,9 +14,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, completed, identified, unfinished
-from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.object_listing import EVERYTHING, named_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
-from jobs.sources.files.objects import ObjectPath, for_spark, look
+from jobs.sources.files.objects import ObjectPath, for_spark, look, url_for_spark
 from jobs.sources.files.stores import PAGE
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest"  # where metadata has how far manifests were read
-EVERYTHING = "**"
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 
 
@@ -116,7 +115,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
         Raises: SourceUnreadable.
         """
         place = f"{for_spark(self._place)}/"
-        name = for_url.removeprefix(place) if "://" in line and (for_url := _as_spark_calls_it(line)) else line
+        name = url_for_spark(line).removeprefix(place)
         is_none = "://" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/"))
         if is_none or len(name.encode(errors="surrogatepass")) > LONGEST_NAME_BYTES:
             raise SourceUnreadable(
@@ -147,10 +146,6 @@ class ManifestsCoordinator(ObjectsCoordinator):
             f"Manifest {self._manifests / read.name} names {name}, and there is no {self._place / name}. Nothing new is "
             "planned until it is there; or write the manifest again without it."
         )
-
-
-def _as_spark_calls_it(url: str) -> str:
-    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
 def _lines(path: ObjectPath, content: bytes) -> Iterator[tuple[int, str]]:

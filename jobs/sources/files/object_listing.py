@@ -13,6 +13,7 @@ from jobs.sources.files.objects import ObjectPath, listed
 from jobs.sources.files.stores import FoundObject
 
 FOLDER = "stands for a folder"
+EVERYTHING = "**"  # the glob of all names but hidden ones
 LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 

@@ -119,7 +119,12 @@ def hadoop_options(place: ObjectPath) -> dict[str, str]:
 
 def for_spark(place: Place) -> str:
     """Return a place as Spark calls it: Hadoop knows S3 as s3a, and may have HDFS for paths without a scheme."""
-    return re.sub("^s3://", "s3a://", str(place)) if isinstance(place, ObjectPath) else f"file:{place}"
+    return url_for_spark(str(place)) if isinstance(place, ObjectPath) else f"file:{place}"
+
+
+def url_for_spark(url: str) -> str:
+    """Return the URL of an object as Spark calls it."""
+    return re.sub("^s3://", "s3a://", url)
 
 
 def for_arrow(place: Place) -> Any:

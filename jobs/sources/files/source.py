@@ -369,7 +369,7 @@ class Files(Source):
     def _listed_place(self) -> tuple[ObjectPath, str] | None:
         """Return the place in a store that is listed, and by which glob: that of the manifests, if there are any."""
         if manifests := self._manifests():
-            return manifests, "**"
+            return manifests, object_listing.EVERYTHING
         place = self.objects()
         return (place, self.glob) if place else None
 
