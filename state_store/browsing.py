@@ -15,7 +15,9 @@ from state_store.lookup import no_such_key
 
 PAYLOAD_CHARACTERS = 10_000  # of a record in a list: one may have millions
 TXIDS_SHOWN = 100
+PAGE_CHARACTERS = 4_000_000  # of a page of rows, which is held in memory; a longer row is a page of its own
 ROWS_AT_ONCE = 2_000
+ROWS_PER_FETCH = 20  # of a page, whose rows may be long
 
 
 def columns_of(state: StateSpec) -> list[tuple[str, str]]:
@@ -23,25 +25,28 @@ def columns_of(state: StateSpec) -> list[tuple[str, str]]:
     return [(column.name, column.type.name) for column in state.shown]
 
 
-def rows_after(connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int) -> list[Sequence[Any]]:
-    """Return a state's rows in the order of its keys, after a key in text, or from the beginning.
+def rows_after(
+    connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
+) -> tuple[list[Sequence[Any]], bool]:
+    """Return a state's rows in the order of its keys, after a key in text, or from the beginning; and whether more follow.
+
+    They are at most `limit`, and end where their values have PAGE_CHARACTERS.
 
     Raises: UsageError if it is no key of this state.
     """
-    table = schema.readable_table(connection, state)
-    statement = _rows(table, state)
-    if after is None:
-        return list(connection.execute(statement.limit(limit)))
-    if len(after) != len(state.row_key):
+    if after is not None and len(after) != len(state.row_key):
         raise UsageError(f"State {state.name} is keyed by {len(state.row_key)} columns, and {len(after)} values are given.")
     found: list[Sequence[Any]] = []
+    characters = 0
     try:
-        for condition in _parts_after(table, state.row_key, after):
-            if len(found) < limit:
-                found += connection.execute(statement.where(*condition).limit(limit - len(found)))
+        for row in _rows_after(connection, state, after, limit + 1):
+            characters += sum(len(str(value)) for value in row)
+            if len(found) == limit or (found and characters > PAGE_CHARACTERS):
+                return found, True
+            found.append(row)
     except (DataError, ValueError) as error:  # psycopg2 itself refuses text that is not UTF-8
         raise no_such_key(state, getattr(error, "orig", error)) from error
-    return found
+    return found, False
 
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
@@ -105,9 +110,15 @@ def newest_quarantined(connection: Connection, pipeline: str) -> list[tuple[int,
     return [(row[0], row[1]) for row in connection.execute(statement)]
 
 
-def _rows(table: Table, state: StateSpec) -> sa.Select[Any]:
+def _rows_after(
+    connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
+) -> Iterator[Sequence[Any]]:
+    table = schema.readable_table(connection, state)
     shown = [table.c[name] for name, _ in columns_of(state)]
-    return sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key))
+    statement = sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
+    statement = statement.execution_options(yield_per=ROWS_PER_FETCH)
+    for condition in [[]] if after is None else _parts_after(table, state.row_key, after):
+        yield from connection.execute(statement.where(*condition))
 
 
 def _parts_after(

@@ -8,14 +8,14 @@ import pytest
 import sqlalchemy as sa
 
 from jobs import Count, Files, Pipeline, Query, State
-from state_store import Settings, StateStore
+from state_store import Settings, StateStore, browsing
 from state_store.answers import ask
 from state_store.attempts import Tracked
 from state_store.errors import PipelinePaused, UnknownPipeline, UsageError
 from state_store.lookup import get
 from state_store.reader import LedgerReader
 from state_store.reads import StateReader
-from tests.integration.conftest import Execute, Tally
+from tests.integration.conftest import TALLY, Execute, Tally
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
 
@@ -61,6 +61,26 @@ def test_a_range_has_both_ends(tally: Tally, shops: StateReader, days: StateRead
     assert [row["shop"] for row in shops.range(["N"], limit=9).rows if row] == ["NULL", "São Paulo", "north", "south"]
     with shops.scan() as (txid, rows):
         assert (txid, [row["shop"] for row in rows]) == (1, sorted(SHOPS, key=str.encode))
+
+
+@pytest.mark.parametrize("characters", [1, 40, 10**6])
+def test_a_page_of_rows_ends_where_they_are_too_long(
+    settings: Settings, tally: Tally, monkeypatch: pytest.MonkeyPatch, characters: int
+) -> None:
+    """Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page."""
+    commit(tally)
+    monkeypatch.setattr(browsing, "PAGE_CHARACTERS", characters)
+    state = TALLY.spec.state("per_day")
+    assert state is not None
+    pages: list[list[int]] = []
+    more_follow, after = True, None
+    with LedgerReader(settings) as reader, reader.snapshot("reading pages", states=["per_day"]) as connection:
+        while more_follow:
+            rows, more_follow = browsing.rows_after(connection, state, after, 7)
+            pages.append([row[0].day for row in rows])
+            after = [str(rows[-1][0])]
+    assert [day for page in pages for day in page] == list(range(1, 11))
+    assert [len(page) for page in pages] == {1: [1] * 10, 40: [3, 3, 3, 1], 10**6: [7, 3]}[characters]
 
 
 @pytest.mark.parametrize(

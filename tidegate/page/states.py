@@ -74,18 +74,19 @@ def rows(
         headers = {"ETag": f'"{version}"', "Cache-Control": "private, no-cache"}
         if if_none_match == headers["ETag"]:
             return Response(status_code=304, headers=headers)
+        more_follow = False
         if key is not None:
-            found: list[Sequence[Any]] = [
+            shown: list[Sequence[Any]] = [
                 list(row.values()) for row in reads.rows_of(connection, spec, [key]) if row is not None
             ]
         else:
-            found = browsing.rows_after(connection, spec, None if after is None else _key_in(after), limit + 1)
-    shown = found[:limit]
+            begin = None if after is None else _key_in(after)
+            shown, more_follow = browsing.rows_after(connection, spec, begin, limit)
     answer = Rows(
         txid=version.txid,
         columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
         rows=[_as_json(spec, row) for row in shown],
-        next=_token(spec, shown[-1]) if len(found) > limit and spec.row_key else None,
+        next=_token(spec, shown[-1]) if more_follow else None,
     )
     return Answer(answer.model_dump(), headers=headers)  # FastAPI would add the headers to those of an answer of its own
 
