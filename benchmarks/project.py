@@ -20,7 +20,7 @@ import migrations
 from benchmarks.pipelines import PIPELINES
 from jobs import Pipeline
 from state_store import Settings, StateStore
-from state_store.settings import STACK_FOLDER
+from state_store.project import STACK_FOLDER
 from tests.conftest import register_pipelines, running_stack
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient

@@ -19,6 +19,11 @@ from state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
 ENTRY_POINTS = "tidegate.pipelines"
 
 
+def folder() -> str:
+    """Return the folder of the pipelines' modules: that of a project of its own, or the examples'."""
+    return str(jobs.pipelines.__path__[-1])
+
+
 def pipeline_names() -> list[str]:
     """Return the names of all pipelines in alphabetical order; import no pipeline."""
     _entry_points.cache_clear()
@@ -114,7 +119,7 @@ def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
 
 
 def _own_names() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(jobs.pipelines.__path__)]
+    return [module.name for module in pkgutil.iter_modules(jobs.pipelines.__path__) if not module.name.startswith("_")]
 
 
 def _entry_point(name: str) -> EntryPoint | None:

@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
 from state_store import histories, partitions, state_tables, tables
-from state_store.revisions import VERSION_TABLE
+from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
 def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
@@ -18,10 +18,12 @@ def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
 
 
 def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore Alembic's own table, and state tables whose pipeline is no longer declared: they hold data."""
+    """Ignore Alembic's own tables, and state tables whose pipeline is no longer declared: they hold data."""
     if type_ != "table":
         return True
-    return name != VERSION_TABLE and not (reflected and compare_to is None and table.schema == state_tables.STATE)
+    if name in (VERSION_TABLE, PROJECT_VERSION_TABLE):
+        return False
+    return not (reflected and compare_to is None and table.schema == state_tables.STATE)
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -91,7 +93,7 @@ if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would nee
 context.configure(
     connection=connection,
     target_metadata=[tables.ledger, state_tables.metadata_of(specs)],
-    version_table=VERSION_TABLE,
+    version_table=context.config.attributes["version_table"],
     version_table_schema=tables.LEDGER,
     include_schemas=True,
     include_name=_ours,

@@ -1,6 +1,7 @@
 """The schema revisions of code and database: which code may use a ledger.
 
-A revision is the number of a migration. The ledger is schema ``tidegate``; a migration may change it, or states only.
+A revision is the number of a migration. The ledger is schema ``tidegate``; a migration may change it, or states only. A project
+of its own has migrations of its states in a line of their own, so that those of a newer Tidegate never get in between.
 """
 
 from pathlib import Path
@@ -10,19 +11,29 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
-from state_store import tables
+from state_store import project, tables
 from state_store.errors import SchemaOutOfDate
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
 LEDGER_COMMENT = "ledger revision "
 OF_STATES_ONLY = "# Of states only:"  # as in migrations/script.py.mako
 VERSION_TABLE = "alembic_version"
-_version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=tables.LEDGER)
+PROJECT_VERSION_TABLE = "alembic_version_of_project"
 
 
 def head_revision() -> str:
     """Return the newest revision: migrations are numbered in one line, so it is in the last file name."""
-    return max(file.name[:4] for file in VERSIONS.glob("[0-9]*.py"))
+    return _last(VERSIONS) or ""
+
+
+def project_head() -> str | None:
+    """Return the newest revision of a project's own migrations; None if it has none."""
+    own = project.own("migrations")
+    return None if own is None else _last(own)
+
+
+def _last(folder: Path) -> str | None:
+    return max((file.name[:4] for file in folder.glob("[0-9]*.py")), default=None)
 
 
 def ledger_revision() -> str:
@@ -36,10 +47,21 @@ def ledger_revision() -> str:
 KNOWN_LEDGER = ledger_revision()
 
 
-def current_revision(connection: Connection) -> str | None:
-    """Return the database's revision; None if Tidegate has no tables there."""
-    exists = connection.scalar(sa.select(sa.func.to_regclass(f"{tables.LEDGER}.{VERSION_TABLE}")))
-    return connection.scalar(sa.select(_version.c.version_num)) if exists else None
+def current_revision(connection: Connection, version_table: str = VERSION_TABLE) -> str | None:
+    """Return the database's revision; None if Tidegate has no tables there.
+
+    With the version table of a project's own migrations, it is the last of those.
+    """
+    exists = _has_table(connection, version_table)
+    return connection.scalar(sa.select(_version(version_table))) if exists else None
+
+
+def _has_table(connection: Connection, version_table: str) -> bool:
+    return connection.scalar(sa.select(sa.func.to_regclass(f"{tables.LEDGER}.{version_table}"))) is not None
+
+
+def _version(version_table: str = VERSION_TABLE) -> sa.ColumnClause[str]:
+    return sa.table(version_table, sa.column("version_num", sa.Text), schema=tables.LEDGER).c.version_num
 
 
 def lock_revision(connection: Connection) -> None:
@@ -65,6 +87,14 @@ def check_not_newer(connection: Connection) -> None:
     if found is not None and found > (head := head_revision()):
         database = connection.scalar(sa.select(sa.func.current_database()))
         raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
+    if (own := project.own("migrations")) is not None:
+        found, head = current_revision(connection, PROJECT_VERSION_TABLE), project_head() or "none"
+        if found is not None and (head == "none" or found > head):
+            database = connection.scalar(sa.select(sa.func.current_database()))
+            raise SchemaOutOfDate(
+                f"Database {database} is at revision {found} of a project's migrations, newer than those in {own} ({head}). "
+                "Update the project."
+            )
 
 
 def check_revision(connection: Connection) -> None:
@@ -74,13 +104,20 @@ def check_revision(connection: Connection) -> None:
     """
     found = current_revision(connection)
     _check_known(connection, found)
-    if found == (head := head_revision()):
+    head, project_needs = head_revision(), project_head()
+    found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
+    if (found, found_of_project) == (head, project_needs):
         return
     check_not_newer(connection)
     database = connection.scalar(sa.select(sa.func.current_database()))
     if found is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
+    if found != head:
+        raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
+    raise SchemaOutOfDate(
+        f"Database {database} is at revision {found_of_project or 'none'} of the project's migrations, which are at "
+        f"{project_needs}. Run: tidegate migrate"
+    )
 
 
 def check_ledger(connection: Connection) -> None:
@@ -94,6 +131,12 @@ def check_ledger(connection: Connection) -> None:
         database = connection.scalar(sa.select(sa.func.current_database()))
         state = "has no Tidegate tables" if found is None else f"is at revision {found}, this code needs {KNOWN_LEDGER}"
         raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
+
+
+def grant_project_version(connection: Connection) -> None:
+    """Let all roles read how far a project's own migrations are, which Alembic has noted in a table that it has made."""
+    if _has_table(connection, PROJECT_VERSION_TABLE):
+        connection.execute(sa.text(f"GRANT SELECT ON {tables.LEDGER}.{PROJECT_VERSION_TABLE} TO tidegate, tidegate_reader"))
 
 
 def note_ledger(connection: Connection, revision: str) -> None:
@@ -126,5 +169,5 @@ def _found(connection: Connection) -> tuple[str, str | None]:
     """Return the revision of a database that has one, and the newest that has changed its ledger, if that is recorded."""
     version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
     comment = sa.func.coalesce(sa.func.obj_description(version_table, "pg_class"), "")
-    found, noted = connection.execute(sa.select(_version.c.version_num, comment)).one()
+    found, noted = connection.execute(sa.select(_version(), comment)).one()
     return found, noted.removeprefix(LEDGER_COMMENT) if noted.startswith(LEDGER_COMMENT) else None

@@ -8,32 +8,26 @@ Each setting has one name and is looked up in this order; the first place that h
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
 
-Unless ``TIDEGATE_HOME`` names it, the project folder is found: the nearest one upwards that has ``tidegate.toml`` or
-``.tidegate``. Files and folders that another account could have put there are ignored, with a warning.
+Which folder is the project's: `state_store.project`. Files that another account could have put there are ignored, with a
+warning.
 
 Passwords are not settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
 are given as the name of the file that holds them. So a table of settings contains no secrets.
 """
 
 import dataclasses
-import grp
 import json
-import logging
 import os
-import pwd
-import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from state_store import project
 from state_store.errors import SettingsInvalid
+from state_store.project import HOME_VARIABLE, SETTINGS_FILE, STACK_FOLDER
 
-logger = logging.getLogger(__name__)
-
-STACK_FOLDER = ".tidegate"
 CONNECT_TIMEOUT_SECONDS = 10
 # Staged rows are sent as UTF-8. Postgres would take them for text in the encoding that a role, the database, the server or
 # PGCLIENTENCODING sets, and store other characters without an error.
@@ -127,11 +121,11 @@ class Settings:
 
         Raises: SettingsInvalid.
         """
-        named = environ.get("TIDEGATE_HOME")
-        home = Path(named or _project_folder()).resolve()
-        toml_file, stack_file = home / "tidegate.toml", home / STACK_FOLDER / "stack.json"
+        named = environ.get(HOME_VARIABLE)
+        home = project.find(environ) or Path.cwd().resolve()
+        toml_file, stack_file = home / SETTINGS_FILE, home / STACK_FOLDER / "stack.json"
         # A named folder is the user's own choice; a folder that was found is not.
-        trusted = {file: bool(named) or _is_trusted(file) for file in (toml_file, stack_file)}
+        trusted = {file: bool(named) or project.is_trusted(file) for file in (toml_file, stack_file)}
         places: list[tuple[str, dict[str, Any]]] = [
             (str(toml_file), _read(toml_file, tomllib.loads) if trusted[toml_file] else {}),
             (str(stack_file), _read_stack(stack_file) if trusted[stack_file] and not without_stack else {}),
@@ -143,7 +137,7 @@ class Settings:
             )
 
         values: dict[str, Any] = {"home": home}
-        origins = {"home": "environment TIDEGATE_HOME" if named else "the folder you are in"}
+        origins = {"home": f"environment {HOME_VARIABLE}" if named else "the folder you are in"}
         variables = cls.environment_names()
         for f in dataclasses.fields(cls):
             if f.name == "home":
@@ -196,69 +190,6 @@ class Settings:
         return parameters | {name: str(file) for name, file in files.items() if file}
 
 
-def _project_folder() -> Path:
-    """Return the nearest folder upwards with a trusted tidegate.toml or stack folder, else the current folder."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        found = [folder / "tidegate.toml"] if (folder / "tidegate.toml").is_file() else []
-        found += [folder / STACK_FOLDER] if (folder / STACK_FOLDER).is_dir() else []
-        if any(map(_is_trusted, found)):
-            return folder
-    return here
-
-
-def _is_trusted(path: Path) -> bool:
-    """Return whether no other account can have written this path or put it here; warn if one can."""
-    places = [path.parent, path] if path.parent.name == STACK_FOLDER else [path]
-    for place in places:
-        try:
-            reason = _distrust(place.lstat()) or _distrust(place.stat())
-        except OSError:
-            return True  # it is missing, or reading it will show why it cannot be read
-        if reason:
-            _warn(
-                f"{str(place)!r} {reason}, so it is ignored. To use it all the same: export TIDEGATE_HOME={str(place.parent)!r}"
-            )
-            return False
-    return True
-
-
-def _distrust(found: os.stat_result) -> str | None:
-    """Return why a file is not trusted: another account owns it or may write to it; None if it is trusted."""
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {account_name(found.st_uid)}"
-    if stat.S_ISLNK(found.st_mode):
-        return None
-    if found.st_mode & stat.S_IWOTH:
-        return "can be written by every account"
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
-        return f"can be written by group {found.st_gid}"
-    return None
-
-
-def account_name(user: int) -> str:
-    """Return the name of an account of this machine, or its number if it has none."""
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
-
-
-def _is_private_group(group: int) -> bool:
-    """Return whether this account is a group's only member: many systems give each account such a group."""
-    try:
-        account, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
-    except KeyError:
-        return group == 0
-    return (group == 0 or found.gr_name == account) and set(found.gr_mem) <= {account}
-
-
-@lru_cache
-def _warn(message: str) -> None:
-    """Log a warning once."""
-    logger.warning("%s", message)
-
-
 def _read(file: Path, parse: Any) -> dict[str, Any]:
     try:
         content = parse(file.read_text())
@@ -275,7 +206,9 @@ def _read_stack(file: Path) -> dict[str, Any]:
     """Return the settings that `tidegate up` wrote here; those of a project that was copied or moved lead elsewhere."""
     content = _read(file, json.loads)
     if isinstance(folder := content.get("folder"), str) and not _is_same(Path(folder), file.parent):
-        _warn(f"{file} leads to the stack in {folder}: it was copied or moved, so it is ignored. Start one here: tidegate up")
+        project.warn(
+            f"{file} leads to the stack in {folder}: it was copied or moved, so it is ignored. Start one here: tidegate up"
+        )
         return {}
     return dict(content.get("settings", {}))
 

@@ -20,7 +20,7 @@ from psycopg2 import sql
 import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, schema, state_tables
-from state_store.settings import STACK_FOLDER
+from state_store.project import STACK_FOLDER
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from state_store import Settings
-from state_store.settings import STACK_FOLDER
+from state_store.project import STACK_FOLDER
 from tests.jars import fetch_or_skip
 from tidegate.stack import component, maven
 from tidegate.stack.component import Component, reserve_port

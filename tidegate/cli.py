@@ -22,6 +22,7 @@ GC_THRESHOLD = 200_000  # objects allocated before a garbage collection; `status
 
 # In the order in which users come to need them, each with its module in `tidegate.commands`.
 VERBS = {
+    "init": "project",
     "up": "stack",
     "down": "stack",
     "status": "stack",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from jobs import registry
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline, pipeline_names, unknown
 from state_store.errors import TidegateError, UnknownBatch, UnknownPipeline
@@ -208,7 +209,7 @@ def _undeclared(declared: _Declared) -> Iterator[Cause]:
             "NOT_DECLARED",
             f"No code here declares {declared.name}, so no run can take it up.",
             severity="error",
-            advice="Bring its file back to jobs/pipelines, or install its package.",
+            advice=f"Bring its file back to {registry.folder()}, or install its package.",
             command="tidegate pipelines",
             error=declared.unknown.code,
         )

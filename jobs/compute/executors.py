@@ -28,6 +28,7 @@ from jobs.compute.session_files import SessionFile
 from jobs.pipeline import Pipeline
 from jobs.sources import Source
 from jobs.sources.inputs.source import Inputs
+from state_store import project
 from state_store.errors import SettingsInvalid
 from state_store.settings import Settings
 
@@ -39,6 +40,7 @@ FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
 ROOT = Path(__file__).resolve().parents[2]
+PIPELINES = ROOT / "jobs" / "pipelines"
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,16 @@ def _module_of(function: Any) -> str:
 
 @cache
 def _our_modules() -> Mapping[str, bytes]:
-    """Return the files of our packages; they are read once, because this process, too, keeps the code that it has imported."""
+    """Return the files of our packages, with the pipelines of a project of its own in the place of the examples.
+
+    They are read once, because this process, too, keeps the code that it has imported.
+    """
     files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
-    return {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in files}
+    found = {file.relative_to(ROOT).as_posix(): file for file in files}
+    if (own := project.own("pipelines")) is not None:
+        found = {path: file for path, file in found.items() if file.parent != PIPELINES or file.name == "__init__.py"}
+        found |= {f"jobs/pipelines/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
+    return {path: file.read_bytes() for path, file in found.items()}
 
 
 def _travelling(module: str) -> Iterator[tuple[str, Path]]:

@@ -1,1 +1,12 @@
-"""The pipelines of this project: one module each, named like its pipeline, with its `PIPELINE`."""
+"""The pipelines of a project of its own, or else this repository's examples: a module each, named like its pipeline.
+
+Each has its `PIPELINE`. Modules whose names begin with ``_`` are no pipelines; these import them: ``from ._prices import ...``.
+"""
+
+from pathlib import Path
+
+from state_store import project
+
+# On Spark's executors, what has travelled is in an archive beside this module.
+if Path(__file__).is_file() and (_own := project.own("pipelines")) is not None:
+    __path__ = [str(_own)]

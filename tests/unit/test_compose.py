@@ -139,6 +139,19 @@ def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch
     assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in embedded.airflow.environment()  # so the caller's is passed on
 
 
+def test_a_project_reaches_every_service_that_loads_pipelines() -> None:
+    """Its folders and settings are where TIDEGATE_HOME says, read-only, and Airflow takes its Dag files from there."""
+    added = yaml.safe_load((COMPOSE / "project.yaml").read_text())["services"]
+    parts = ("pipelines", "dags", "migrations", "tidegate.toml")
+
+    assert added.keys() == {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
+    for name, service in added.items():
+        home = SERVICES[name]["environment"]["TIDEGATE_HOME"]
+        assert [volume.partition("}")[2] for volume in service["volumes"]] == [f"/{part}:{home}/{part}:ro" for part in parts]
+        folder = service.get("environment", {}).get("AIRFLOW__CORE__DAGS_FOLDER")
+        assert folder == (f"{home}/dags" if name in AIRFLOW else None)
+
+
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
 def test_every_service_has_the_addresses_of_the_others(service: str, embedded: Layout) -> None:
     """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""

@@ -17,7 +17,7 @@ RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_te
 # Names of files of this project, as prose and docstrings write them.
 FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|yaml|env|service))\b")
-EXAMPLES = {"jobs/pipelines/orders.py", "dags/orders.py", "compose/local.env"}  # files that readers write
+EXAMPLES = {"dags/orders.py", "tests/test_orders.py", "compose/local.env"}  # files that readers write
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
 
 

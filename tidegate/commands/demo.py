@@ -5,6 +5,8 @@ import shutil
 import click
 
 from jobs.registry import all_pipelines
+from state_store import project
+from state_store.errors import UsageError
 from state_store.settings import Settings
 from tidegate import output, sample_data, status_report
 from tidegate.commands import inspection, runs, stack
@@ -25,6 +27,8 @@ End it: make down"""
 def demo(context: click.Context) -> None:
     """Split the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
     settings = Settings.load()
+    if project.own("pipelines") is not None:
+        raise UsageError(f"{settings.home} has pipelines of its own. The demo runs the examples: cd to Tidegate's checkout.")
     for folder, count in sample_data.prepare(settings.home).items():
         output.say(f"{settings.home / folder}: {count} files")
     context.invoke(stack.up)

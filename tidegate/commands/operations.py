@@ -11,7 +11,8 @@ import click
 from jobs.registry import find_pipeline
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import UsageError
-from state_store.settings import Settings, account_name
+from state_store.project import account_name
+from state_store.settings import Settings
 from tidegate import completion, operating, output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
 from tidegate.operating import require_reason

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
+from state_store import project
 from state_store.errors import PermanentError
 from tidegate.stack.airflow_database import POSTGRES_USER_VARIABLE
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
@@ -87,7 +88,7 @@ class EmbeddedAirflow:
             **user,
             **users,
             "AIRFLOW_HOME": str(self.folder),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(PROJECT / "dags"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(project.own("dags", self._stack_folder.parent) or PROJECT / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._secrets / "airflow_passwords.json"),
             "AIRFLOW__CORE__FERNET_KEY_CMD": _print_file(self._secrets / "fernet_key"),

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from state_store.errors import PermanentError
-from state_store.settings import account_name
+from state_store.project import account_name
 from tidegate.stack.private import private, private_folder
 
 LOG_KEPT_BYTES = 20 * 1024 * 1024

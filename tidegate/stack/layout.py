@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from state_store.settings import STACK_FOLDER, Settings
+from state_store.project import STACK_FOLDER
+from state_store.settings import Settings
 from tidegate.stack import component as components
 from tidegate.stack.airflow import USER, EmbeddedAirflow
 from tidegate.stack.kafka import SPARK_PACKAGES, EmbeddedKafka

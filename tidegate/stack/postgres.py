@@ -24,7 +24,7 @@ import psycopg2
 from psycopg2 import sql
 
 from state_store.errors import PermanentError
-from state_store.settings import account_name
+from state_store.project import account_name
 from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, unfinished_name, write_whole
 from tidegate.stack.private import private_folder
 

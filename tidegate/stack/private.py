@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from state_store.errors import PermanentError
-from state_store.settings import account_name
+from state_store.project import account_name
 
 
 def private_folder(folder: Path, *, passable: bool = False) -> Path:

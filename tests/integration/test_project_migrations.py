@@ -1,0 +1,198 @@
+"""Migrations of a project of its own: a line beside Tidegate's, so that neither ever gets between the other's numbers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+import migrations
+from jobs.pipelines.flights import PIPELINE as FLIGHTS
+from state_store import Settings, StateStore, project, revisions
+from state_store.errors import SchemaOutOfDate
+from tests.conftest import Server
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VERSIONS = "migrations/versions"
+# A state with the name of an example's, and a column that will be added.
+SALES = """
+from tidegate import Count, Files, Min, Pipeline, State
+
+PIPELINE = Pipeline(
+    name="sales",
+    source=Files("sales", glob="*.csv", format="csv", schema={"shop": "string"}),
+    states={"daily": State(key={"shop": "text"}, aggregates={"sold": Count()@MORE@})},
+)
+"""
+NEW_LEDGER_MIGRATION = """
+from alembic import op
+
+revision = "9000"
+down_revision = "@LAST@"
+
+
+def upgrade() -> None:
+    op.execute("COMMENT ON COLUMN tidegate.pipeline.pipeline IS 'its name, as declared in jobs/pipelines'")
+
+
+def downgrade() -> None:
+    pass
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shop(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """A project with a pipeline, and settings for it with an empty database."""
+    for part in ("pipelines", "migrations"):
+        (tmp_path / "100% my shop" / part).mkdir(parents=True)
+    name = server.create_database()
+    settings = replace(server.settings, pg_database=name, home=tmp_path / "100% my shop")
+    declare(settings)
+    monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
+    yield settings
+    server.drop_database(name)
+
+
+def declare(shop: Settings, *more: str) -> None:
+    """Write the project's pipeline, with further aggregates."""
+    (shop.home / "pipelines/sales.py").write_text(SALES.replace("@MORE@", "".join(f", {each}" for each in more)))
+
+
+def tidegate(shop: Settings, *arguments: str, code: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a project, of this checkout or another one."""
+    where = shop.conninfo()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(code),
+        "PGHOST": where["host"],
+        "PGPORT": str(where["port"]),
+        "PGDATABASE": where["dbname"],
+        "PGPASSFILE": where["passfile"],
+    }
+    command = [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=shop.home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def migrated(shop: Settings, *more: str, message: str = "sales", code: Path = REPOSITORY) -> str:
+    """Declare the pipeline, write its migration and run it; return the migration's file name."""
+    declare(shop, *more)
+    wrote = tidegate(shop, "migrate", "--new", message, "--json", code=code)
+    assert wrote.returncode == 0, wrote.stderr
+    done = tidegate(shop, "migrate", code=code)
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(wrote.stdout)["written"]).name
+
+
+def asked(shop: Settings, statement: str, user: str | None = None) -> list[tuple]:
+    """Return what a role is answered."""
+    connection = psycopg2.connect(**shop.conninfo(user=user))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
+    finally:
+        connection.close()
+
+
+def columns(shop: Settings, table: str) -> list[str]:
+    """Return the columns of a state's table; none if there is no table."""
+    statement = f"SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('state.{table}') AND attnum > 0 ORDER BY attnum"
+    return [name for (name,) in asked(shop, statement)]
+
+
+def test_a_project_has_a_line_of_its_own(shop: Settings) -> None:
+    """Its numbers begin at 1; its states may have names of the examples' states; nothing is written elsewhere."""
+    refused = tidegate(shop, "migrate")
+    assert (refused.returncode, "tidegate migrate --new" in refused.stderr) == (1, True), refused.stderr
+    before = sorted(file.name for file in (REPOSITORY / VERSIONS).glob("*.py"))
+
+    assert migrated(shop) == "0001_sales.py"
+    assert columns(shop, "daily") == ["shop", "sold", "txid"]
+    assert columns(shop, "word_count") == []
+    assert migrated(shop, '"first": Min("shop", "text")') == "0002_sales.py"
+    assert columns(shop, "daily") == ["shop", "sold", "txid", "first"]
+    again = tidegate(shop, "migrate", "--new", "again")
+    assert "No migration is missing" in again.stdout + again.stderr
+    assert sorted(file.name for file in (REPOSITORY / VERSIONS).glob("*.py")) == before
+
+
+def test_a_newer_tidegate_comes_before_the_projects_migrations(shop: Settings, tmp_path: Path) -> None:
+    """The checkout gets a migration of the ledger after the project has its own; an empty database gets both lines, too."""
+    migrated(shop)
+    newer = tmp_path / "newer"
+    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
+        shutil.copytree(REPOSITORY / package, newer / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", newer)
+    (newer / VERSIONS / "9000_newer.py").write_text(NEW_LEDGER_MIGRATION.replace("@LAST@", revisions.head_revision()))
+
+    refused = tidegate(shop, "inspect", "sales", code=newer)
+    assert (refused.returncode, "this code needs 9000" in refused.stderr) == (1, True)
+    assert migrated(shop, '"again": Count()', message="more", code=newer) == "0002_more.py"
+    versions = "SELECT (SELECT version_num FROM tidegate.alembic_version), version_num FROM tidegate.alembic_version_of_project"
+    assert asked(shop, versions) == [("9000", "0002")]
+    assert tidegate(shop, "inspect", "sales", code=newer).returncode == 0
+
+
+def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
+    """A database that is older or newer than the project is refused, with what to do; the roles can tell."""
+    migrated(shop)
+    StateStore.connect(shop).close()
+    for role in ("tidegate", "tidegate_reader"):
+        assert asked(shop, "SELECT version_num FROM tidegate.alembic_version_of_project", role) == [("0001",)]
+
+    file = shop.home / "migrations/0002_more.py"
+    file.write_text((shop.home / "migrations/0001_sales.py").read_text())
+    with pytest.raises(SchemaOutOfDate, match=r"at revision 0001 of the project's migrations, which are at 0002. Run"):
+        StateStore.connect(shop)
+    file.unlink()
+    for left in ([], ["0001_sales.py"]):
+        kept = {name: (shop.home / "migrations" / name).read_text() for name in ["0001_sales.py"] if name not in left}
+        for name in kept:
+            (shop.home / "migrations" / name).unlink()
+        if left:
+            asked(shop, "UPDATE tidegate.alembic_version_of_project SET version_num = '0007' RETURNING 1", shop.pg_owner)
+        for verb in (["inspect", "sales"], ["migrate"], ["migrate", "--new", "x"]):
+            refused = tidegate(shop, *verb)
+            assert refused.returncode == 1
+            assert "newer than those in" in refused.stderr
+            assert "Update the project." in refused.stderr
+        for name, content in kept.items():
+            (shop.home / "migrations" / name).write_text(content)
+
+
+def test_states_that_the_examples_have_filled_stay(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo ran with this database: a project beside it may not have its states' names."""
+    monkeypatch.delenv(project.HOME_VARIABLE)
+    migrations.upgrade(shop, [FLIGHTS.spec])
+    before = columns(shop, "daily")
+    monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
+
+    refused = tidegate(shop, "migrate")
+
+    assert refused.returncode == 1
+    assert columns(shop, "daily") == before
+
+
+def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
+    """Both lines are one transaction with the registration."""
+    declare(shop)
+    assert tidegate(shop, "migrate", "--new", "sales").returncode == 0
+    with pytest.raises(SchemaOutOfDate, match=r"at revision none of the project's migrations, which are at 0001. Run"):
+        StateStore.connect(shop)
+    file = shop.home / "migrations/0001_sales.py"
+    file.write_text(file.read_text().replace("def downgrade", "    op.execute('SELECT 1/0')\n\n\ndef downgrade", 1))
+
+    failed = tidegate(shop, "migrate")
+
+    assert failed.returncode != 0
+    assert columns(shop, "daily") == []
+    assert asked(shop, "SELECT count(*) FROM tidegate.alembic_version_of_project") == [(0,)]
+    assert asked(shop, "SELECT count(*) FROM tidegate.pipeline") == [(0,)]

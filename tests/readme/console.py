@@ -1,0 +1,77 @@
+"""The blocks of a document, and a shell in which they run and print what they show."""
+
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECONDS_PER_COMMAND = 900
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a console block and the output shown below it."""
+
+    line: str
+    shown: list[str]
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """Return a document's blocks with their languages."""
+    return BLOCK.findall(document.read_text(encoding="utf-8"))
+
+
+def commands(block: str) -> list[Command]:
+    """Split a console block at its prompts."""
+    _, *parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
+    return [Command(lines[0], lines[1:]) for part in parts if (lines := part.splitlines())]
+
+
+class Shell:
+    """Runs the blocks of a document one after the other: the folder and the variables stay as each leaves them."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], notes: Path) -> None:
+        self.folder = folder
+        self._environment = dict(environment)
+        self._notes = notes  # where a command leaves its variables
+
+    def run_block(self, language: str, content: str) -> None:
+        """Run the commands of a console block; write the file that a block of Python names in its first line."""
+        if language == "python":
+            file = self.folder / content.splitlines()[0].removeprefix("# ")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        elif language == "console":
+            for command in commands(content):
+                self._run(command)
+
+    def _run(self, command: Command) -> None:
+        started = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", f'{command.line} && env -0 > "{self._notes}"'],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS_PER_COMMAND,
+            check=False,
+        )
+        print(f"$ {command.line}  # {time.monotonic() - started:.1f} s\n{done.stdout}")  # noqa: T201 - shown if a test fails
+        assert done.returncode == 0, f"$ {command.line}\n{done.stdout}"
+        assert _fits(command.shown, done.stdout.splitlines()), (
+            f"$ {command.line}\nshown: {command.shown}\nprinted: {done.stdout}"
+        )
+        variables = self._notes.read_text().split("\0")
+        self._environment = dict(variable.split("=", 1) for variable in variables if "=" in variable)
+        self.folder = Path(self._environment["PWD"])
+
+
+def _fits(shown: list[str], printed: list[str]) -> bool:
+    """Return whether the shown lines occur in this order; within a line, ``...`` stands for anything."""
+    patterns = [re.escape(" ".join(line.split())).replace(r"\.\.\.", ".*") for line in shown if line.strip() != "..."]
+    lines = iter(" ".join(line.split()) for line in printed)
+    return all(any(re.fullmatch(pattern, line) for line in lines) for pattern in patterns)

@@ -1,0 +1,26 @@
+"""The example project of docs/projects.md is made, and its own test passes."""
+
+import os
+import sys
+from pathlib import Path
+
+from state_store import project
+from tests.readme.console import Shell, blocks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs/projects.md"
+
+
+def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
+    """From `init` to the author's test, which needs no server; images and other servers are not made here."""
+    environment = {name: value for name, value in os.environ.items() if name != project.HOME_VARIABLE}
+    environment["PYTHONPATH"] = str(REPOSITORY)
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    shell = Shell(tmp_path, environment, tmp_path / "variables")
+    found = blocks(PAGE)
+    assert {language for language, _ in found} == {"console", "python", "dockerfile", "sql"}
+
+    for language, content in found:
+        shell.run_block(language, content)
+
+    assert shell.folder == tmp_path / "shop"

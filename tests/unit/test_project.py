@@ -1,0 +1,151 @@
+"""A project of one's own: what `init` makes, which pipelines are found there, and what is not trusted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.compute.executors import artifacts_for
+from state_store import Settings, project
+from state_store.errors import SettingsInvalid
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MAIN = "from tidegate.cli import main; main()"
+PIPELINE = """\
+from tidegate import Count, FixedBatches, Pipeline, State
+
+from ._source import SCHEMA
+
+PIPELINE = Pipeline(
+    "orders", FixedBatches([[("a",)]], SCHEMA), {"per_word": State(key={"word": "text"}, aggregates={"n": Count()})}
+)
+"""
+FOUND = (
+    "import json; from jobs.registry import all_pipelines, folder; "
+    "print(json.dumps([folder(), [(p.name, list(p.source.schema)) for p in all_pipelines()]]))"
+)
+
+
+def run(code: str, *arguments: str, where: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, as a shell there would: without the variable that names the project, unless it is given."""
+    environment = {name: value for name, value in os.environ.items() if name != project.HOME_VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=where,
+        env={**environment, "PYTHONPATH": str(REPOSITORY), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A project with a pipeline, and a module that it imports."""
+    assert run(MAIN, "init", "shop", where=tmp_path).returncode == 0
+    shop = tmp_path / "shop"
+    (shop / "pipelines/orders.py").write_text(PIPELINE)
+    (shop / "pipelines/_source.py").write_text('SCHEMA = {"word": "string"}\n')
+    return shop
+
+
+def test_init_makes_what_is_missing(tmp_path: Path) -> None:
+    """Under any umask no other account may write there; a second time changes nothing; files of the author stay."""
+    before = os.umask(0)
+    try:
+        done = run(MAIN, "init", "new/shop", "--json", where=tmp_path)
+    finally:
+        os.umask(before)
+    home = tmp_path / "new/shop"
+    made = ["pipelines/", "dags/", "migrations/", "tidegate.toml", ".gitignore"]
+    assert json.loads(done.stdout) == {"folder": str(home), "written": made}
+    assert {name: oct((home / name).stat().st_mode & 0o022) for name in made} == dict.fromkeys(made, "0o0")
+
+    (home / "tidegate.toml").write_text("pg_port = 1\n")
+    (home / "dags").rmdir()
+    assert json.loads(run(MAIN, "init", str(home), "--json", where=tmp_path).stdout)["written"] == ["dags/"]
+    assert (home / "tidegate.toml").read_text() == "pg_port = 1\n"
+    assert run(MAIN, "settings", where=home).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [(str(REPOSITORY), "is the checkout of Tidegate. Choose another folder"), ("file/shop", "cannot become a project")],
+)
+def test_init_refuses_what_cannot_be_a_project(tmp_path: Path, folder: str, message: str) -> None:
+    """Nothing is written."""
+    (tmp_path / "file").write_text("")
+    done = run(MAIN, "init", folder, where=tmp_path)
+
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (REPOSITORY / "pipelines").exists()
+
+
+def test_init_says_that_another_project_is_named(tmp_path: Path) -> None:
+    """The variable would lead each verb in the new project to the other one."""
+    done = run(MAIN, "init", "shop", where=tmp_path, TIDEGATE_HOME="/srv/other")
+
+    assert "The project is still /srv/other, which TIDEGATE_HOME names: unset that" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["", "pipelines", "data/deep"])
+def test_a_projects_pipelines_take_the_place_of_the_examples(shop: Path, where: str) -> None:
+    """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
+    (shop / "data/deep").mkdir(parents=True)
+    done = run(FOUND, where=shop / where)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [str(shop / "pipelines"), [["orders", ["word"]]]]
+
+
+def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
+    """A folder called pipelines may be anyone's; only a project, or what the variable names, is looked into."""
+    (shop / "tidegate.toml").unlink()
+    examples = [str(REPOSITORY / "jobs/pipelines"), ["flights", "word_count"]]
+
+    folder, found = json.loads(run(FOUND, where=shop).stdout)
+    assert [folder, [name for name, _ in found]] == examples
+    assert json.loads(run(FOUND, where=shop.parent, TIDEGATE_HOME=str(shop)).stdout)[0] == str(shop / "pipelines")
+
+
+@pytest.mark.parametrize("part", ["pipelines", "migrations", "dags"])
+def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the folder and the remedy; who names the folder takes it as it is."""
+    (shop / part).chmod(0o777)
+    monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
+    monkeypatch.chdir(shop)
+
+    with pytest.raises(SettingsInvalid, match=r"can be written by every account, so its code is not run. .*chmod go-w"):
+        project.own(part)
+    if part == "pipelines":
+        refused = run(MAIN, "pipelines", where=shop)
+        assert (refused.returncode, "its code is not run" in refused.stderr) == (1, True)
+    monkeypatch.setenv(project.HOME_VARIABLE, str(shop))
+    assert project.own(part) == shop / part
+
+
+def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
+    """With what they import, under the name by which pickled functions name them; the examples stay here."""
+    code = (
+        "import json; from jobs.compute.executors import artifacts_for; from state_store import Settings; "
+        "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
+        "print(json.dumps(sorted(path for path in found.modules if path.startswith('jobs/pipelines/'))))"
+    )
+    names = ["jobs/pipelines/__init__.py", "jobs/pipelines/_source.py", "jobs/pipelines/orders.py"]
+
+    assert json.loads(run(code, where=shop).stdout) == names
+    examples = artifacts_for(Settings(spark_remote="sc://spark.example.com"))
+    assert examples is not None
+    assert "jobs/pipelines/flights.py" in examples.modules
+
+
+def test_the_demo_is_for_the_examples(shop: Path) -> None:
+    """In a project it starts nothing."""
+    done = run(MAIN, "demo", where=shop)
+
+    assert (done.returncode, "has pipelines of its own" in done.stderr) == (2, True)
+    assert not (shop / ".tidegate").exists()
