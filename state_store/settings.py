@@ -79,7 +79,7 @@ class Settings:
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
     spark_packages: str = _setting("", "Maven packages (group:artifact:version, ...) that the embedded Spark loads")
     spark_executors: str = _setting("auto", "where its executors run: here, elsewhere, or auto: here if it is on loopback")
-    executor_modules: str = _setting("", "further modules of yours that executors elsewhere need (name, ...)")
+    executor_modules: str = _setting("", "further modules of yours that run in Spark's tasks (name, ...)")
     executor_passfile: Path | None = _setting(None, "libpq password file of pg_stager that goes to executors elsewhere")
     executor_conninfo: str = _setting("", "libpq parameters that differ for executors elsewhere, as in host=db sslmode=require")
     kafka_bootstrap: str | None = _setting(None, "Kafka brokers (host:port, ...)")

@@ -3,9 +3,10 @@
 Executors on this machine find all of these in place. Elsewhere nothing of ours is installed: our packages, the author's, and
 the files of the connection travel: they go to a Spark session as its artifacts, once, and Spark fetches them to each executor.
 Their content names the session, so changed code gets another session: Python workers belong to a session, and none of them
-ever sees both versions.
+ever sees both versions. For executors on this machine, a digest of the authors' code does the same.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -23,6 +24,7 @@ from zipfile import ZipFile, ZipInfo
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import parse_dsn
 
+from jobs import registry
 from jobs.compute.loopback import loopback_address
 from jobs.compute.session_files import SessionFile
 from jobs.pipeline import Pipeline
@@ -102,10 +104,14 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
     if not are_elsewhere(settings):
         return None
     found = dict(_our_modules())
-    further = [name for name in map(str.strip, settings.executor_modules.split(",")) if name]
-    for name in sorted({*modules, *further}):
+    for name in sorted({*modules, *further_modules(settings)}):
         found |= {path: file.read_bytes() for path, file in _travelling(name)}
     return Artifacts(found, dict(_named_files(_files_of_connection(settings))), frozenset(packages))
+
+
+def further_modules(settings: Settings) -> list[str]:
+    """Return the authors' modules that a setting names, because tasks need them and no pipeline shows it."""
+    return [name for name in map(str.strip, settings.executor_modules.split(",")) if name]
 
 
 def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
@@ -150,6 +156,19 @@ def _module_of(function: Any) -> str:
     return str(getattr(function, "__module__", None) or type(function).__module__)
 
 
+def code_of(modules: Iterable[str]) -> str:
+    """Return a digest of the files of authors' modules, and of all in the folder of pipelines, as they are now."""
+    digest = hashlib.sha256()
+    folder = Path(registry.folder())
+    files = {f"jobs/pipelines/{file.relative_to(folder)}": file for file in folder.rglob("*.py")}
+    for name in modules:
+        with contextlib.suppress(SettingsInvalid):  # one that is in no file does not change
+            files |= dict(_files_of_module(name))
+    for path, file in sorted(files.items()):
+        digest.update(f"{path} {file.stat().st_size} ".encode() + file.read_bytes())
+    return digest.hexdigest()[:20]
+
+
 @cache
 def _our_modules() -> Mapping[str, bytes]:
     """Return the files of our packages, with the pipelines of a project of its own in the place of the examples.
@@ -167,8 +186,18 @@ def _our_modules() -> Mapping[str, bytes]:
 def _travelling(module: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of a module, or of the outermost package that it is in.
 
-    Raises: SettingsInvalid.
+    Raises: SettingsInvalid, also if one of them is compiled.
     """
+    for path, file in _files_of_module(module):
+        if file.suffix in COMPILED:
+            raise SettingsInvalid(
+                f"Module {module} cannot travel to Spark's executors: {file} is compiled code. Move what runs there into a "
+                "package of Python alone, and install the compiled one on the executors."
+            )
+        yield path, file
+
+
+def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
     name, spec = _outermost(module)
     place = Path(spec.origin or "")
     folder = place.parent if spec.submodule_search_locations else None
@@ -177,11 +206,6 @@ def _travelling(module: str) -> Iterator[tuple[str, Path]]:
     prefix = name.replace(".", "/")
     for file in files:
         inside = file.relative_to(base)
-        if file.suffix in COMPILED:
-            raise SettingsInvalid(
-                f"Module {module} cannot travel to Spark's executors: {file} is compiled code. Move what runs there into a "
-                "package of Python alone, and install the compiled one on the executors."
-            )
         if not any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
             yield (f"{prefix}.py" if folder is None else f"{prefix}/{inside.as_posix()}"), file
 

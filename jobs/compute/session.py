@@ -22,7 +22,7 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from jobs.compute.executor_check import check_executors
-from jobs.compute.executors import Artifacts, artifacts_for
+from jobs.compute.executors import Artifacts, artifacts_for, code_of, further_modules
 from jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
 from jobs.compute.spark_errors import meaning_of
 from jobs.library_internals import add_artifacts, close_channel, disable_reattach, leave_on_server, set_deadlines
@@ -92,7 +92,7 @@ def spark_session(
     are sent to executors on other machines, if there are any; `packages` have to be installed there.
 
     Spark starts Python workers per session: a session per batch would pay for a slow start each time. So all batches of a
-    pipeline share one session.
+    pipeline share one session, until authors' code changes: workers keep what they have imported.
 
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid for a wrong address, token file or module,
     ListenerNotTrusted if another account of this machine listens there, ExecutorsUnprepared if executors lack a package.
@@ -102,8 +102,9 @@ def spark_session(
         return
     check_reachable(settings)
     artifacts = artifacts_for(settings, modules, packages)
+    code = code_of({*modules, *further_modules(settings)}) if artifacts is None else artifacts.name
     try:
-        session = _join(settings, pipeline, rows_are_short, artifacts)
+        session = _join(settings, f"{pipeline}/{code}", rows_are_short, artifacts)
     except (PySparkException, grpc.RpcError) as error:
         raise meaning_of(error) from error
     try:
@@ -201,11 +202,7 @@ def _answers(spark: SparkSession) -> bool:
 
 
 def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifacts | None) -> SparkSession:
-    """Return the shared session of this name, created if necessary; its successor if the server has closed it.
-
-    Changed code gets another session: Python workers belong to a session, and keep what they have imported.
-    """
-    name = name if artifacts is None else f"{name}/{artifacts.name}"
+    """Return the shared session of this name, created if necessary; its successor if the server has closed it."""
     for generation in range(MAX_CLOSED_SESSIONS):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
         session = _connect(_Channel(settings, str(session_id)))

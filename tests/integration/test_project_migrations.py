@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def migrated(shop: Settings, *more: str, message: str = "sales", code: Path = RE
     return Path(json.loads(wrote.stdout)["written"]).name
 
 
+def checkout_in(folder: Path) -> Path:
+    """Return a copy of the checkout's code."""
+    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", folder)
+    return folder
+
+
 def asked(shop: Settings, statement: str, user: str | None = None) -> list[tuple]:
     """Return what a role is answered."""
     connection = psycopg2.connect(**shop.conninfo(user=user))
@@ -127,10 +136,7 @@ def test_a_project_has_a_line_of_its_own(shop: Settings) -> None:
 def test_a_newer_tidegate_comes_before_the_projects_migrations(shop: Settings, tmp_path: Path) -> None:
     """The checkout gets a migration of the ledger after the project has its own; an empty database gets both lines, too."""
     migrated(shop)
-    newer = tmp_path / "newer"
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(REPOSITORY / package, newer / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "pyproject.toml", newer)
+    newer = checkout_in(tmp_path / "newer")
     (newer / VERSIONS / "9000_newer.py").write_text(NEW_LEDGER_MIGRATION.replace("@LAST@", revisions.head_revision()))
 
     refused = tidegate(shop, "inspect", "sales", code=newer)
@@ -166,6 +172,38 @@ def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
             assert "Update the project." in refused.stderr
         for name, content in kept.items():
             (shop.home / "migrations" / name).write_text(content)
+
+
+def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the statements of docs/projects.md: the tables stay, and Tidegate's next migration may have the number that was used."""
+    sales = (shop.home / "pipelines/sales.py").read_text().replace('"daily"', '"sold"')
+    checkout = checkout_in(tmp_path / "checkout")
+    (checkout / "jobs/pipelines/sales.py").write_text(sales)
+    monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))  # without a folder of pipelines
+    for arguments in (["migrate", "--new", "sales"], ["migrate"]):
+        done = tidegate(shop, *arguments, code=checkout)
+        assert done.returncode == 0, done.stderr
+    last = revisions.head_revision()
+    (file,) = (checkout / VERSIONS).glob(f"{int(last) + 1:04d}_*.py")
+    monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
+
+    (shop.home / "pipelines/sales.py").write_text(sales)
+    (shop.home / "migrations" / file.name).write_text(
+        file.read_text().replace(f"down_revision = '{last}'", "down_revision = None")
+    )
+    (statements,) = re.findall(r"^```sql\n(.*?)^```$", (REPOSITORY / "docs/projects.md").read_text(), re.MULTILINE | re.DOTALL)
+    asked(shop, statements.replace("0031", file.name[:4]).replace("0028", last) + "SELECT", shop.pg_owner)
+
+    done = tidegate(shop, "migrate")
+    assert done.returncode == 0, done.stderr
+    again = tidegate(shop, "migrate", "--new", "again")
+    assert "No migration is missing" in again.stdout + again.stderr
+    (checkout / VERSIONS / f"{int(last) + 1:04d}_newer.py").write_text(
+        NEW_LEDGER_MIGRATION.replace("@LAST@", last).replace("9000", f"{int(last) + 1:04d}")
+    )
+    file.unlink()
+    assert tidegate(shop, "migrate", code=checkout).returncode == 0
+    assert columns(shop, "sold") == ["shop", "sold", "txid"]
 
 
 def test_states_that_the_examples_have_filled_stay(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
