@@ -175,7 +175,7 @@ def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
 
 
 def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the statements of docs/projects.md: the tables stay, and Tidegate's next migration may have the number that was used."""
+    """By the statements of docs/projects.md: the tables stay, and Tidegate's next migration may have the same number."""
     sales = (shop.home / "pipelines/sales.py").read_text().replace('"daily"', '"sold"')
     checkout = checkout_in(tmp_path / "checkout")
     (checkout / "jobs/pipelines/sales.py").write_text(sales)
