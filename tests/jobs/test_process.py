@@ -17,6 +17,7 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from jobs.compute import session, staging
+from jobs.compute.executors import modules_of
 from jobs.compute.route import Route, choose
 from jobs.compute.session import spark_session
 from jobs.sources import InputFacts
@@ -151,7 +152,7 @@ def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: boo
     declared = tables.declare_over(table([]).schema, PRICES, transform)
     pipeline = replace(declared, source=replace(declared.source, max_files=2))
     tables.put(table(rows[:50]), table(rows[50:100]), table(rows[100:]))
-    with spark_session(tables.settings, "inbox") as session:
+    with spark_session(tables.settings, "inbox", modules=modules_of(pipeline)) as session:
         # Adaptive execution would make one partition of so few rows in both cases.
         session.conf.set("spark.sql.adaptive.enabled", "false")
         try:
