@@ -7,27 +7,19 @@ down commits.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
 
-import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from state_store import revisions, waits
 from state_store.columns import NAME
-from state_store.driver_errors import translate
-from state_store.engine import give_back, take_engine
-from state_store.errors import StoreUnavailable
-from state_store.held_tables import hold
+from state_store.database import Database
 from state_store.settings import Settings
 from state_store.waits import Marks, Wait
 from state_store.witness import Witness
 
 MOST_CONNECTIONS, PATIENCE_SECONDS = 8, 5
 STATEMENT_TIMEOUT_SECONDS = 10
-_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
 @dataclass(frozen=True)
@@ -44,26 +36,15 @@ class Moment:
         return waits.read(self.connection, requested, self._marks, self._witness)
 
 
-class LedgerReader:
+class LedgerReader(Database):
     """Ledger and states of all pipelines, read by the role `pg_reader`. Thread-safe; one for each process."""
 
     def __init__(self, settings: Settings) -> None:
         """Prepare a reader. Nothing is connected yet, so Postgres may be away."""
-        self.settings = settings
-        self._witness = Witness(settings)
-        self._engine = take_engine(
+        super().__init__(
             settings, user=settings.pg_reader, most_connections=MOST_CONNECTIONS, patience_seconds=PATIENCE_SECONDS
         )
-
-    def close(self) -> None:
-        """Close all connections."""
-        give_back(self._engine)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._witness = Witness(settings)
 
     @contextmanager
     def moment(self, doing: str, pipelines: Sequence[str]) -> Iterator[Moment]:
@@ -86,17 +67,8 @@ class LedgerReader:
 
         Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
         """
-        try:
-            with self._engine.connect() as unprepared:
-                connection = unprepared.execution_options(**_SNAPSHOT)
-                names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
-                hold(connection.connection.driver_connection, names, lock_timeout_seconds=timeout_seconds)
-                connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
-                revisions.check_ledger(connection)
-                yield connection
-        except PoolTimeout as error:
-            raise StoreUnavailable(
-                f"All {MOST_CONNECTIONS} connections were in use for {PATIENCE_SECONDS} s while {doing}. Try again later."
-            ) from error
-        except (DBAPIError, psycopg2.Error) as error:
-            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
+        names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
+        with self._snapshot(doing, states=names, lock_timeout_seconds=timeout_seconds) as connection:
+            connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
+            revisions.check_ledger(connection)
+            yield connection

@@ -1,7 +1,7 @@
 """StateStore: one public method per step of a batch's life, each exactly one transaction.
 
-Only this module opens and ends transactions, and `state_store.reader` for its snapshots. A txid is a batch's number; an attempt
-is fenced once a newer one exists; what has committed counts. Numbers such as I6 are rules of docs/protocol.md.
+No function below this facade opens or ends a transaction. A txid is a batch's number; an attempt is fenced once a newer one
+exists; what has committed counts. Numbers such as I6 are rules of docs/protocol.md.
 """
 
 import logging
@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -43,9 +42,8 @@ from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
 from state_store.copy_in import CsvReader, copy_rows
+from state_store.database import Database
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from state_store.driver_errors import translate
-from state_store.engine import give_back, take_engine
 from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, storable
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
@@ -69,16 +67,15 @@ SEAL_PATIENCE_SECONDS = 30
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
 
 
-class StateStore:
+class StateStore(Database):
     """The ledger and the states of all pipelines in one Postgres database. Thread-safe; calls share nothing.
 
     Every method that changes something is safe to call again after a crash at any point: it finds its work done, or does it
     once.
     """
 
-    def __init__(self, engine: sa.Engine, settings: Settings) -> None:
-        self.engine = engine
-        self.settings = settings
+    def __init__(self, settings: Settings, *, user: str | None = None) -> None:
+        super().__init__(settings, user=user)
         self.witness = Witness(settings)
 
     @classmethod
@@ -87,7 +84,7 @@ class StateStore:
 
         Raises: StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
-        store = cls(take_engine(settings, user=user), settings)
+        store = cls(settings, user=user)
         try:
             with store._transaction(f"connecting as {user or settings.pg_user}") as connection:
                 revisions.check_revision(connection)
@@ -95,16 +92,6 @@ class StateStore:
             store.close()
             raise
         return store
-
-    def close(self) -> None:
-        """Close all connections, unless another store of this process has the same settings."""
-        give_back(self.engine)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # plan
 
@@ -257,7 +244,7 @@ class StateStore:
             yield found
             return
         with ExitStack() as kept:
-            with _translated_errors(doing):
+            with self.translated_errors(doing):
                 unprepared = kept.enter_context(self.engine.connect())
                 connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 latest = [query.state for query in spec.queries if query.as_of == "latest"]
@@ -676,33 +663,3 @@ class StateStore:
         """
         with self._transaction(f"reading the changes of state {state.name}") as connection:
             yield from history.changes(connection, state, after_txid, limit)
-
-    @contextmanager
-    def _session(self, doing: str) -> Iterator[Connection]:
-        """Yield a separate autocommit connection, and discard it with its session afterwards."""
-        with _translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            try:
-                yield connection
-            finally:
-                connection.invalidate()
-
-    @contextmanager
-    def _snapshot(self, doing: str) -> Iterator[Connection]:
-        """Run a transaction that only reads, and whose statements all see the same moment."""
-        options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with _translated_errors(doing), self.engine.connect().execution_options(**options) as connection, connection.begin():
-            yield connection
-
-    @contextmanager
-    def _transaction(self, doing: str) -> Iterator[Connection]:
-        with _translated_errors(doing), self.engine.begin() as connection:
-            yield connection
-
-
-@contextmanager
-def _translated_errors(doing: str) -> Iterator[None]:
-    """Translate the driver's errors into Tidegate's."""
-    try:
-        yield
-    except (DBAPIError, psycopg2.Error) as error:
-        raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error

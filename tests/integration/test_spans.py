@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -162,7 +162,7 @@ def test_a_commit_that_began_before_the_seal_was_not_waited_for(tally: Tally, re
 
 def test_a_store_that_is_away_fails_no_work(tally: Tally, recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
     """The spans are missing, the log says so, and the caller goes on."""
-    away = StateStore(sa.create_engine("postgresql+psycopg2://nobody@127.0.0.1:9/none"), tally.store.settings)
+    away = StateStore(replace(tally.store.settings, pg_port=9))
     with caplog.at_level(logging.WARNING):
         recorded.spans.on_attempts(away, "tally", 1, {1})
         recorded.spans.on_commit_task(away, "tally", 1)

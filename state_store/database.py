@@ -1,0 +1,135 @@
+"""Connections to the database of ledger and states, and transactions on them; a process has one pool of them per settings."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Self
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from state_store.driver_errors import translate
+from state_store.errors import StoreUnavailable
+from state_store.held_tables import hold
+from state_store.session_times import prepare_times
+from state_store.settings import Settings
+
+MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
+_lock = threading.Lock()
+_users: Counter[sa.Engine] = Counter()
+
+
+class Database:
+    """The connections of one role. Nothing is connected yet, so Postgres may be away.
+
+    At most `most_connections` are open; a thread waits `patience_seconds` for one, and then gets StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        user: str | None = None,
+        most_connections: int = MOST_CONNECTIONS,
+        patience_seconds: int = CONNECTION_PATIENCE_SECONDS,
+    ) -> None:
+        self.settings = settings
+        self._pool_limits = f"{most_connections} connections were in use for {patience_seconds} s"
+        self.engine = _engine_for(settings, user, most_connections, patience_seconds)
+        with _lock:
+            _users[self.engine] += 1
+
+    def close(self) -> None:
+        """Close all connections, unless others of this process use them: these would lose track of those in use."""
+        with _lock:
+            _users[self.engine] -= 1
+            if _users[self.engine] <= 0:
+                del _users[self.engine]
+                self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def translated_errors(self, doing: str) -> Iterator[None]:
+        """Translate the errors of driver and pool into Tidegate's."""
+        try:
+            yield
+        except PoolTimeout as error:
+            raise StoreUnavailable(f"All {self._pool_limits} while {doing}. Try again later.") from error
+        except (DBAPIError, psycopg2.Error) as error:
+            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[Connection]:
+        with self.translated_errors(doing), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _snapshot(
+        self, doing: str, *, states: Sequence[str] = (), lock_timeout_seconds: int | None = None
+    ) -> Iterator[Connection]:
+        """Run a transaction that only reads, and whose statements all see the same moment.
+
+        The `states` that will be read are named, so that no migration makes their tables again meanwhile.
+        """
+        with self.translated_errors(doing), self.engine.connect() as unprepared:
+            connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            hold(connection.connection.driver_connection, states, lock_timeout_seconds=lock_timeout_seconds)
+            yield connection
+
+    @contextmanager
+    def _session(self, doing: str) -> Iterator[Connection]:
+        """Yield a separate autocommit connection, and discard it with its session afterwards."""
+        with self.translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            try:
+                yield connection
+            finally:
+                connection.invalidate()
+
+
+@lru_cache(maxsize=8)
+def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
+    """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
+
+    The same settings give the same Engine, as it caches compiled statements. After it is disposed of, it may be used again.
+
+    The pool grows to the most connections ever used at once: one for a task or a command, a few for `tidegate run`. The
+    connection that was returned last is used first: its session knows the tables.
+    """
+    engine = sa.create_engine(
+        "postgresql+psycopg2://",
+        isolation_level="READ COMMITTED",  # a statement after the lock must see what the lock waited for
+        pool_size=most_connections,
+        max_overflow=0,
+        pool_timeout=patience_seconds,
+        pool_use_lifo=True,
+        pool_pre_ping=True,
+        use_native_hstore=False,  # saves a query per connection: no column is an hstore
+        connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
+    )
+    sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
+    return engine
+
+
+def _forget_connections() -> None:
+    """Make a forked process open its own connections: processes that share one read each other's answers.
+
+    The parent's connections are left open, because it still uses them.
+    """
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
+    _lock = threading.Lock()
+    for engine in _users:
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)
