@@ -21,8 +21,7 @@ from sqlalchemy import Connection
 
 from migrations import prerequisites
 from state_store import partitions, project, revisions, schema, state_tables, tables
-from state_store.commits import CONNECTION_CHECK_INTERVAL
-from state_store.database import Database
+from state_store.database import CONNECTION_CHECK_INTERVAL, Database, set_local
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.settings import Settings
@@ -254,7 +253,7 @@ def connected(settings: Settings) -> Iterator[Connection]:
             "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
             "search_path": SEARCH_PATH,
         }
-        connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items())))
+        set_local(connection, limits)
         # SQLAlchemy has read it from the session's own search path.
         connection.dialect.default_schema_name = SEARCH_PATH
         yield connection

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
 from state_store import state_tables, tables
+from state_store.copy_in import STAGING
 from state_store.errors import AccessRefused, PermanentError
 from state_store.revisions import VERSION_TABLE
 
@@ -21,7 +22,7 @@ ROLES = {
     "tidegate_stager": "Spark's executors: stages rows",
     "tidegate_reader": "people and the page: reads",
 }
-_SCHEMAS = (tables.LEDGER, state_tables.STATE, state_tables.STAGING)
+_SCHEMAS = (tables.LEDGER, state_tables.STATE, STAGING)
 _quote = psycopg2.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
 
 

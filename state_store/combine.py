@@ -19,6 +19,7 @@ from sqlalchemy.schema import DropTable
 
 from state_store import combiners, state_tables
 from state_store.copy_in import STAGING
+from state_store.database import set_local
 from state_store.declaration import StateSpec, staged_in_order_of
 
 # From this many rows of several batches on, more than one process adds them up.
@@ -59,7 +60,7 @@ def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBa
 
     A sum is NULL, which no state accepts, if a sum of some of its batches could come near the limit of its type.
     """
-    _set(connection, {"work_mem": f"{MEMORY_MIB}MB"})
+    set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})
     if sum(batch.rows for batch in staged) < SHARED_ROWS:
         rows = _rows(staged)
         yield Combined(_sums(state, rows), _count_keys(connection, state, rows))
@@ -191,7 +192,7 @@ def _planned_for(
     # It also takes groups of unknown number for 200, and would join them row by row.
     settings = {"enable_nestloop": "off"}
     if processes:
-        _set(connection, {"default_statistics_target": "1"})  # a sample of a few hundred rows, which is quick
+        set_local(connection, {"default_statistics_target": "1"})  # a sample of a few hundred rows, which is quick
         for batch in staged:
             connection.execute(_ANALYZE.against(batch.stage))
         settings[_WORKERS] = str(processes)
@@ -199,17 +200,11 @@ def _planned_for(
         settings["enable_hashagg"] = "on" if keeps_whole_rows(state) else "off"
         settings["work_mem"] = f"{SORTING_MEMORY_MIB * 1024 // (len(staged) * max(1, processes))}kB"
     before = {name: _setting(connection, name) for name in settings}
-    _set(connection, settings)
+    set_local(connection, settings)
     yield
-    _set(connection, before)
+    set_local(connection, before)
 
 
 def _setting(connection: Connection, name: str) -> str:
     value: str = connection.execute(sa.select(sa.func.current_setting(name))).scalar_one()
     return value
-
-
-def _set(connection: Connection, settings: dict[str, str]) -> None:
-    """Change some of Postgres' settings until the transaction ends."""
-    for name, value in settings.items():
-        connection.execute(sa.select(sa.func.set_config(name, value, True)))

@@ -32,8 +32,6 @@ from state_store.errors import (
 from state_store.merges import NOTHING, Merged
 from state_store.witness import Witness
 
-# How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
-CONNECTION_CHECK_INTERVAL = "500ms"
 # The most batches that one transaction merges: enough for most of the gain in speed, few enough to merge again if it fails.
 MAX_BATCHES_TOGETHER = 100
 MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more
@@ -58,41 +56,6 @@ class Commit:
         outcome = "committed" if self.skipped_reason is None else "skipped"
         outcome = f"already {outcome}" if self.already_committed else outcome
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
-
-
-def set_limits(
-    connection: Connection, lock_timeout_seconds: int, statement_timeout_seconds: int, idle_timeout_seconds: int
-) -> None:
-    """Bound every wait of this transaction, and make its COMMIT durable.
-
-    The settings are local to the transaction, so that they work through a connection pooler. A statement may take long, but the
-    pause between two statements is long only if the process is suspended (I20).
-    """
-    limits = {
-        "lock_timeout": f"{lock_timeout_seconds}s",
-        "statement_timeout": f"{statement_timeout_seconds}s",
-        "idle_in_transaction_session_timeout": f"{idle_timeout_seconds}s",
-        "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
-        "synchronous_commit": _durable(),
-    }
-    connection.execute(
-        sa.select(*(sa.func.set_config(name, value, True) for name, value in limits.items()), without_time_limit())
-    )
-
-
-def without_time_limit() -> sa.ColumnElement[Any]:
-    """Return what lets a transaction take as long as its statements may take.
-
-    From Postgres 17 on, a role or a database may limit it as a whole; a large merge would then never come to its end.
-    """
-    name = "transaction_timeout"
-    return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
-
-
-def _durable() -> sa.ColumnElement[str]:
-    """Return the setting by which a COMMIT waits for the disk, here and on standbys; a stricter one is kept."""
-    found = sa.func.current_setting("synchronous_commit")
-    return sa.case((found == "remote_apply", found), else_="on")
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:

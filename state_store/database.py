@@ -3,10 +3,10 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import psycopg2
 import sqlalchemy as sa
@@ -21,6 +21,8 @@ from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
 MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
+# How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
+CONNECTION_CHECK_INTERVAL = "500ms"
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 
@@ -75,6 +77,13 @@ class Database:
             yield connection
 
     @contextmanager
+    def _write_transaction(self, doing: str, *, lock_timeout_seconds: int | None = None) -> Iterator[Connection]:
+        """Run a transaction whose waits are bounded, and whose COMMIT is durable."""
+        with self._transaction(doing) as connection:
+            set_limits(connection, self.settings, lock_timeout_seconds=lock_timeout_seconds)
+            yield connection
+
+    @contextmanager
     def _snapshot(
         self, doing: str, *, states: Sequence[str] = (), lock_timeout_seconds: int | None = None
     ) -> Iterator[Connection]:
@@ -95,6 +104,46 @@ class Database:
                 yield connection
             finally:
                 connection.invalidate()
+
+
+def set_limits(connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None) -> None:
+    """Bound every wait of this transaction, and make its COMMIT durable.
+
+    A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
+    docs/protocol.md).
+    """
+    found = sa.func.current_setting("synchronous_commit")
+    limits = {
+        "lock_timeout": f"{lock_timeout_seconds or settings.lock_timeout_seconds}s",
+        "statement_timeout": f"{settings.commit_timeout_seconds}s",
+        "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
+        "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
+        "synchronous_commit": sa.case((found == "remote_apply", found), else_="on"),  # a stricter setting is kept
+    }
+    connection.execute(sa.select(*_local(limits), _without_time_limit()))
+
+
+def hold_open(connection: Connection) -> None:
+    """Let this transaction last, and its client be silent, for any time."""
+    connection.execute(sa.select(*_local({"idle_in_transaction_session_timeout": "0"}), _without_time_limit()))
+
+
+def set_local(connection: Connection, settings: Mapping[str, str]) -> None:
+    """Change settings of Postgres until the transaction ends, which works through a connection pooler, too."""
+    connection.execute(sa.select(*_local(settings)))
+
+
+def _local(settings: Mapping[str, Any]) -> list[sa.ColumnElement[str]]:
+    return [sa.func.set_config(name, value, True) for name, value in settings.items()]
+
+
+def _without_time_limit() -> sa.ColumnElement[Any]:
+    """Return what lets a transaction take as long as its statements may take.
+
+    From Postgres 17 on, a role or a database may limit it as a whole; a large merge would then never come to its end.
+    """
+    name = "transaction_timeout"
+    return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from state_store import cursors, tables
 from state_store.copy_in import STAGING
 from state_store.cursors import CURSOR, Cursor
+from state_store.database import set_local
 from state_store.errors import HoleDetected
 from state_store.history import batches_view
 from state_store.search import UNCOMMITTED
@@ -64,7 +65,7 @@ class Measures:
 
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
     """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
-    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in BY_KEYS.items())))
+    set_local(connection, BY_KEYS)
     found = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
     totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in found])
     now = {row.pipeline: row for row in connection.execute(_present())}

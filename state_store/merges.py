@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
 from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
+from state_store.database import set_local
 from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
 from state_store.driver_errors import is_too_large_row
 from state_store.errors import GuardMismatch, Overflow
@@ -48,7 +49,7 @@ TextRow = Mapping[str, str | None]
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
     """Name the pipeline as the writer until the transaction ends: triggers of the state tables refuse all others."""
-    connection.execute(sa.select(sa.func.set_config("tidegate.writer", spec.name, True)))
+    set_local(connection, {"tidegate.writer": spec.name})
 
 
 def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[Merged]:
@@ -169,7 +170,7 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
 
     Raises: GuardMismatch if a row is there already, or is kept out by a trigger or a rule.
     """
-    connection.execute(sa.select(sa.func.set_config("work_mem", f"{MEMORY_MIB}MB", True)))  # for the sort
+    set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})  # for the sort
     for batch in staged:
         if state.ranges:
             range_partitions.add_missing(connection, state, batch.partials)

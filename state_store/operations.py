@@ -15,6 +15,7 @@ from state_store import attempts, batches, commits, cursors, merges, source_file
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.cursors import registered
+from state_store.database import set_local
 from state_store.declaration import PipelineSpec, followed_as, parts_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.witness import Witness
@@ -100,7 +101,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     """
     cursor = cursors.lock_cursor(connection, spec.name, witness)
     # A policy that hides rows even from the owner is an error: what the txid did to them would stay.
-    connection.execute(sa.select(sa.func.set_config("row_security", "off", True)))
+    set_local(connection, {"row_security": "off"})
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
     check_not_followed(connection, spec, txid, request.without)

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, ProgrammingError
 
 from state_store import tables
+from state_store.database import set_local
 from state_store.declaration import Ranges, StateSpec
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 
@@ -160,7 +161,7 @@ def ended(connection: Connection, state: StateSpec, before: str) -> list[str]:
     found = sa.select(r.partition).where(r.state == state.name, upper <= sa.cast(sa.literal(before, sa.Text), _SQL_TYPES[kind]))
     try:
         with connection.begin_nested():
-            connection.execute(sa.select(sa.func.set_config("timezone", "UTC", True)))
+            set_local(connection, {"timezone": "UTC"})
             return list(connection.scalars(found.order_by(upper)))
     except DataError as error:
         raise UsageError(

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import revisions, waits
 from state_store.columns import NAME
-from state_store.database import Database
+from state_store.database import Database, set_local
 from state_store.settings import Settings
 from state_store.waits import Marks, Wait
 from state_store.witness import Witness
@@ -69,6 +68,6 @@ class LedgerReader(Database):
         """
         names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
         with self._snapshot(doing, states=names, lock_timeout_seconds=timeout_seconds) as connection:
-            connection.execute(sa.select(sa.func.set_config("statement_timeout", f"{timeout_seconds}s", True)))
+            set_local(connection, {"statement_timeout": f"{timeout_seconds}s"})
             revisions.check_ledger(connection)
             yield connection

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
+from state_store.database import set_local
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
@@ -117,7 +118,7 @@ def prune_ranges(
     Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
-    connection.execute(sa.select(sa.func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
+    set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
     attached = partitions.attached(connection, state_tables.STATE, state)
     ended = range_partitions.ended(connection, state, removal.before)
     pruned = PrunedRanges([], None, [], are_more=len(ended) > MOST_AT_ONCE)

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -42,7 +41,7 @@ from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
 from state_store.copy_in import CsvReader, copy_rows
-from state_store.database import Database
+from state_store.database import Database, hold_open
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, storable
 from state_store.held_tables import hold
@@ -135,7 +134,7 @@ class StateStore(Database):
 
     def note_times(self, pipeline: str, files: Sequence[TakenFile]) -> None:
         """Record the new modification times (`mtime_ns`) of counted files with unchanged content."""
-        with self._transaction("noting when files were touched") as connection:
+        with self._write_transaction("noting when files were touched") as connection:
             source_files.note_times(connection, pipeline, files)
 
     def run_txids(self, pipeline: str, run_id: str) -> list[int]:
@@ -173,8 +172,7 @@ class StateStore(Database):
                     f"{batches.MAX_METADATA_BYTES}. Make the source's batches smaller.",
                     pipeline=spec.name,
                 )
-        with self._transaction("opening batches") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("opening batches") as connection:
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
             operations.check_not_paused(connection, spec.name)
@@ -195,8 +193,7 @@ class StateStore(Database):
 
     def drop_old_staging(self, spec: PipelineSpec) -> int:
         """Drop some staging of attempts whose batches committed before the retention; return their number."""
-        with self._transaction("dropping old staging") as connection:
-            self._set_limits(connection, lock_timeout_seconds=1)
+        with self._write_transaction("dropping old staging", lock_timeout_seconds=1) as connection:
             return staging.drop_old(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
 
     # process
@@ -221,8 +218,7 @@ class StateStore(Database):
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
         """
-        with self._transaction("starting an attempt") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("starting an attempt") as connection:
             return beginning.begin(connection, spec, beginning.Request(txid, owner, mode, airflow, new_input), self.witness)
 
     @contextmanager
@@ -250,8 +246,7 @@ class StateStore(Database):
                 latest = [query.state for query in spec.queries if query.as_of == "latest"]
                 patience = self.settings.lock_timeout_seconds
                 hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
-                unbounded = sa.func.set_config("idle_in_transaction_session_timeout", "0", True), commits.without_time_limit()
-                connection.execute(sa.select(*unbounded))
+                hold_open(connection)
                 found = queried.find(connection, spec, self.settings.pg_stager)
             try:
                 yield found
@@ -293,14 +288,12 @@ class StateStore(Database):
 
         Heartbeat and answer are hints that save work: the seal checks the fence under the batch's lock.
         """
-        with self._transaction(f"looking after {attempt}") as connection:
-            self._set_limits(connection)
+        with self._write_transaction(f"looking after {attempt}") as connection:
             return attempts.keep_alive(connection, attempt)
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
         """Record the Spark application in which the attempt computes, and the tag of its operations."""
-        with self._transaction(f"noting where {attempt} computes") as connection:
-            self._set_limits(connection)
+        with self._write_transaction(f"noting where {attempt} computes") as connection:
             attempts.write_spark(connection, attempt, application, tag)
 
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
@@ -324,8 +317,7 @@ class StateStore(Database):
         Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
         has emitted different rows from those of an earlier attempt.
         """
-        with self._transaction(f"sealing {attempt}") as connection:
-            self._set_limits(connection, lock_timeout_seconds=SEAL_PATIENCE_SECONDS)
+        with self._write_transaction(f"sealing {attempt}", lock_timeout_seconds=SEAL_PATIENCE_SECONDS) as connection:
             batch = attempts.lock_batch(connection, attempt.pipeline, attempt.txid)
             attempts.check_fence(batch, attempt)
             newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
@@ -343,8 +335,7 @@ class StateStore(Database):
 
         Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
-        with self._transaction(f"failing {attempt}") as connection:
-            self._set_limits(connection)
+        with self._write_transaction(f"failing {attempt}") as connection:
             attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
             return attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
 
@@ -367,8 +358,7 @@ class StateStore(Database):
         Returns False, having changed nothing, if the batch has committed or is given up already, has failed less often, or if
         its newest attempt has not failed by the content. This is decided under the batch's lock.
         """
-        with self._transaction("giving up a batch") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("giving up a batch") as connection:
             batch = attempts.lock_batch(connection, pipeline, txid)
             if not attempts.is_poison(connection, batch) or attempts.poison_tries(connection, pipeline, txid) < tries:
                 return False
@@ -376,8 +366,7 @@ class StateStore(Database):
 
     def halt_batch(self, pipeline: str, txid: int, reason: str) -> None:
         """Exclude the batch from automatic retries, so that later batches of the run end instead of waiting for it."""
-        with self._transaction("halting a batch") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("halting a batch") as connection:
             batches.halt(connection, pipeline, txid, storable(reason))
 
     # commit
@@ -387,8 +376,7 @@ class StateStore(Database):
 
         Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due.
         """
-        with self._transaction("noting an ack") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("noting an ack") as connection:
             batches.note_ack(connection, pipeline, txid, attempt)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
@@ -496,18 +484,17 @@ class StateStore(Database):
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
         """Let a batch be tried again, or, without a txid, all that were halted or given up; return the txids."""
-        with self._transaction("letting batches be tried again") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("letting batches be tried again") as connection:
             return operations.retry(connection, pipeline, txid, owner, storable(reason))
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
         """Stop new runs of the pipeline; runs that have planned go on. False if it was paused already."""
-        with self._transaction("pausing a pipeline") as connection:
+        with self._write_transaction("pausing a pipeline") as connection:
             return operations.pause(connection, pipeline, owner, storable(reason))
 
     def resume(self, pipeline: str, owner: str, reason: str) -> bool:
         """Let runs of the pipeline start again. False if it was not paused."""
-        with self._transaction("resuming a pipeline") as connection:
+        with self._write_transaction("resuming a pipeline") as connection:
             return operations.resume(connection, pipeline, owner, storable(reason))
 
     def check_not_paused(self, pipeline: str) -> None:
@@ -528,8 +515,7 @@ class StateStore(Database):
         Raises: HoleDetected, MetadataCorrupt, SchemaOutOfDate.
         """
         while True:
-            with self._transaction("replaying quarantined records") as connection:
-                self._set_limits(connection)
+            with self._write_transaction("replaying quarantined records") as connection:
                 cursors.check_history(connection, spec.name, self.witness)
                 opened = operations.replay_quarantined(connection, spec.name, owner, storable(reason), txid)
                 if opened is not False:
@@ -542,8 +528,7 @@ class StateStore(Database):
         Raises: UnknownBatch if there is no such record; RangeRefused if it may not be corrected, or not `again`; UsageError
         for a payload that cannot be stored, or is not JSON of the record's columns where the original is.
         """
-        with self._transaction("mending a quarantined record") as connection:
-            self._set_limits(connection)
+        with self._write_transaction("mending a quarantined record") as connection:
             mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
@@ -562,17 +547,11 @@ class StateStore(Database):
     @contextmanager
     def _commit_transaction(self, pipeline: str, doing: str) -> Iterator[Connection]:
         """Run a transaction that may commit batches, then record the last commit in the witness."""
-        with self._transaction(doing) as connection:
-            self._set_limits(connection)
+        with self._write_transaction(doing) as connection:
             yield connection
             committed = cursors.mark(connection, pipeline)
         if committed is not None:
             self.witness.advance(committed)
-
-    def _set_limits(self, connection: Connection, *, lock_timeout_seconds: int | None = None) -> None:
-        limits = self.settings
-        lock_timeout = lock_timeout_seconds or limits.lock_timeout_seconds
-        commits.set_limits(connection, lock_timeout, limits.commit_timeout_seconds, limits.idle_timeout_seconds)
 
     # queries
 

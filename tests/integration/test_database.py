@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from state_store import Settings, StateStore
-from state_store.commits import set_limits
+from state_store.database import set_limits
 from state_store.driver_errors import translate
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
 from tests.conftest import Server
@@ -96,7 +96,7 @@ def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires
         pairs = {"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"}
         for found, expected in pairs.items():
             connection.execute(sa.select(sa.func.set_config("synchronous_commit", found, True)))
-            set_limits(connection, lock_timeout_seconds=1, statement_timeout_seconds=1, idle_timeout_seconds=1)
+            set_limits(connection, settings)
             assert connection.scalar(sa.select(sa.func.current_setting("synchronous_commit"))) == expected
 
 
