@@ -135,8 +135,8 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
     return LockedBatch(*row) if row else None
 
 
-def newest(connection: Connection, pipeline: str, txid: int, number: int) -> AttemptRow | None:
-    """Return the row of the newest attempt, whose `number` the batch has; None if there is none yet.
+def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
+    """Return the row of a batch's newest attempt; None if there is none yet.
 
     An attempt of older code sends no heartbeats: its `silent_seconds` is None.
     """
@@ -144,9 +144,8 @@ def newest(connection: Connection, pipeline: str, txid: int, number: int) -> Att
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
     silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")
     known = [a[name] for name in AttemptRow._fields[:-2]]
-    row = connection.execute(
-        sa.select(*known, age, silence).where(a.pipeline == pipeline, a.txid == txid, a.attempt == number)
-    ).one_or_none()
+    of_batch = (a.pipeline == batch.pipeline, a.txid == batch.txid, a.attempt == batch.attempt)
+    row = connection.execute(sa.select(*known, age, silence).where(*of_batch)).one_or_none()
     return AttemptRow._make(row) if row else None
 
 
@@ -188,13 +187,49 @@ def write_spark(connection: Connection, attempt: Attempt, application: str, tag:
     connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
 
 
-def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
-    """Refuse to go on if a newer attempt owns the locked batch, or the pipeline has begun another history of commits.
+def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
+    """Record that the attempt's staging is complete, and which of the rows there a commit merges; a second seal is ignored.
 
-    In that history, after commits and attempts were lost, another attempt may have the same number.
+    Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
+    has emitted different rows from those of an earlier attempt.
+    """
+    own = newest(connection, _lock_owned(connection, attempt))
+    assert own is not None, "the batch has its number"
+    if own.failed_at is not None:
+        raise AttemptFenced(f"{attempt} was recorded as failed: {own.error} Nothing of it counts.", **attempt.identity)
+    if own.sealed_at is not None:
+        return
+    _check_replay(connection, attempt, tracked)
+    if rows := [{**attempt.identity, **asdict(partition)} for partition in partitions if partition.rows]:
+        connection.execute(insert(tables.seal).values(rows))
+    connection.execute(
+        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
+    )
+
+
+def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
+    """Record why the attempt failed, unless it had already ended; return `poison_tries`.
+
+    Raises: AttemptFenced if a newer attempt owns the batch.
+    """
+    _lock_owned(connection, attempt)
+    a = tables.attempt.c
+    connection.execute(
+        sa.update(tables.attempt)
+        .where(*_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
+        .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
+    )
+    return poison_tries(connection, attempt.pipeline, attempt.txid)
+
+
+def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
+    """Lock the attempt's batch, and return its row if the attempt still owns it.
+
+    In another history of commits, which begins when commits and attempts were lost, another attempt may have the same number.
 
     Raises: AttemptFenced.
     """
+    batch = lock_batch(connection, attempt.pipeline, attempt.txid)
     if batch.history != attempt.history:
         raise AttemptFenced(
             f"{attempt} is fenced: the pipeline has begun another history since it started, because the database has lost "
@@ -206,9 +241,10 @@ def check_fence(batch: LockedBatch, attempt: Attempt) -> None:
             f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.",
             **attempt.identity,
         )
+    return batch
 
 
-def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
+def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
     """Refuse an attempt to which a transactional source emitted other rows than to an earlier one (I11).
 
     Counts and hash sums are compared if both have the same declaration and metadata. Other kinds of source are not checked.
@@ -236,38 +272,6 @@ def check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> 
         )
 
 
-def write_seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
-    """Record that the attempt's staging is complete, and which of the rows there a commit merges."""
-    rows = [
-        {
-            **attempt.identity,
-            "state": p.state,
-            "partition": p.partition,
-            "task_attempt": p.task_attempt,
-            "rows": p.rows,
-            "digest": p.digest,
-        }
-        for p in partitions
-        if p.rows
-    ]
-    if rows:
-        connection.execute(insert(tables.seal).values(rows))
-    connection.execute(
-        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
-    )
-
-
-def write_failure(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
-    """Record why the attempt failed, unless it had already ended; return `poison_tries`."""
-    a = tables.attempt.c
-    connection.execute(
-        sa.update(tables.attempt)
-        .where(*_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
-        .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
-    )
-    return poison_tries(connection, attempt.pipeline, attempt.txid)
-
-
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
     """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
     a, b = tables.attempt.c, tables.batch.c
@@ -278,7 +282,7 @@ def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
 
 def is_poison(connection: Connection, batch: LockedBatch) -> bool:
     """Return whether the newest attempt of a locked batch failed by the batch's content."""
-    attempt = newest(connection, batch.pipeline, batch.txid, batch.attempt)
+    attempt = newest(connection, batch)
     return attempt is not None and bool(attempt.is_poison)
 
 

@@ -111,7 +111,7 @@ def begin(
     commits.check_declaration(connection, spec)
     previous = batches.input_of(connection, spec.name, txid - 1)
     planned = batches.existing_input(connection, spec.name, txid)
-    known = _Known(spec, batch, previous, planned, attempts.newest(connection, spec.name, txid, batch.attempt))
+    known = _Known(spec, batch, previous, planned, attempts.newest(connection, batch))
     if request.mode != "redo" and (reason := _reason_against(connection, known, request.mode)):
         return reason
     if _must_replan(known, request.new_input):

@@ -244,7 +244,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
 
     Raises: AttemptNotSealed while it is processed; StagingLost if it has to be processed again.
     """
-    attempt = attempts.newest(connection, spec.name, batch.txid, batch.attempt)
+    attempt = attempts.newest(connection, batch)
     name = f"{spec.name} {batch.txid}:{batch.attempt}"
     identity: dict[str, Any] = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
     if attempt is None:

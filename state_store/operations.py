@@ -240,7 +240,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         return commits.already_committed(connection, spec.name, txid, cursor.txid)
     commits.check_no_hole(connection, spec.name, cursor.txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
-    attempt = attempts.newest(connection, spec.name, txid, batch.attempt)
+    attempt = attempts.newest(connection, batch)
     if attempt is None or (attempt.failed_at is None and batch.halted_at is None and batch.skip_reason is None):
         raise RangeRefused(
             f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",

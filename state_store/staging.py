@@ -6,6 +6,7 @@ not name.
 """
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -17,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import state_tables, tables
-from state_store.copy_in import STAGING
+from state_store.copy_in import STAGING, CsvReader, copy_rows
 from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
 
@@ -67,6 +68,15 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
         table = state_tables.staging_table_of(staged, txid, attempt)
         connection.execute(CreateTable(table))
         connection.execute(STAGER_GRANT.against(table))
+
+
+def fill(connection: Connection, staged: Staged, txid: int, attempt: int, content: CsvReader) -> StagedPartition:
+    """Copy rows into an attempt's staging from this process; return the partition for the seal."""
+    table = state_tables.staging_table_of(staged, txid, attempt)
+    columns = [column.name for column in table.columns]
+    with closing(connection.connection.cursor()) as cursor:
+        copied = copy_rows(cursor, table.name, columns, content, NO_TASK, digest_statement(staged, txid, attempt))
+    return StagedPartition(staged.name, 0, NO_TASK, *copied)
 
 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:

@@ -7,7 +7,7 @@ exists; what has committed counts. Numbers such as I6 are rules of docs/protocol
 import logging
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -30,7 +30,6 @@ from state_store import (
     search,
     source_files,
     staging,
-    state_tables,
     turns,
     waits,
     windows,
@@ -40,10 +39,10 @@ from state_store.attempts import AirflowTry, Attempt, Tracked
 from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
-from state_store.copy_in import CsvReader, copy_rows
+from state_store.copy_in import CsvReader
 from state_store.database import Database, hold_open
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from state_store.errors import AttemptFenced, RangeRefused, StoreUnavailable, storable
+from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
@@ -52,7 +51,7 @@ from state_store.queried import QueriedState
 from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
-from state_store.staging import NO_TASK, StagedPartition
+from state_store.staging import StagedPartition
 from state_store.turns import UNREGISTERED, Processing, Turn
 from state_store.waits import Wait
 from state_store.windows import Progress
@@ -304,12 +303,8 @@ class StateStore(Database):
 
         Raises: StoreUnavailable, also for an error that `content` raises while it is read.
         """
-        table = state_tables.staging_table_of(staged, attempt.txid, attempt.number)
-        columns = [*(column.name for column in staged.columns), "task_attempt"]
-        digest = staging.digest_statement(staged, attempt.txid, attempt.number)
-        with self._transaction(f"staging {staged.name}") as connection, closing(connection.connection.cursor()) as cursor:
-            rows, checksum = copy_rows(cursor, table.name, columns, content, NO_TASK, digest)
-        return StagedPartition(staged.name, 0, NO_TASK, rows, checksum)
+        with self._transaction(f"staging {staged.name}") as connection:
+            return staging.fill(connection, staged, attempt.txid, attempt.number, content)
 
     def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
@@ -318,17 +313,7 @@ class StateStore(Database):
         has emitted different rows from those of an earlier attempt.
         """
         with self._write_transaction(f"sealing {attempt}", lock_timeout_seconds=SEAL_PATIENCE_SECONDS) as connection:
-            batch = attempts.lock_batch(connection, attempt.pipeline, attempt.txid)
-            attempts.check_fence(batch, attempt)
-            newest = attempts.newest(connection, attempt.pipeline, attempt.txid, attempt.number)
-            assert newest is not None  # the fence has found it
-            if newest.failed_at is not None:
-                raise AttemptFenced(
-                    f"{attempt} was recorded as failed: {newest.error} Nothing of it counts.", **attempt.identity
-                )
-            if newest.sealed_at is None:
-                attempts.check_replay(connection, attempt, tracked)
-                attempts.write_seal(connection, attempt, partitions, tracked)
+            attempts.seal(connection, attempt, partitions, tracked)
 
     def fail_attempt(self, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
         """Record why an attempt failed, so that its staging never counts; return `poison_tries`.
@@ -336,8 +321,7 @@ class StateStore(Database):
         Raises: AttemptFenced if a newer attempt owns the batch: then only the newer attempt's outcome matters.
         """
         with self._write_transaction(f"failing {attempt}") as connection:
-            attempts.check_fence(attempts.lock_batch(connection, attempt.pipeline, attempt.txid), attempt)
-            return attempts.write_failure(connection, attempt, storable(error), is_poison=is_poison)
+            return attempts.fail(connection, attempt, storable(error), is_poison=is_poison)
 
     def poison_tries(self, pipeline: str, txid: int) -> int:
         """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
