@@ -5,7 +5,7 @@ batch does not commit ("block"), or commits and the ledger keeps what was found 
 ("quarantine").
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from state_store import state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
-from state_store.set_aside import left, set_aside
+from state_store.quarantine import set_aside, without_set_aside
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 
@@ -88,24 +88,24 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
     Raises: DeclarationInvalid if a check cannot be evaluated, or does not select the keys of the partials.
     """
     for name, check in batch.spec.checks:
-        if check.of == state.name:
-            statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
-            is_wrong = _is_wrong(batch, state, name, statement)
-            found, rows = _found(connection, statement), 0
-            if found:
-                p = staged.partials.subquery("brought")
-                wrong = sa.select(p).where(is_wrong(p))
-                rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
-                # Not "those that the check does not find": once the batch is merged, it may find others.
-                staged = staged._replace(rows=staged.rows - rows, partials=left(batch.spec, state, batch.txid, staged.partials))
-            _record(connection, batch, name, f"{rows} set aside: {_shown(found)}" if found else None)
+        if check.of != state.name:
+            continue
+        statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
+        wrong = _wrong_partials(batch, state, name, statement, staged.partials)
+        found, rows = _found(connection, statement), 0
+        if found:
+            rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
+            # Not "those that the check does not find": once the batch is merged, it may find others.
+            others = without_set_aside(batch.spec, state, batch.txid, staged.partials)
+            staged = staged._replace(rows=staged.rows - rows, partials=others)
+        _record(connection, batch, name, f"{rows} set aside: {_shown(found)}" if found else None)
     return staged
 
 
-def _is_wrong(
-    batch: CheckedBatch, state: StateSpec, name: str, statement: sa.Select[Any]
-) -> Callable[[sa.Subquery], sa.ColumnElement[bool]]:
-    """Return the condition under which a partial is one that a check finds.
+def _wrong_partials(
+    batch: CheckedBatch, state: StateSpec, name: str, statement: sa.Select[Any], partials: sa.Select[Any]
+) -> sa.Select[Any]:
+    """Return the partials that a check finds.
 
     Raises: DeclarationInvalid if the check does not select the keys.
     """
@@ -114,17 +114,11 @@ def _is_wrong(
             f"The check {name!r} of pipeline {batch.pipeline} sets partials of {state.name} aside. Its query lacks column "
             f"{missing[0]}, by which they are found: it has to be over batch.partials({state.name!r})."
         )
-    wrong = statement.subquery("wrong")
-
-    def is_wrong(brought: sa.Subquery) -> sa.ColumnElement[bool]:
-        same = []
-        for key in state.keys:
-            found, own = wrong.c[key.name], brought.c[key.name]
-            # Only by equality does Postgres join by hashes, and not each row with each other.
-            same.append(found.is_not_distinct_from(own) if key.nullable else found == own)
-        return sa.exists(sa.select(sa.literal(1)).select_from(wrong).where(*same))
-
-    return is_wrong
+    p, wrong = partials.subquery("partials"), statement.subquery("wrong")
+    pairs = [(wrong.c[key.name], p.c[key.name], key.nullable) for key in state.keys]
+    # Only by equality does Postgres join by hashes, and not each row with each other.
+    same = [one.is_not_distinct_from(other) if nullable else one == other for one, other, nullable in pairs]
+    return sa.select(p).where(sa.exists(sa.select(sa.literal(1)).select_from(wrong).where(*same)))
 
 
 def _reason(name: str, _partial: Any) -> sa.ColumnElement[str]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, merges, source_files, tables
+from state_store import attempts, merges, quarantine, source_files, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, BatchInput, existing_input
 from state_store.cursors import Cursor, lock_cursor
@@ -179,9 +179,7 @@ def record(
     """
     pipeline, txid = batch.pipeline, batch.txid
     if skipped_reason is not None and QUARANTINED in batch_input.metadata:
-        q = tables.quarantine.c  # records that this batch took up wait in quarantine again
-        returned = sa.update(tables.quarantine).where(q.pipeline == pipeline, q.replayed_txid == txid)
-        connection.execute(returned.values(replayed_txid=None))
+        quarantine.put_back(connection, pipeline, txid)
     committed_at = connection.scalar(
         insert(tables.commit)
         .values(

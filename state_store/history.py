@@ -1,4 +1,4 @@
-"""Read-only queries for people and reports: lag, the ledger by txid, quarantine, states by key."""
+"""Read-only queries for people and reports: lag, the ledger by txid, states by key."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import schema, state_tables, tables
+from state_store import quarantine, schema, state_tables, tables
 from state_store.batches import existing_input
 from state_store.columns import SNAPSHOT
 from state_store.declaration import SourceMetadata, StateSpec
@@ -93,8 +93,7 @@ class BatchHistory:
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
     """Return how far each pipeline is, in the order of their names."""
     p, q = tables.pipeline.c, tables.quarantine.c
-    waits = tables.waits_in_quarantine()
-    waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, waits).scalar_subquery()
+    waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, quarantine.waits()).scalar_subquery()
     statement: sa.Select[Any] = (
         sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason, age_of_oldest(), speed())
         .select_from(lag_view)
@@ -219,38 +218,6 @@ def newest_actions(connection: Connection, pipeline: str, txid: int | None = Non
         .limit(ACTIONS_SHOWN)
     )
     return list(_dicts(connection.execute(statement)))
-
-
-def quarantined(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the records that are in quarantine, in the order of their batches, without holding them all.
-
-    Those with a `state` are partials, results for one key, that a commit has set aside; they are not replayed.
-    """
-    q = tables.quarantine.c
-    of_batch = [] if txid is None else [q.txid == txid]
-    statement = (
-        sa.select(
-            *(q.txid, q.number, q.reason, q.origin, q.payload, q.is_raw, q.state, q.quarantined_at),
-            *(q.mended_payload, q.mended_at, q.mended_by, q.mended_reason),
-        )
-        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
-        .order_by(q.txid, q.number)
-        .limit(limit)
-    )
-    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
-
-
-def quarantine_counts(connection: Connection, pipeline: str, txid: int | None) -> dict[int, int]:
-    """Return how many records of each txid, or of the given one, are in quarantine."""
-    q = tables.quarantine.c
-    of_batch = [] if txid is None else [q.txid == txid]
-    statement = (
-        sa.select(q.txid, sa.func.count())
-        .where(q.pipeline == pipeline, q.replayed_txid.is_(None), *of_batch)
-        .group_by(q.txid)
-        .order_by(q.txid)
-    )
-    return {row[0]: row[1] for row in connection.execute(statement)}
 
 
 def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:

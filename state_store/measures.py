@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, tables
+from state_store import cursors, quarantine, tables
 from state_store.copy_in import STAGING
 from state_store.cursors import CURSOR, Cursor
 from state_store.database import set_local
@@ -116,7 +116,7 @@ def _present() -> sa.Select[Any]:
     last = sa.select(c.txid).where(c.pipeline == k.pipeline).order_by(c.txid.desc()).limit(1)
     committed_at = sa.select(c.committed_at).where(c.pipeline == k.pipeline, c.txid == k.txid)
     oldest = sa.select(sa.extract("epoch", sa.func.now() - b.opened_at)).where(b.pipeline == k.pipeline, b.txid == k.txid + 1)
-    records = sa.select(q.txid).where(q.pipeline == k.pipeline, tables.waits_in_quarantine()).limit(MOST_RECORDS)
+    records = sa.select(q.txid).where(q.pipeline == k.pipeline, quarantine.waits()).limit(MOST_RECORDS)
     acks = sa.select(b.txid).where(b.pipeline == k.pipeline, b.txid <= k.txid, b.awaits_ack).order_by(b.txid).limit(MOST_ACKS)
     staged = (
         sa.select(a.staged_bytes)

@@ -23,11 +23,22 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from state_store import checks, combiners, partitions, range_partitions, staging, state_tables, tables, updates, windows
+from state_store import (
+    checks,
+    combiners,
+    partitions,
+    quarantine,
+    range_partitions,
+    staging,
+    state_tables,
+    tables,
+    updates,
+    windows,
+)
 from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
 from state_store.database import set_local
-from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
+from state_store.declaration import PipelineSpec, StateSpec
 from state_store.driver_errors import is_too_large_row
 from state_store.errors import GuardMismatch, Overflow
 from state_store.windows import EventTime
@@ -68,7 +79,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     another writer, or a sum is in doubt.
     """
     open_tables(connection, spec)
-    bad_records = [_set_aside(connection, spec, *batch) if spec.quarantines else 0 for batch in batches]
+    bad_records = [quarantine.move_bad_records(connection, spec, *batch) if spec.quarantines else 0 for batch in batches]
     keys = dict.fromkeys(batches, 0)
     checked = {txid: _checked(connection, spec, txid, attempt) for txid, attempt in batches if spec.checks}
     brought: dict[str, dict[tuple[int, int], StagedBatch]] = {}
@@ -203,26 +214,6 @@ def _recorded(state: StateSpec, upsert: Insert) -> Insert:
     names = [column.name for column in state.stream[1]]
     written = upsert.returning(*(target.c[name] for name in names)).cte("written")
     return insert(changes).from_select(names, sa.select(*(written.c[name] for name in names)))
-
-
-def _set_aside(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
-    """Move the attempt's bad records into quarantine, all or none; return their number."""
-    staged = QuarantineSpec(spec.name)
-    sealed = staging.recount(connection, spec.name, staged, txid, attempt)
-    stage = state_tables.staging_table_of(staged, txid, attempt)
-    names = [column.name for column in staged.columns]
-    found = sa.select(
-        sa.literal(spec.name),
-        sa.literal(txid, sa.BigInteger),
-        sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
-        *(stage.c[name] for name in names),
-    ).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-    if not sealed:
-        return 0
-    written: int = connection.execute(
-        insert(tables.quarantine).from_select(["pipeline", "txid", "number", *names], found)
-    ).rowcount
-    return written
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, cursors, merges, source_files, tables
+from state_store import attempts, batches, commits, cursors, merges, quarantine, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.cursors import registered
@@ -114,7 +114,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     merges.open_tables(connection, spec)
     for state in spec.states:
         merges.restore(connection, state, txid)
-    _empty_quarantine(connection, spec.name, txid)
+    quarantine.clear(connection, spec.name, txid)
     c = tables.check_result.c
     connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
     (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
@@ -140,22 +140,6 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     done = commits.find(connection, spec.name, txid)
     assert done is not None
     return replace(done, already_committed=False)
-
-
-def _empty_quarantine(connection: Connection, pipeline: str, txid: int) -> None:
-    """Remove the bad records that a txid has set aside: its new attempt has its own.
-
-    Raises: RangeRefused if a later batch has taken one up.
-    """
-    q = tables.quarantine.c
-    removed = sa.delete(tables.quarantine).where(q.pipeline == pipeline, q.txid == txid).returning(q.replayed_txid)
-    if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:
-        raise RangeRefused(
-            f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
-            "there and wait in quarantine again.",
-            pipeline=pipeline,
-            txid=txid,
-        )
 
 
 def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
@@ -271,10 +255,8 @@ def replay_quarantined(
     after = batches.last_opened(connection, pipeline)
     if after is None:
         return None
-    q = tables.quarantine.c
-    waiting = [q.pipeline == pipeline, tables.waits_in_quarantine(), *([] if txid is None else [q.txid == txid])]
     new_txid = after.txid + 1
-    taken = connection.execute(sa.update(tables.quarantine).where(*waiting).values(replayed_txid=new_txid)).rowcount
+    taken = quarantine.take_up(connection, pipeline, txid, new_txid)
     if not taken:
         return None
     metadata = {QUARANTINED: taken, "source": position_of(after.metadata)}

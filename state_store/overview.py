@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from state_store import quarantine, tables
 from state_store.columns import ColumnType, DerivedColumn, KeyColumn, ValueColumn
 from state_store.declaration import PipelineSpec, StateRead, StateSpec, Validity
 from state_store.errors import UnknownPipeline
@@ -176,7 +176,7 @@ def _requested() -> sa.ColumnElement[bool]:
 
 def _progress() -> sa.Select[Any]:
     p, q = tables.pipeline.c, tables.quarantine.c
-    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, tables.waits_in_quarantine()).scalar_subquery()
+    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, quarantine.waits()).scalar_subquery()
     return (
         sa.select(
             lag_view.c.pipeline,

@@ -24,6 +24,7 @@ from state_store import (
     mending,
     merges,
     operations,
+    quarantine,
     queried,
     retention,
     revisions,
@@ -591,12 +592,12 @@ class StateStore(Database):
     def quarantined(self, pipeline: str, *, txid: int | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
         with self._transaction("reading the quarantine") as connection:
-            yield from history.quarantined(connection, pipeline, txid, limit)
+            yield from quarantine.records(connection, pipeline, txid, limit)
 
     def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
         """Return how many records of each txid, or of the given one, wait in quarantine."""
         with self._transaction("reading the quarantine") as connection:
-            return history.quarantine_counts(connection, pipeline, txid)
+            return quarantine.counts(connection, pipeline, txid)
 
     def try_merge(self, state: StateSpec, kept: merges.TextRow | None, partial: merges.TextRow) -> merges.TextRow:
         """Return what a state keeps of a row, or none, and a partial, as Postgres' text: for tests of aggregates.

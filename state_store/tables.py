@@ -292,11 +292,6 @@ watermark = Table(
 )
 
 
-def waits_in_quarantine() -> sa.ColumnElement[bool]:
-    """Return whether a record in quarantine waits for a replay. A partial that a commit has set aside never does."""
-    return sa.and_(quarantine.c.replayed_txid.is_(None), quarantine.c.state.is_(None))
-
-
 open_commit = Table(
     "open_commit",
     ledger,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from state_store import attempts, tables
+from state_store import attempts, quarantine, tables
 from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, is_same, lost_since
 from state_store.errors import HoleDetected
 from state_store.turns import turns
@@ -182,7 +182,7 @@ def _pipelines() -> sa.Select[Any]:
     earlier = tables.commit.alias("any_commit").c
     last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
-    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, tables.waits_in_quarantine()).correlate(tables.cursor)
+    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantine.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
     silence = sa.func.make_interval(0, 0, 0, 0, 0, 0, attempts.LONGEST_SILENCE_SECONDS)
     alive = sa.or_(a.seen_at.is_(None), a.seen_at > sa.func.now() - silence)

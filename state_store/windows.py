@@ -25,7 +25,7 @@ from state_store import combiners, partitions, sessions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
-from state_store.set_aside import in_json, set_aside
+from state_store.quarantine import in_json, set_aside
 from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, WINDOW_START, WindowSpec
 
 _MICROSECONDS = 1_000_000  # in a second

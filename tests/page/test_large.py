@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import StateStore, batch_pages, browsing, history, overview, search
+from state_store import StateStore, batch_pages, history, overview, quarantine, search
 from state_store.reader import LedgerReader, Moment
 from state_store.search import Wanted
 from state_store.throughput import MOST_COMMITS, throughput
@@ -78,8 +78,8 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
     "one batch": (100, lambda m: history.batch_history(m.connection, LARGE, MIDDLE)),
     "its tasks": (100, lambda m: batch_pages.tasks(m.connection, LARGE, MIDDLE, IN_AIRFLOW)),
     "throughput": (4 * MOST_COMMITS, lambda m: throughput(m.connection, LARGE, 366)),
-    "quarantine": (100, lambda m: browsing.quarantined_after(m.connection, LARGE, None, (MIDDLE, 1), 50)),
-    "counts of quarantine": (100, lambda m: browsing.newest_quarantined(m.connection, LARGE)),
+    "quarantine": (100, lambda m: quarantine.page_of_records(m.connection, LARGE, None, (MIDDLE, 1), 50)),
+    "counts of quarantine": (100, lambda m: quarantine.counts(m.connection, LARGE, None, limit=100)),
     "actions": (500, lambda m: history.newest_actions(m.connection, LARGE)),
 }
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from jobs.registry import find_pipeline
-from state_store import StateStore, batches, browsing, history, overview
+from state_store import StateStore, batches, history, overview, quarantine
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
@@ -144,7 +144,7 @@ class _Prospects:
         return will, None if self._found.paused_at else f"{self._name} is not paused."
 
     def _replay(self) -> tuple[str, str | None]:
-        records = browsing.quarantine_totals(self._connection, self._name, self._txid).waiting
+        records = quarantine.totals(self._connection, self._name, self._txid).waiting
         if not records:
             return "Nothing.", f"No record of {operating.named(self._name, self._txid)} waits in quarantine."
         leave, their = ("1 record leaves", "its") if records == 1 else (f"{records} records leave", "their")

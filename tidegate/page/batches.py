@@ -7,7 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import AwareDatetime, BaseModel
 
-from state_store import batch_pages, browsing, history, overview, search
+from state_store import batch_pages, history, overview, quarantine, search
 from state_store.errors import UsageError
 from state_store.history import BatchHistory
 from state_store.search import Wanted
@@ -183,7 +183,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         overview.check_registered(connection, pipeline)
         known = history.batch_history(connection, pipeline, txid)
         (row,) = batch_pages.rows(connection, [known.status])
-        totals = browsing.quarantine_totals(connection, pipeline, txid)
+        totals = quarantine.totals(connection, pipeline, txid)
         tasks = batch_pages.tasks(connection, pipeline, txid, known.attempts)
         why = causes(moment, pipeline, txid)
         now = overview.moment(connection)

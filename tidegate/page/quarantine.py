@@ -6,7 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from state_store import StateStore, browsing, overview
+from state_store import StateStore, overview
+from state_store import quarantine as ledger_quarantine
 from state_store.errors import UsageError
 from state_store.mending import MAX_BYTES, Mend
 from tidegate import operating
@@ -15,6 +16,7 @@ from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, REASON_CHARACTERS
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
+TXIDS_SHOWN = 100
 
 
 class Record(BaseModel):
@@ -73,9 +75,9 @@ def quarantine(
     """Return some of the records that wait."""
     with ledger.reader().snapshot(f"reading the quarantine of {pipeline}") as connection:
         overview.check_registered(connection, pipeline)
-        found = browsing.quarantined_after(connection, pipeline, txid, _place(after), limit + 1)
-        totals = browsing.quarantine_totals(connection, pipeline, txid)
-        by_txid = browsing.newest_quarantined(connection, pipeline)
+        found = ledger_quarantine.page_of_records(connection, pipeline, txid, _place(after), limit + 1)
+        totals = ledger_quarantine.totals(connection, pipeline, txid)
+        by_txid = list(ledger_quarantine.counts(connection, pipeline, None, limit=TXIDS_SHOWN).items())
     shown = [Record(**record) for record in found[:limit]]
     return Quarantine(
         total=totals.waiting,
@@ -92,7 +94,7 @@ def record(pipeline: access.Readable, txid: int, number: int) -> Record:
     _check_range(pipeline, txid, number)
     with ledger.reader().snapshot(f"reading a record of {pipeline} {txid}") as connection:
         overview.check_registered(connection, pipeline)
-        found = browsing.quarantined_record(connection, pipeline, txid, number)
+        found = ledger_quarantine.record(connection, pipeline, txid, number)
     if found is None:
         raise _unknown(pipeline, txid, number)
     return Record(**found)
