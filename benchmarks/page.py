@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 
 from benchmarks.harness import Bar, Bench, Figure, timed
 from state_store import StateStore
-from state_store.reads import StateReader
+from state_store.state_rows import StateReader
 from tests.page.browsers import launched
 from tests.page.conftest import Server, running_server, token_of
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger

@@ -8,7 +8,7 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import histories, partitions, state_tables, tables
+from state_store import history_views, partitions, state_tables, tables
 from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
@@ -87,7 +87,7 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-views = {s.table_name: histories.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
+views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from psycopg2 import sql
 
-from state_store.busy_server import connect
+from state_store.executor_connections import connect
 
 STAGING = "staging"
 COPY_BLOCK_BYTES = 1 << 20

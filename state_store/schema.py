@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, histories, operations, partitions, state_tables, tables
+from state_store import batches, cursors, history_views, operations, partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged
 from state_store.witness import Witness
@@ -221,7 +221,7 @@ def readable_table(connection: Connection, state: StateSpec) -> Table:
 def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
     for state in spec.readable:
         if state.history:
-            histories.put_view(connection, state, state_tables.state_table_of(state), is_changed=is_changed)
+            history_views.put_view(connection, state, state_tables.state_table_of(state), is_changed=is_changed)
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:

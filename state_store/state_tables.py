@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from state_store import hash_partitions, histories, range_partitions
+from state_store import hash_partitions, history_views, range_partitions
 from state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, Staged, StateSpec
@@ -100,7 +100,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     if state.window and (state.window.emits or state.window.keep is not None):
         Index(f"ix_{state.name}_{WINDOW_END}", found.c[WINDOW_END])
     if state.history:
-        sa.event.listen(found, "before_drop", sa.DDL(histories.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
+        sa.event.listen(found, "before_drop", sa.DDL(history_views.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
     return found
 
 

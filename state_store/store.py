@@ -25,12 +25,12 @@ from state_store import (
     merges,
     operations,
     quarantine,
-    queried,
     retention,
     revisions,
     search,
     source_files,
     staging,
+    state_queries,
     turns,
     waits,
     windows,
@@ -48,11 +48,11 @@ from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
 from state_store.operations import Redo
-from state_store.queried import QueriedState
 from state_store.search import Found, Wanted
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import StagedPartition
+from state_store.state_queries import QueriedState
 from state_store.turns import UNREGISTERED, Processing, Turn
 from state_store.waits import Wait
 from state_store.windows import Progress
@@ -236,7 +236,7 @@ class StateStore(Database):
                 yield {}
                 return
             with self._transaction(doing) as connection:
-                found = queried.find(connection, spec, self.settings.pg_stager)
+                found = state_queries.find(connection, spec, self.settings.pg_stager)
             yield found
             return
         with ExitStack() as kept:
@@ -247,7 +247,7 @@ class StateStore(Database):
                 patience = self.settings.lock_timeout_seconds
                 hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
                 hold_open(connection)
-                found = queried.find(connection, spec, self.settings.pg_stager)
+                found = state_queries.find(connection, spec, self.settings.pg_stager)
             try:
                 yield found
             finally:

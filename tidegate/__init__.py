@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from jobs.engine.local_run import run_pipeline
     from state_store import Settings, StateStore
-    from state_store.reads import StateReader
+    from state_store.state_rows import StateReader
 
 __all__ = [
     "ApproxDistinct",
@@ -122,7 +122,7 @@ __all__ = [
 
 _HOMES = {
     "Settings": "state_store",
-    "StateReader": "state_store.reads",
+    "StateReader": "state_store.state_rows",
     "StateStore": "state_store",
     "batch_dag": "dags.batch_dag",
     "run_pipeline": "jobs.engine.local_run",

@@ -164,7 +164,7 @@ def _ledger(here: Surroundings) -> Iterator[str]:
 
 
 def _reader(here: Surroundings) -> Iterator[str]:
-    from state_store.reader import LedgerReader  # noqa: PLC0415
+    from state_store.ledger_reader import LedgerReader  # noqa: PLC0415
 
     with LedgerReader(here.settings) as reader, reader.snapshot("checking the reading role"):
         yield from ()

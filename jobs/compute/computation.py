@@ -36,7 +36,7 @@ from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
 from state_store.declaration import QuarantineSpec, StateSpec
-from state_store.queried import QueriedState
+from state_store.state_queries import QueriedState
 
 logger = logging.getLogger(__name__)
 

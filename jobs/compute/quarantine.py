@@ -25,8 +25,8 @@ from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import quoted
 from jobs.states import AnyState
-from state_store.busy_server import connect
 from state_store.errors import MalformedRecord, SourceChanged
+from state_store.executor_connections import connect
 
 if TYPE_CHECKING:
     from state_store.attempts import Attempt

@@ -24,10 +24,10 @@ from jobs.state_queries import How
 from state_store import errors
 from state_store.columns import DAYS, TICKS, ColumnType
 from state_store.errors import DeclarationInvalid, TidegateError
-from state_store.state_reads import Reading, connected
+from state_store.executor_reads import Reading, connected
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
-    from state_store.queried import QueriedState
+    from state_store.state_queries import QueriedState
 
 MARK = "TIDEGATE_STATE_QUERY"
 FOUND, IS_THERE = "_tidegate_found", "_tidegate_is_there"

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from jobs.aggregates import Aggregate
 from jobs.sources import Coordinator, Emitter, Source
-from state_store import Settings, StateStore, histories, partitions, state_tables
+from state_store import Settings, StateStore, history_views, partitions, state_tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import NewInput, NotStarted, ReplanNeeded
@@ -344,7 +344,7 @@ class Flow:
 def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
     """Make a state's table again with other partitions than before, as a migration does."""
     if state.history:
-        connection.execute(sa.text(histories.drop_of("state", state)))
+        connection.execute(sa.text(history_views.drop_of("state", state)))
     table = state_tables.state_table_of(state)
     for statement in partitions.set_aside(table, before):
         connection.execute(sa.text(statement))

@@ -19,8 +19,8 @@ from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
 from state_store.operations import Redo
-from state_store.reads import StateReader
 from state_store.retention import PrunedRanges, Removal
+from state_store.state_rows import StateReader
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, divide
 from tests.integration.conftest import contents
 

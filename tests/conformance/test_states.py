@@ -15,8 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, lookup, partitions, schema, state_reads, state_tables, tables
-from state_store.answers import ask
+from state_store import Settings, executor_reads, lookup, partitions, schema, state_tables, tables
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
 from state_store.errors import (
@@ -30,10 +29,11 @@ from state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from state_store.ledger_reader import LedgerReader
 from state_store.operations import Redo
-from state_store.queried import QueriedState
-from state_store.reader import LedgerReader
-from state_store.reads import StateReader
+from state_store.queries import ask
+from state_store.state_queries import QueriedState
+from state_store.state_rows import StateReader
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import (
     BOTH_POSTGRES,
@@ -318,7 +318,7 @@ def _queried(settings: Settings, flow: Flow, spec: PipelineSpec) -> list[str]:
 
 def _asked(settings: Settings, state: QueriedState) -> list[str]:
     """Ask for words as a Spark task does."""
-    with state_reads.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
+    with executor_reads.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
         found = state.reading(2, ["word"]).rows(connection, [("a",), ("b",)])
         return [row[0] for _, row in sorted(found)]
 

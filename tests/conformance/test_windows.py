@@ -19,10 +19,10 @@ from state_store import Settings, tables, windows
 from state_store.attempts import Attempt
 from state_store.declaration import StateSpec
 from state_store.errors import AccessRefused, GuardMismatch, RangeRefused, SchemaOutOfDate
+from state_store.ledger_reader import LedgerReader
 from state_store.measures import measures
 from state_store.mending import Mend
 from state_store.operations import Redo
-from state_store.reader import LedgerReader
 from state_store.staging import StagedPartition
 from state_store.state_tables import state_table_of
 from state_store.totals import Settled

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from state_store import Settings, StateStore, totals
 from state_store.attempts import Tracked
+from state_store.ledger_reader import LedgerReader
 from state_store.measures import PipelineMeasures, measures
-from state_store.reader import LedgerReader
 from state_store.totals import BOUNDS_SECONDS, PHASES, Settled
 from state_store.witness import Witness
 from tests.conftest import Server

@@ -13,7 +13,7 @@ from jobs import Files, History, Pipeline
 from state_store import StateStore, lookup
 from state_store.errors import BadKey
 from state_store.history import changes as changes_of
-from state_store.reads import StateReader
+from state_store.state_rows import StateReader
 from state_store.state_tables import state_table_of
 from tests import steps
 from tests.jobs.conftest import Tables

@@ -47,7 +47,7 @@ from state_store.errors import (
     SchemaOutOfDate,
     StoreUnavailable,
 )
-from state_store.queried import QueriedState
+from state_store.state_queries import QueriedState
 from tests import steps
 from tests.conftest import Server
 from tests.integration.conftest import Tally

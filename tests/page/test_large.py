@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from state_store import StateStore, batch_pages, history, overview, quarantine, search
-from state_store.reader import LedgerReader, Moment
+from state_store.ledger_reader import LedgerReader, Moment
 from state_store.search import Wanted
 from state_store.throughput import MOST_COMMITS, throughput
 from state_store.timeline import timeline

@@ -13,9 +13,9 @@ from jobs.engine.local_run import run_pipeline
 from jobs.pipelines import word_count
 from jobs.registry import all_queries
 from state_store import Settings, StateStore
-from state_store.answers import ask
 from state_store.attempts import Tracked
-from state_store.reader import LedgerReader
+from state_store.ledger_reader import LedgerReader
+from state_store.queries import ask
 from tests.integration.conftest import Tally
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queries.md"

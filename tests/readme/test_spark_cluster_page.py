@@ -11,7 +11,7 @@ from psycopg2 import sql
 from jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks
 from jobs.compute.session_files import SessionFile
 from state_store import Settings
-from state_store.busy_server import connect
+from state_store.executor_connections import connect
 from tests.conftest import Server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark-cluster.md"

@@ -13,8 +13,8 @@ import pytest
 from jobs import Pipeline
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore
-from state_store.answers import ask
-from state_store.reader import LedgerReader
+from state_store.ledger_reader import LedgerReader
+from state_store.queries import ask
 from tidegate import sample_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "topologies.md"

@@ -14,7 +14,7 @@ from tidegate import completion, output
 from tidegate.commands import as_json
 
 if TYPE_CHECKING:
-    from state_store.answers import Answer
+    from state_store.queries import Answer
 
 
 @click.command()
@@ -40,8 +40,8 @@ def query(name: str | None, values: tuple[str, ...], as_json: bool) -> None:
 
 
 def _ask(query: Query, values: Sequence[str]) -> "Answer":
-    from state_store.answers import ask  # noqa: PLC0415 - loads SQLAlchemy
-    from state_store.reader import LedgerReader  # noqa: PLC0415
+    from state_store.ledger_reader import LedgerReader  # noqa: PLC0415
+    from state_store.queries import ask  # noqa: PLC0415 - loads SQLAlchemy
 
     try:
         given = query.in_order(values)

@@ -6,7 +6,7 @@ Settings are read, and Postgres is connected to, when a request first needs it: 
 from functools import cache
 
 from state_store import Settings
-from state_store.reader import LedgerReader
+from state_store.ledger_reader import LedgerReader
 
 
 @cache

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel
 
 from jobs.queries import Query
-from state_store import answers
 from state_store.columns import ColumnType
 from state_store.errors import UsageError
+from state_store.queries import ask
 from tidegate.page import access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.declared import queries as declared_queries
@@ -116,7 +116,7 @@ def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
     empty: dict[str, list[str]] = {
         name: [] for name, kind in query.arguments.items() if ColumnType(kind).element and name not in given
     }
-    found = answers.ask(ledger.reader(), query, {**empty, **given})
+    found = ask(ledger.reader(), query, {**empty, **given})
     kinds = [kind for _, kind in found.columns]
     return Answered(
         query=found.query,

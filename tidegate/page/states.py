@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from state_store import browsing, overview, reads
+from state_store import overview, state_rows
 from state_store.declaration import StateSpec
 from state_store.errors import StoreUnavailable, UsageError
 from tidegate.page import access, ledger
@@ -70,21 +70,21 @@ def rows(
     """
     with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
-        version = reads.version_of(connection, pipeline)
+        version = state_rows.version_of(connection, pipeline)
         headers = {"ETag": f'"{version}"', "Cache-Control": "private, no-cache"}
         if if_none_match == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         more_follow = False
         if key is not None:
             shown: list[Sequence[Any]] = [
-                list(row.values()) for row in reads.rows_of(connection, spec, [key]) if row is not None
+                list(row.values()) for row in state_rows.rows_of(connection, spec, [key]) if row is not None
             ]
         else:
             begin = None if after is None else _key_in(after)
-            shown, more_follow = browsing.rows_after(connection, spec, begin, limit)
+            shown, more_follow = state_rows.rows_after(connection, spec, begin, limit)
     answer = Rows(
         txid=version.txid,
-        columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
+        columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],
         rows=[_as_json(spec, row) for row in shown],
         next=_token(spec, shown[-1]) if more_follow else None,
     )
@@ -96,11 +96,11 @@ def rows_of_keys(pipeline: access.Readable, state: str, requested: Keys) -> Foun
     """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to."""
     with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
-        version = reads.version_of(connection, pipeline)
-        found = reads.rows_of(connection, spec, requested.keys)
+        version = state_rows.version_of(connection, pipeline)
+        found = state_rows.rows_of(connection, spec, requested.keys)
     return FoundRows(
         txid=version.txid,
-        columns=[Column(name=name, type=kind) for name, kind in browsing.columns_of(spec)],
+        columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],
         rows=[None if row is None else _as_json(spec, list(row.values())) for row in found],
     )
 
@@ -118,7 +118,7 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
         )
         connection = opened.enter_context(snapshot)
         spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
-        rows = browsing.all_rows(connection, spec)
+        rows = state_rows.all_rows(connection, spec)
         first = next(rows, None)  # what fails at once is an answer of its own
     except BaseException:
         opened.close()
@@ -152,12 +152,12 @@ class Download(StreamingResponse):
 
 
 def _parts(spec: StateSpec, first: Sequence[str | None] | None, rows: Iterator[Sequence[str | None]]) -> Iterator[str]:
-    part = [_line([name for name, _ in browsing.columns_of(spec)])]
+    part = [_line([name for name, _ in state_rows.columns_of(spec)])]
     if first is not None:
         part.append(_line(first))
     for row in rows:
         part.append(_line(row))
-        if len(part) >= browsing.ROWS_AT_ONCE:
+        if len(part) >= state_rows.ROWS_AT_ONCE:
             yield "".join(part)
             part = []
     yield "".join(part)
@@ -180,7 +180,7 @@ def _state(spec: StateSpec | None, pipeline: str, name: str) -> StateSpec:
 
 
 def _as_json(spec: StateSpec, row: Sequence[Any]) -> list[Any]:
-    kinds = [kind for _, kind in browsing.columns_of(spec)]
+    kinds = [kind for _, kind in state_rows.columns_of(spec)]
     return [_value(value, kind) for value, kind in zip(row, kinds, strict=True)]
 
 

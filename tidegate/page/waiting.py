@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from state_store.errors import UnknownPipeline
-from state_store.reader import Moment
+from state_store.ledger_reader import Moment
 from tidegate import why
 from tidegate.page.models import Cause
 

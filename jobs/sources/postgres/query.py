@@ -15,7 +15,6 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from state_store import driver_errors
-from state_store.busy_server import connect
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
     AccessRefused,
@@ -25,6 +24,7 @@ from state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
+from state_store.executor_connections import connect
 from state_store.settings import CONNECT_TIMEOUT_SECONDS
 
 Position = list[str]

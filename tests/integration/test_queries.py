@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from jobs import Query
 from state_store import Settings, StateStore, state_tables
-from state_store.answers import Answer, ask
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
-from state_store.reader import LedgerReader
+from state_store.ledger_reader import LedgerReader
+from state_store.queries import Answer, ask
 from tests.integration.conftest import TALLY, Tally
 
 SHOPS, DAYS = "tally.per_shop", "tally.per_day"

@@ -3,29 +3,26 @@
 With each answer come the last txids, the numbers of the batches that had committed in the snapshot.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import overview, reads, schema, state_tables
+from state_store import overview, schema, state_rows, state_tables
 from state_store.columns import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
-from state_store.reader import LedgerReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from state_store.ledger_reader import LedgerReader
 
 _CANCELED = "57014"
 _ONLY_READS = ("25001", "25006", "42501")  # a statement changes data or its own transaction, or lacks a privilege
 _BAD_DATA, _BAD_STATEMENTS = "22", ("0A", "42")  # classes of SQLSTATE
 
 
-class Asked(Protocol):
+class NamedQuery(Protocol):
     """A query as its author declares it."""
 
     @property
@@ -63,7 +60,7 @@ class Answer:
     rows: Sequence[Sequence[Any]]
 
 
-def ask(reader: LedgerReader, query: Asked, given: Mapping[str, str | Sequence[str]]) -> Answer:
+def ask(reader: LedgerReader, query: NamedQuery, given: Mapping[str, str | Sequence[str]]) -> Answer:
     """Return the answer to a query; each argument is given as text, an array as its values in text.
 
     Raises: UsageError for arguments that are missing, unknown, or not of their types; UnknownPipeline; DeclarationInvalid if
@@ -90,11 +87,11 @@ def ask(reader: LedgerReader, query: Asked, given: Mapping[str, str | Sequence[s
                 "aggregates, limits, or raises most_rows."
             )
         pipelines = dict.fromkeys(of.partition(".")[0] for of in query.reads)
-        txids = {pipeline: reads.version_of(connection, pipeline).txid for pipeline in pipelines}
+        txids = {pipeline: state_rows.version_of(connection, pipeline).txid for pipeline in pipelines}
     return Answer(query.name, txids, columns, [tuple(row) for row in rows])
 
 
-def _check_names(query: Asked, given: Mapping[str, Any]) -> None:
+def _check_names(query: NamedQuery, given: Mapping[str, Any]) -> None:
     takes = ", ".join(f"{name} ({kind})" for name, kind in query.arguments.items()) or "no arguments"
     if strange := [name for name in given if name not in query.arguments]:
         raise UsageError(f"Query {query.name} has no argument {strange[0]}. It takes {takes}.")
@@ -102,7 +99,7 @@ def _check_names(query: Asked, given: Mapping[str, Any]) -> None:
         raise UsageError(f"Query {query.name} needs argument {missing[0]}. It takes {takes}.")
 
 
-def _table(connection: Connection, query: Asked, of: str) -> sa.Table:
+def _table(connection: Connection, query: NamedQuery, of: str) -> sa.Table:
     pipeline, _, name = of.partition(".")
     state = overview.spec_of_pipeline(connection, pipeline).state(name)
     if state is None or not state.is_table:
@@ -112,7 +109,7 @@ def _table(connection: Connection, query: Asked, of: str) -> sa.Table:
     return schema.readable_table(connection, state)
 
 
-def _value(connection: Connection, query: Asked, name: str, given: str | Sequence[str]) -> Any:
+def _value(connection: Connection, query: NamedQuery, name: str, given: str | Sequence[str]) -> Any:
     """Return an argument as Python's value, converted by Postgres.
 
     Raises: UsageError.
@@ -138,7 +135,7 @@ def _value(connection: Connection, query: Asked, name: str, given: str | Sequenc
 
 
 def _statement(
-    query: Asked, states: Mapping[str, sa.Table], values: Mapping[str, Any]
+    query: NamedQuery, states: Mapping[str, sa.Table], values: Mapping[str, Any]
 ) -> sa.Select[Any] | sa.CompoundSelect[Any]:
     """Return the author's SELECT.
 
@@ -162,7 +159,7 @@ def _statement(
     return statement
 
 
-def _columns(connection: Connection, query: Asked, described: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
+def _columns(connection: Connection, query: NamedQuery, described: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
     names = [name for name, _ in described]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DeclarationInvalid(f"The answer of query {query.name} has two columns {twice[0]}: give one of them a label.")
@@ -176,7 +173,7 @@ def _columns(connection: Connection, query: Asked, described: Sequence[tuple[str
 
 
 @contextmanager
-def _explained(query: Asked) -> "Iterator[None]":
+def _explained(query: NamedQuery) -> Iterator[None]:
     """Translate Postgres' errors about a query; the ledger reader translates all others."""
     try:
         yield

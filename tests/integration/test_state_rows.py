@@ -8,13 +8,13 @@ import pytest
 import sqlalchemy as sa
 
 from jobs import Count, Files, Pipeline, Query, State
-from state_store import Settings, StateStore, browsing
-from state_store.answers import ask
+from state_store import Settings, StateStore, state_rows
 from state_store.attempts import Tracked
 from state_store.errors import PipelinePaused, UnknownPipeline, UsageError
+from state_store.ledger_reader import LedgerReader
 from state_store.lookup import get
-from state_store.reader import LedgerReader
-from state_store.reads import StateReader
+from state_store.queries import ask
+from state_store.state_rows import StateReader
 from tests.integration.conftest import TALLY, Execute, Tally
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
@@ -69,14 +69,14 @@ def test_a_page_of_rows_ends_where_they_are_too_long(
 ) -> None:
     """Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page."""
     commit(tally)
-    monkeypatch.setattr(browsing, "PAGE_CHARACTERS", characters)
+    monkeypatch.setattr(state_rows, "PAGE_CHARACTERS", characters)
     state = TALLY.spec.state("per_day")
     assert state is not None
     pages: list[list[int]] = []
     more_follow, after = True, None
     with LedgerReader(settings) as reader, reader.snapshot("reading pages", states=["per_day"]) as connection:
         while more_follow:
-            rows, more_follow = browsing.rows_after(connection, state, after, 7)
+            rows, more_follow = state_rows.rows_after(connection, state, after, 7)
             pages.append([row[0].day for row in rows])
             after = [str(rows[-1][0])]
     assert [day for page in pages for day in page] == list(range(1, 11))

@@ -9,9 +9,9 @@ import psycopg2
 from psycopg2 import errors as driver
 from psycopg2 import sql
 
-from state_store.busy_server import connect
 from state_store.driver_errors import translate
 from state_store.errors import GuardMismatch, StoreUnavailable
+from state_store.executor_connections import connect
 from state_store.held_tables import STATE, lock_of
 
 ALIAS = "s"

@@ -20,7 +20,7 @@ from state_store import cursors, overview, partitions, schema, state_tables
 from state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
 from state_store.declaration import PipelineSpec, StateRead, StateSpec
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
-from state_store.state_reads import ALIAS, Reading
+from state_store.executor_reads import ALIAS, Reading
 
 
 @dataclass(frozen=True)

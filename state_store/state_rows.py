@@ -1,4 +1,4 @@
-"""Reads for programs: rows of a state from one snapshot, with its txid, the number of the last committed batch.
+"""Rows of a state from one snapshot: by key, in a range, page by page, or all. Its txid is the last committed batch's number.
 
     with StateReader.open(settings, "flights", "daily") as daily:
         found = daily.get_many([("UA", "2013-01-01"), ("AA", "2013-01-01")])
@@ -14,17 +14,21 @@ from typing import Any, Self
 
 import psycopg2
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
 from state_store import lookup, overview, partitions, schema, state_tables, tables
+from state_store.columns import KeyColumn
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
-from state_store.reader import LedgerReader
+from state_store.ledger_reader import LedgerReader
 from state_store.settings import Settings
 
 MOST_KEYS = 100_000  # in one read, which holds all of them in memory
 SCAN_SECONDS = 3600
+PAGE_CHARACTERS = 4_000_000  # of a page of rows, which is held in memory; a longer row is a page of its own
+ROWS_PER_FETCH = 20  # of a page, whose rows may be long
+ROWS_AT_ONCE = 2_000
 
 Row = Mapping[str, Any]
 Key = Sequence[Any]
@@ -146,10 +150,51 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
     return found
 
 
+def columns_of(state: StateSpec) -> list[tuple[str, str]]:
+    """Return names and types of a state's columns that readers see: keys, values, and the txid that wrote the row last."""
+    return [(column.name, column.type.name) for column in state.shown]
+
+
+def rows_after(
+    connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
+) -> tuple[list[Sequence[Any]], bool]:
+    """Return a state's rows in the order of its keys, after a key in text, or from the beginning; and whether more follow.
+
+    They are at most `limit`, and end where their values have PAGE_CHARACTERS.
+
+    Raises: UsageError if it is no key of this state.
+    """
+    lookup.check_widths(state, [] if after is None else [after])
+    found: list[Sequence[Any]] = []
+    characters = 0
+    try:
+        for row in _rows_after(connection, state, after, limit + 1):
+            characters += sum(len(str(value)) for value in row)
+            if len(found) == limit or (found and characters > PAGE_CHARACTERS):
+                return found, True
+            found.append(row)
+    except (DataError, ValueError) as error:  # psycopg2 itself refuses text that is not UTF-8
+        raise lookup.no_such_key(state, getattr(error, "orig", error)) from error
+    return found, False
+
+
+def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
+    """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
+    rows = _in_order(state, schema.readable_table(connection, state))
+    as_text = rows.with_only_columns(*(sa.cast(column, sa.Text) for column in rows.selected_columns))
+    yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(as_text)
+
+
+def _in_order(state: StateSpec, table: Table) -> sa.Select[Any]:
+    """Return the query of a state's rows as readers see them, in the order of the keys."""
+    shown = [table.c[column.name] for column in state.shown]
+    return sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key))
+
+
 def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
     table = schema.readable_table(connection, state)
     key = [table.c[column.name] for column in state.row_key]
-    statement = sa.select(*(table.c[column.name] for column in state.shown)).order_by(*key)
+    statement = _in_order(state, table)
     for bound, is_first in ((first, True), (last, False)):
         if len(bound) > len(key):
             raise UsageError(f"State {state.name} is keyed by {len(key)} columns, and {len(bound)} values are given.")
@@ -164,3 +209,33 @@ def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> 
             there = sa.tuple_(*(sa.cast(sa.literal(text), kind) for text, kind in zip(texts, kinds, strict=True)))
             statement = statement.where(here >= there if is_first else here <= there)
     return statement
+
+
+def _rows_after(
+    connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
+) -> Iterator[Sequence[Any]]:
+    table = schema.readable_table(connection, state)
+    statement = _in_order(state, table).limit(limit).execution_options(yield_per=ROWS_PER_FETCH)
+    for condition in [[]] if after is None else _parts_after(table, state.row_key, after):
+        yield from connection.execute(statement.where(*condition))
+
+
+def _parts_after(
+    table: Table, keys: Sequence[KeyColumn], after: Sequence[str | None]
+) -> Iterator[Sequence[sa.ColumnElement[bool]]]:
+    """Yield conditions whose rows, one after the other, are those after a key. Each is a range of the key's index.
+
+    Without NULLs, which come last, it is one comparison of rows. With them, each condition is for rows that share the first
+    columns of the key, and have a greater value or NULL in the next; those that share most come first.
+    """
+    columns = [table.c[key.name] for key in keys]
+    values = [None if v is None else sa.cast(sa.literal(v, sa.Text), c.type) for v, c in zip(after, columns, strict=True)]
+    if not any(key.nullable for key in keys):
+        if keys:
+            yield [sa.tuple_(*columns) > sa.tuple_(*values)]
+        return
+    for position in reversed(range(len(keys))):
+        same = [c.is_(None) if v is None else c == v for c, v in zip(columns[:position], values[:position], strict=True)]
+        if values[position] is not None:
+            yield [*same, columns[position] > values[position]]
+            yield [*same, columns[position].is_(None)]
