@@ -8,8 +8,8 @@ declaration are never merged into a state of another. A txid is a batch's number
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar, get_args
 
 from state_store.columns import (
     ARRAY_MERGES,
@@ -53,6 +53,7 @@ _LATER_FIELDS: dict[str, Any] = {
     "window": None, "given": (), "history": None,
 }  # fmt: skip
 _COMPOSED, _FOLLOWED = "inputs ", "changes of "
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -460,6 +461,35 @@ class PipelineSpec:
     def state(self, name: str) -> StateSpec | None:
         """Return the state of this name, or None."""
         return next((state for state in self.states if state.name == name), None)
+
+
+def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
+    """Return the pipeline of a registered declaration: `PipelineSpec.declaration` the other way round, without its code."""
+    states = tuple(_state_of(state) for state in declaration["states"])
+    queries = tuple(_read(StateRead, query) for query in declaration.get("queries", ()))
+    return _read(PipelineSpec, declaration, states=states, queries=queries)
+
+
+def _state_of(declared: Mapping[str, Any]) -> StateSpec:
+    columns = {
+        part: tuple(_read(kind, column, type=_read(ColumnType, column["type"])) for column in declared.get(part, ()))
+        for part, kind in (("keys", KeyColumn), ("values", ValueColumn), ("derived", DerivedColumn))
+    }
+    window, history = declared.get("window"), declared.get("history")
+    return _read(
+        StateSpec,
+        declared,
+        **columns,
+        window=_read(WindowSpec, window) if window else None,
+        history=_read(Validity, history) if history else None,
+    )
+
+
+def _read(kind: type[_T], declared: Mapping[str, Any], **parts: Any) -> _T:
+    """Return a dataclass from its fields in JSON, where tuples are lists; those that this code does not know are left out."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items() if name in names}
+    return kind(**(plain | parts))
 
 
 def followed_as(pipeline: str, state: str) -> str:

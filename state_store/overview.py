@@ -13,12 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import quarantine, tables
-from state_store.columns import ColumnType, DerivedColumn, KeyColumn, ValueColumn
-from state_store.declaration import PipelineSpec, StateRead, StateSpec, Validity
+from state_store.declaration import PipelineSpec, spec_of
 from state_store.errors import UnknownPipeline
 from state_store.history import age_of_oldest, batches_view, lag_view, speed
 from state_store.search import UNCOMMITTED
-from state_store.window_spec import WindowSpec
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
 # that is larger, up to the second number.
@@ -121,52 +119,6 @@ def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
 
 def _unknown(pipeline: str) -> UnknownPipeline:
     return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
-
-
-def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
-    """Return a pipeline from its registered declaration."""
-    states = tuple(
-        StateSpec(
-            state["name"],
-            tuple(KeyColumn(k["name"], ColumnType(k["type"]["name"]), k["nullable"]) for k in state["keys"]),
-            tuple(
-                ValueColumn(
-                    v["name"],
-                    ColumnType(v["type"]["name"]),
-                    v["merge"],
-                    v["computed"],
-                    tuple(v.get("order", ())),
-                    v.get("most"),
-                )
-                for v in state["values"]
-            ),
-            state["kind"],
-            tuple(
-                DerivedColumn(
-                    d["name"], ColumnType(d["type"]["name"]), d["formula"], tuple(d["made_of"]), tuple(d.get("given", ()))
-                )
-                for d in state.get("derived", ())
-            ),
-            state.get("appends", False),
-            state.get("changes", False),
-            state.get("updates", False),
-            _validity(state.get("history")),
-            window=WindowSpec(**state["window"]) if state.get("window") else None,
-        )
-        for state in declaration["states"]
-    )
-    return PipelineSpec(
-        declaration["name"],
-        declaration["source_kind"],
-        declaration["source_identity"],
-        states,
-        declaration["version"],
-        queries=tuple(StateRead(query["of"], query["as_of"]) for query in declaration.get("queries", ())),
-    )
-
-
-def _validity(history: Mapping[str, Any] | None) -> Validity | None:
-    return None if history is None else Validity(tuple(history["order"]), history["deleted"], history["collapses"])
 
 
 def _requested() -> sa.ColumnElement[bool]:

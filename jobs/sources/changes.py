@@ -217,7 +217,7 @@ def _look(connection: Any, source: Changes) -> _Upstream:
     rows would be passed.
     """
     from state_store import lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
-    from state_store.overview import spec_of  # noqa: PLC0415
+    from state_store.declaration import spec_of  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})

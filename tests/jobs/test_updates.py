@@ -237,7 +237,7 @@ def test_a_swallowed_error_of_postgres_leaves_nothing(shop: Tables) -> None:
 
 def test_what_the_ledger_knows_of_an_update_cannot_commit(shop: Tables) -> None:
     """The code is in the pipeline's module; a declaration from the ledger lacks it."""
-    from state_store.overview import spec_of  # noqa: PLC0415
+    from state_store.declaration import spec_of  # noqa: PLC0415
 
     pipeline = declare(shop, to_outbox)
     put(shop, BATCHES[:1])

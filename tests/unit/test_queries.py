@@ -11,8 +11,8 @@ import pytest
 import jobs.pipelines
 from jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
 from jobs.registry import all_queries
+from state_store.declaration import spec_of
 from state_store.errors import SettingsInvalid, UsageError
-from state_store.overview import spec_of
 
 SOURCE = Files("planes", format="csv", schema={"tail": "string", "seats": "int"})
 STATES = {

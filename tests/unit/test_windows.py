@@ -8,8 +8,7 @@ import pytest
 
 from jobs import Count, Files, Pipeline, Session, Sliding, State, Tumbling
 from jobs.windows import Window
-from state_store.declaration import PipelineSpec
-from state_store.overview import spec_of
+from state_store.declaration import PipelineSpec, spec_of
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "at": "timestamp"})
 SECOND = 1_000_000
