@@ -37,15 +37,6 @@ class Cursor(NamedTuple):
 CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
 
 
-class RegisteredPipeline(NamedTuple):
-    """A pipeline's row in ``pipeline``: whether it is paused, by whom and why."""
-
-    pipeline: str
-    paused_at: datetime | None
-    paused_by: str | None
-    paused_reason: str | None
-
-
 def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
     """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
 
@@ -58,7 +49,7 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
     if row is None:
-        raise _unregistered(pipeline)
+        raise unregistered(pipeline)
     cursor = Cursor(*row)
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
@@ -74,7 +65,7 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
     """
     row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
     if row is None:
-        raise _unregistered(pipeline)
+        raise unregistered(pipeline)
     _check_history(connection, Cursor(*row), witness)
 
 
@@ -202,23 +193,10 @@ def committed(connection: Connection, pipeline: str) -> int:
     """
     txid: int | None = connection.scalar(sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline))
     if txid is None:
-        raise _unregistered(pipeline)
+        raise unregistered(pipeline)
     return txid
 
 
-def registered(connection: Connection, pipeline: str) -> RegisteredPipeline:
-    """Return the pipeline's row.
-
-    Raises: SchemaOutOfDate if it is not registered.
-    """
-    p = tables.pipeline.c
-    row = connection.execute(
-        sa.select(p.pipeline, p.paused_at, p.paused_by, p.paused_reason).where(p.pipeline == pipeline)
-    ).one_or_none()
-    if row is None:
-        raise _unregistered(pipeline)
-    return RegisteredPipeline(*row)
-
-
-def _unregistered(pipeline: str) -> SchemaOutOfDate:
+def unregistered(pipeline: str) -> SchemaOutOfDate:
+    """Return the error for a pipeline that is not registered, so has no cursor."""
     return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)

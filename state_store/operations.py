@@ -14,7 +14,6 @@ from sqlalchemy.dialects.postgresql import insert
 from state_store import attempts, batches, commits, cursors, merges, quarantine, source_files, tables
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
-from state_store.cursors import registered
 from state_store.database import set_local
 from state_store.declaration import PipelineSpec, followed_as, parts_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
@@ -46,7 +45,7 @@ def _set_paused(connection: Connection, pipeline: str, action: Literal["pause", 
     if changed:
         write_action(connection, pipeline, None, action, owner, reason)
     else:
-        registered(connection, pipeline)
+        cursors.committed(connection, pipeline)  # fails if it is not registered
     return bool(changed)
 
 
@@ -55,7 +54,10 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 
     Raises: PipelinePaused, SchemaOutOfDate if it is not registered.
     """
-    row = registered(connection, pipeline)
+    p = tables.pipeline.c
+    row = connection.execute(sa.select(p.paused_at, p.paused_by, p.paused_reason).where(p.pipeline == pipeline)).one_or_none()
+    if row is None:
+        raise cursors.unregistered(pipeline)
     if row.paused_at is not None:
         raise PipelinePaused(
             f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: "

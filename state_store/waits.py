@@ -6,7 +6,7 @@ attempts at both; counts stop at a limit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -103,13 +103,6 @@ class Wait:
     is_standby: bool
 
 
-def histories(connection: Connection, pipelines: Sequence[str]) -> dict[str, str]:
-    """Return the registered ones among these pipelines, each with the identifier of its history of commits."""
-    c = tables.cursor.c
-    statement = sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))
-    return {name: str(history) for name, history in connection.execute(statement)}
-
-
 @dataclass(frozen=True)
 class Marks:
     """The witness's marks of some pipelines, and for others what is wrong with their marks."""
@@ -120,41 +113,40 @@ class Marks:
 
 def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
     """Return the witness's marks of those among these pipelines that are registered."""
+    c = tables.cursor.c
     known: dict[str, Mark] = {}
     damaged: dict[str, str] = {}
-    for pipeline, of_cursor in histories(connection, pipelines).items():
+    for pipeline, history in connection.execute(sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))):
         try:
-            if mark := witness.mark_of(pipeline, of_cursor):
+            if mark := witness.mark_of(pipeline, str(history)):
                 known[pipeline] = mark
         except HoleDetected as error:
             damaged[pipeline] = str(error)
     return Marks(known, damaged)
 
 
-def read(connection: Connection, requested: Mapping[str, int | None], marked: Marks, witness: Witness) -> dict[str, Wait]:
+def read(connection: Connection, requested: Mapping[str, int | None], marks: Marks, witness: Witness) -> dict[str, Wait]:
     """Return what each registered pipeline, and its requested txid, waits for.
 
     The connection's transaction has to show one snapshot. The marks must have been read before it began, or they could name a
     commit that it does not show.
     """
-    found = _read(connection, requested, marked.known, witness)
-    damaged = {pipeline: why for pipeline, why in marked.damaged.items() if pipeline in found}
-    return found | {pipeline: replace(found[pipeline], lost=why) for pipeline, why in damaged.items()}
-
-
-def _read(
-    connection: Connection, requested: Mapping[str, int | None], marks: Mapping[str, Mark], witness: Witness
-) -> dict[str, Wait]:
-    found = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
+    rows = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
     split = len(RegisteredPipeline._fields)
-    rows = {row[0]: (RegisteredPipeline(*row[:split]), Cursor(*row[split:])) for row in found}
-    firsts = {name: cursor.txid + 1 for name, (_, cursor) in rows.items()}
-    wanted = {*firsts.items(), *((name, txid) for name, txid in requested.items() if name in rows and txid is not None)}
-    batches = _batches(connection, sorted(wanted))
+    pipelines = {row[0]: (RegisteredPipeline(*row[:split]), Cursor(*row[split:])) for row in rows}
+    firsts = {name: cursor.txid + 1 for name, (_, cursor) in pipelines.items()}
+    others = {(name, txid) for name, txid in requested.items() if name in pipelines and txid is not None}
+    batches = _batches(connection, sorted({*firsts.items(), *others}))
     may_commit = turns(connection, sorted(firsts.items()))
-    marked = _marked(connection, marks.values())
+    marked = _marked(connection, marks.known.values())
     is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
     epoch = None if is_standby else current_epoch(connection)
+
+    def lost(cursor: Cursor) -> str | None:
+        name = cursor.pipeline
+        known = marks.known.get(name)
+        return marks.damaged.get(name) or (lost_since(cursor, known, marked.get(name), witness) if known else None)
+
     return {
         name: Wait(
             row=row,
@@ -162,11 +154,11 @@ def _read(
             first=batches.get((name, firsts[name])),
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
-            lost=lost_since(cursor, marks[name], marked.get(name), witness) if name in marks else None,
+            lost=lost(cursor),
             is_restored=epoch is not None and not is_same(cursor, epoch, witness),
             is_standby=is_standby,
         )
-        for name, (row, cursor) in rows.items()
+        for name, (row, cursor) in pipelines.items()
     }
 
 
@@ -193,12 +185,7 @@ def _pipelines() -> sa.Select[Any]:
     )
     return (
         sa.select(
-            p.pipeline,
-            p.fingerprint,
-            p.in_flight,
-            p.paused_at,
-            p.paused_by,
-            p.paused_reason,
+            *(p[name] for name in RegisteredPipeline._fields[:6]),
             sa.func.coalesce(opened, 0),
             sa.func.coalesce(last_commit, 0),
             k.committed_at,
@@ -224,35 +211,43 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
     if not wanted:
         return {}
     b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
-    of_commit = sa.and_(k.pipeline == b.pipeline, k.txid == b.txid)
-    poison = (
+    poison_tries = (
         sa.select(sa.func.count())
         .where(a.pipeline == b.pipeline, a.txid == b.txid, a.is_poison, a.attempt > b.tries_after)
         .scalar_subquery()
     )
-    names = ("pipeline", "txid", "opened_at", "attempt", "halted_at", "halted_reason")
-    is_wanted = sa.tuple_(b.pipeline, b.txid).in_(list(wanted))
-    with_commit = sa.outerjoin(tables.batch, tables.commit, of_commit)
-    given_up: list[Any] = [b.skip_owner, b.skip_reason, b.tries_after]
-    columns = [*(b[name] for name in names), *given_up, k.committed_at, k.skipped_reason, b.awaits_ack, poison]
-    rows = connection.execute(sa.select(*columns).select_from(with_commit).where(is_wanted))
-    found = {(row[0], row[1]): WaitingBatch(*row) for row in rows}
+    columns = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack, poison_tries]
+    rows = connection.execute(
+        sa.select(*columns)
+        .select_from(sa.outerjoin(tables.batch, tables.commit, sa.and_(k.pipeline == b.pipeline, k.txid == b.txid)))
+        .where(sa.tuple_(b.pipeline, b.txid).in_(list(wanted)))
+    )
+    tries = _tries(connection, wanted)
+    batches = [WaitingBatch(*row) for row in rows]
+    return {each[:2]: each._replace(tries=tries.get(each[:2], ())) for each in batches}
 
-    error = sa.func.left(a.error, ERROR_CHARACTERS).label("error")
+
+def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[tuple[str, int], list[Try]]:
+    """Return the newest attempts at these batches, the newest first."""
+    b, a = tables.batch.c, tables.attempt.c
     newest = (
-        sa.select(*(a[name] for name in Try._fields[:-1]), error)
+        sa.select(*(a[name] for name in Try._fields[:-1]), sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
         .where(a.pipeline == b.pipeline, a.txid == b.txid)
         .order_by(a.attempt.desc())
         .limit(ATTEMPTS_LOOKED_AT)
         .correlate(tables.batch)
         .lateral("newest")
     )
+    statement = (
+        sa.select(b.pipeline, b.txid, *newest.c)
+        .join(newest, sa.true())
+        .where(sa.tuple_(b.pipeline, b.txid).in_(list(batches)))
+        .order_by(newest.c.attempt.desc())
+    )
     tries: dict[tuple[str, int], list[Try]] = {}
-    statement = sa.select(b.pipeline, b.txid, *newest.c).join(newest, sa.true()).where(is_wanted)
     for pipeline, txid, *values in connection.execute(statement):
         tries.setdefault((pipeline, txid), []).append(Try(*values))
-    newest_first = {key: sorted(known, key=lambda one: -one.attempt) for key, known in tries.items()}
-    return {key: batch._replace(tries=newest_first.get(key, ())) for key, batch in found.items()}
+    return tries
 
 
 def _marked(connection: Connection, marks: Iterable[Mark]) -> dict[str, MarkedCommit]:
