@@ -43,12 +43,11 @@ class AttemptTimes(NamedTuple):
 def attempt_times(connection: Connection, pipeline: str, txids: Sequence[int]) -> list[AttemptTimes]:
     """Return all attempts at some batches, in the order of txid and attempt."""
     a, c = tables.attempt.c, tables.commit.c
-    its_commit = sa.and_(c.pipeline == a.pipeline, c.txid == a.txid, c.attempt == a.attempt)
     of_attempt = [a[name] for name in AttemptTimes._fields[:10]]
     of_commit = [c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason]
     statement = (
         sa.select(*of_attempt, *of_commit)
-        .select_from(sa.outerjoin(tables.attempt, tables.commit, its_commit))
+        .select_from(sa.outerjoin(tables.attempt, tables.commit, tables.same_attempt(tables.commit, tables.attempt)))
         .where(a.pipeline == pipeline, a.txid.in_(list(txids)))
         .order_by(a.txid, a.attempt)
     )

@@ -127,8 +127,8 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
 
     Otherwise nothing is locked: an attempt that is about to seal must not wait for the merge of earlier batches.
     """
-    b, a = tables.batch.c, tables.attempt.c
-    is_sealed = sa.exists().where(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt, a.sealed_at.is_not(None))
+    b = tables.batch.c
+    is_sealed = sa.exists().where(tables.same_attempt(tables.attempt, tables.batch), tables.attempt.c.sealed_at.is_not(None))
     row = connection.execute(
         sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
     ).one_or_none()
@@ -171,8 +171,7 @@ def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
 
 def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
     newest = tables.attempt.alias("newest")
-    of_batch = newest.c.pipeline == batch.c.pipeline, newest.c.txid == batch.c.txid, newest.c.attempt == batch.c.attempt
-    return newest, sa.exists().where(*of_batch).correlate(batch)
+    return newest, sa.exists().where(tables.same_attempt(newest, batch)).correlate(batch)
 
 
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
@@ -253,11 +252,12 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
     """
     if tracked.source_hash_sum is None or attempt.number == 1:
         return
-    a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier").c
+    a, p, before = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier")
+    earlier = before.c
     found = connection.execute(
         sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash_sum)
         .select_from(tables.attempt)
-        .where(*_is(attempt), earlier.pipeline == a.pipeline, earlier.txid == a.txid, earlier.attempt < a.attempt)
+        .where(*_is(attempt), tables.same_batch(before, tables.attempt), earlier.attempt < a.attempt)
         .where(earlier.source_digest == a.source_digest, earlier.fingerprint == a.fingerprint)
         .where(earlier.source_hash_sum.is_not(None), p.pipeline == a.pipeline, p.source_kind == "transactional")
         .order_by(earlier.attempt)
@@ -275,7 +275,7 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
     """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
     a, b = tables.attempt.c, tables.batch.c
-    both = sa.join(tables.attempt, tables.batch, sa.and_(a.pipeline == b.pipeline, a.txid == b.txid))
+    both = sa.join(tables.attempt, tables.batch, tables.same_batch(tables.attempt, tables.batch))
     of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
     return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
 

@@ -32,7 +32,7 @@ def rows(connection: Connection, statuses: Sequence[BatchStatus]) -> list[dict[s
     b, k = tables.batch.c, tables.commit.c
     statement = (
         sa.select(b.txid, b.attempt, k.merged_at)
-        .outerjoin(tables.commit, sa.and_(k.pipeline == b.pipeline, k.txid == b.txid))
+        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.batch))
         .where(b.pipeline == statuses[0].pipeline, b.txid.in_([status.txid for status in statuses]))
     )
     more = {row.txid: {"attempts": row.attempt, "merged_at": row.merged_at} for row in connection.execute(statement)}

@@ -118,12 +118,15 @@ def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInp
     return batch_input
 
 
+def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: sa.FromClause) -> sa.Join:
+    """Return batches, each with its commit, if it has one, and with the committed or else the newest attempt."""
+    is_current = attempt.c.attempt == sa.func.coalesce(commit.c.attempt, batch.c.attempt)
+    committed = sa.outerjoin(batch, commit, tables.same_batch(batch, commit))
+    return committed.outerjoin(attempt, sa.and_(tables.same_batch(batch, attempt), is_current))
+
+
 def _inputs(pipeline: str) -> sa.Select[Any]:
-    b, a, c = tables.batch.c, tables.attempt.c, tables.commit.c
-    counts = sa.func.coalesce(c.attempt, b.attempt)
-    joined = sa.outerjoin(tables.batch, tables.commit, sa.and_(b.pipeline == c.pipeline, b.txid == c.txid)).outerjoin(
-        tables.attempt, sa.and_(b.pipeline == a.pipeline, b.txid == a.txid, a.attempt == counts)
-    )
+    b, a = tables.batch.c, tables.attempt.c
     return (
         sa.select(
             b.txid,
@@ -134,7 +137,7 @@ def _inputs(pipeline: str) -> sa.Select[Any]:
             sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
             b.attempt,
         )
-        .select_from(joined)
+        .select_from(with_current_attempt(tables.batch, tables.commit, tables.attempt))
         .where(b.pipeline == pipeline)
     )
 

@@ -52,9 +52,9 @@ class CheckedBatch:
     def before(self) -> sa.Subquery:
         """Return the committed batches before this one, and how many rows their sources had: columns txid and source_rows."""
         k, a = tables.commit.c, tables.attempt.c
-        same = sa.and_(a.pipeline == k.pipeline, a.txid == k.txid, a.attempt == k.attempt)
+        with_rows = sa.join(tables.commit, tables.attempt, tables.same_attempt(tables.attempt, tables.commit))
         earlier = sa.and_(k.pipeline == self.pipeline, k.txid < self.txid, k.skipped_reason.is_(None))
-        return sa.select(k.txid, a.source_rows).join(tables.attempt, same).where(earlier).subquery("before")
+        return sa.select(k.txid, a.source_rows).select_from(with_rows).where(earlier).subquery("before")
 
     def _found(self, name: str) -> StateSpec:
         state = self.spec.state(name)

@@ -142,7 +142,7 @@ def mark(connection: Connection, pipeline: str) -> Mark | None:
     c, k = tables.cursor.c, tables.commit.c
     row = connection.execute(
         sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
-        .join(tables.commit, sa.and_(k.pipeline == c.pipeline, k.txid == c.txid))
+        .join(tables.commit, tables.same_batch(tables.commit, tables.cursor))
         .where(c.pipeline == pipeline)
     ).one_or_none()
     return Mark(pipeline, str(row.history), row.epoch, row.txid, row.attempt, _as_text(row.committed_at)) if row else None

@@ -130,11 +130,10 @@ def speed() -> sa.ScalarSelect[Any]:
     n = newest.c
     seconds = sa.extract("epoch", sa.func.max(n.merged_at) - sa.func.min(sa.func.least(a.started_at, n.committed_at)))
     rate = sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows), 0), sa.Double) / sa.func.nullif(seconds, 0)
-    same_attempt = sa.and_(a.pipeline == n.pipeline, a.txid == n.txid, a.attempt == n.attempt)
     since = lag_view.c.committed_at - sa.func.make_interval(0, 0, 0, 0, SPEED_HOURS)
     return (
         sa.select(sa.cast(rate, sa.Double))
-        .select_from(sa.join(newest, tables.attempt, same_attempt))
+        .select_from(sa.join(newest, tables.attempt, tables.same_attempt(tables.attempt, newest)))
         .where(n.committed_at > since)
         .correlate(tables.pipeline, lag_view)
         .scalar_subquery()
@@ -152,13 +151,12 @@ def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] |
 
 def statuses(pipeline: str) -> sa.Select[Any]:
     """Return a query whose rows are the arguments of `BatchStatus`, in no order."""
-    v, a, b = batches_view.c, tables.attempt.c, tables.batch.c
-    same = sa.and_(a.pipeline == v.pipeline, a.txid == v.txid, a.attempt == v.attempt)
+    v = batches_view.c
     return (
         sa.select(*v, batch_error().label("error"))
         .select_from(batches_view)
-        .join(tables.batch, sa.and_(b.pipeline == v.pipeline, b.txid == v.txid))
-        .outerjoin(tables.attempt, same)
+        .join(tables.batch, tables.same_batch(tables.batch, batches_view))
+        .outerjoin(tables.attempt, tables.same_attempt(tables.attempt, batches_view))
         .where(v.pipeline == pipeline)
     )
 

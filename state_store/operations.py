@@ -196,8 +196,7 @@ def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> Non
     """
     b, a = tables.batch.c, tables.attempt.c
     following = sa.and_(b.pipeline == spec.name, b.txid == txid + 1)
-    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
-    has_begun = sa.exists().where(following, newest, a.failed_at.is_(None))
+    has_begun = sa.exists().where(following, tables.same_attempt(tables.attempt, tables.batch), a.failed_at.is_(None))
     if spec.awaits_previous and connection.scalar(sa.select(has_begun)):
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: txid {txid + 1} has begun, and reads states that would be taken back. "

@@ -117,7 +117,7 @@ def counted(connection: Connection, pipeline: str, names: Sequence[str], before_
         .join_from(
             requested, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == requested.c.name, f.txid < before_txid)
         )
-        .join(tables.batch, sa.and_(b.pipeline == f.pipeline, b.txid == f.txid))
+        .join(tables.batch, tables.same_batch(tables.batch, tables.source_file))
     )
     found: dict[str, list[TakenFile]] = {}
     for name, digest, size, mtime_ns, txid, is_done in connection.execute(statement):

@@ -167,7 +167,7 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
     oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
     old = connection.execute(
         sa.select(a.txid, a.attempt)
-        .join(tables.commit, sa.and_(a.pipeline == c.pipeline, a.txid == c.txid))
+        .join(tables.commit, tables.same_batch(tables.attempt, tables.commit))
         .where(
             a.pipeline == spec.name,
             a.dropped_at.is_(None),

@@ -314,3 +314,13 @@ operator_action = Table(
     ),
     comment="What people did by hand, and why.",
 )
+
+
+def same_batch(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether rows of two tables are of the same batch."""
+    return sa.and_(one.c.pipeline == other.c.pipeline, one.c.txid == other.c.txid)
+
+
+def same_attempt(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether rows of two tables are of the same attempt at a batch."""
+    return sa.and_(same_batch(one, other), one.c.attempt == other.c.attempt)

@@ -104,7 +104,7 @@ def _read(connection: Connection, pipeline: str, days: int, first: int, committe
             sa.cast(sa.func.sum(k.quarantined_rows), sa.BigInteger),
             *(percentile(share, seconds) for seconds in (processing, latency) for share in (0.5, 0.95)),
         )
-        .join(tables.attempt, sa.and_(a.pipeline == k.pipeline, a.txid == k.txid, a.attempt == k.attempt))
+        .join(tables.attempt, tables.same_attempt(tables.attempt, tables.commit))
         .where(
             k.pipeline == pipeline, k.txid.between(first, committed), a.pipeline == pipeline, a.txid.between(first, committed)
         )

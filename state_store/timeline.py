@@ -50,7 +50,7 @@ def _attempts(connection: Connection, pipeline: str, here: tuple[int, int]) -> d
     statement = (
         sa.select(a.txid, a.attempt, a.started_at, a.staged_at, a.sealed_at, a.failed_at, a.seen_at)
         .add_columns(error_code(a.error).label("error"), a.owner)
-        .join(tables.batch, sa.and_(b.pipeline == a.pipeline, b.txid == a.txid))
+        .join(tables.batch, tables.same_batch(tables.batch, tables.attempt))
         .where(a.pipeline == pipeline, a.txid.between(*here), a.attempt > b.attempt - ATTEMPTS_SHOWN)
         .order_by(a.txid, a.attempt)
     )

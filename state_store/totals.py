@@ -205,7 +205,7 @@ def _committed(ranges: Sequence[_Range]) -> sa.CTE:
     a, c = tables.attempt.c, tables.commit.c
     first = (
         sa.select(a.started_at, a.staged_at, a.sealed_at, a.source_rows, a.quarantined_rows)
-        .where(a.pipeline == c.pipeline, a.txid == c.txid, a.sealed_at <= c.merged_at, c.skipped_reason.is_(None))
+        .where(tables.same_batch(tables.attempt, tables.commit), a.sealed_at <= c.merged_at, c.skipped_reason.is_(None))
         .order_by(a.attempt.desc())
         .limit(1)
         .lateral("first")

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, tables
-from state_store.batches import in_window
+from state_store.batches import in_window, with_current_attempt
 
 # A ready batch waits for this multiple of the last merge's duration, so long after a large merge and hardly after a small one.
 # It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
@@ -87,11 +87,11 @@ def _turns() -> sa.Select[Any]:
         .limit(1)
         .scalar_subquery()
     )
-    of_batch = sa.and_(b.pipeline == requested.c.pipeline, b.txid == requested.c.txid)
+    of_batch = tables.same_batch(tables.batch, requested)
     given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
     ended = (
         sa.exists()
-        .where(of_batch, a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
+        .where(of_batch, tables.same_attempt(tables.attempt, tables.batch))
         .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), ~_waits_to_merge_together())))
         .correlate(requested, tables.cursor)
     )
@@ -118,7 +118,7 @@ def _waits_to_merge_together() -> sa.ColumnElement[bool]:
     )
     last_merge = (
         sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
-        .where(k.pipeline == c.pipeline, k.txid == c.txid)
+        .where(tables.same_batch(tables.commit, tables.cursor))
         .correlate(tables.cursor)
         .scalar_subquery()
     )
@@ -140,7 +140,6 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
     metadata than the previous batch has now.
     """
     b, p, c, a = tables.batch.c, tables.pipeline.c, tables.cursor.c, tables.attempt.c
-    newest = sa.and_(a.pipeline == b.pipeline, a.txid == b.txid, a.attempt == b.attempt)
     continues = sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest)
     is_sealed = sa.and_(a.sealed_at.is_not(None), a.fingerprint == p.fingerprint)
     is_decided = sa.and_(sa.or_(is_sealed, b.skip_reason.is_not(None)), continues.is_not_distinct_from(_previous_input()))
@@ -151,7 +150,7 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
         .select_from(tables.batch)
         .join(tables.pipeline, p.pipeline == b.pipeline)
         .join(tables.cursor, c.pipeline == b.pipeline)
-        .outerjoin(tables.attempt, newest)
+        .outerjoin(tables.attempt, tables.same_attempt(tables.attempt, tables.batch))
         .where(sa.tuple_(b.pipeline, b.txid).in_(list(waiting)))
     )
     return {(row[0], row[1]): Processing(row[2], row[3]) for row in connection.execute(statement)}
@@ -160,12 +159,9 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
 def _previous_input() -> sa.ScalarSelect[bytes]:
     """Return the digest of the metadata that the previous batch has now; NULL if there is none."""
     before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
-    of_commit = sa.and_(done.c.pipeline == before.c.pipeline, done.c.txid == before.c.txid)
-    counts = sa.func.coalesce(done.c.attempt, before.c.attempt)
-    of_attempt = sa.and_(tried.c.pipeline == before.c.pipeline, tried.c.txid == before.c.txid, tried.c.attempt == counts)
     return (
         sa.select(sa.func.coalesce(tried.c.source_digest, before.c.source_digest))
-        .select_from(sa.outerjoin(before, done, of_commit).outerjoin(tried, of_attempt))
+        .select_from(with_current_attempt(before, done, tried))
         .where(before.c.pipeline == tables.batch.c.pipeline, before.c.txid == tables.batch.c.txid - 1)
         .correlate(tables.batch)
         .scalar_subquery()
@@ -177,7 +173,7 @@ def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: in
     b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
     return connection.scalar(
         sa.select(b.txid)
-        .select_from(sa.join(tables.run_batch, tables.batch, sa.and_(r.pipeline == b.pipeline, r.txid == b.txid)))
+        .select_from(sa.join(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch)))
         .join(tables.cursor, c.pipeline == r.pipeline)
         .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid))
         .where(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_is_alive(b.pipeline, b.txid))

@@ -170,7 +170,6 @@ def _pipelines() -> sa.Select[Any]:
     def counted(waiting: sa.Select[Any]) -> sa.ScalarSelect[int]:
         return sa.select(sa.func.count()).select_from(waiting.limit(MOST_COUNTED).subquery()).scalar_subquery()
 
-    of_cursor = sa.and_(k.pipeline == c.pipeline, k.txid == c.txid)
     earlier = tables.commit.alias("any_commit").c
     last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
@@ -198,7 +197,7 @@ def _pipelines() -> sa.Select[Any]:
         )
         .select_from(tables.pipeline)
         .join(tables.cursor, c.pipeline == p.pipeline)
-        .outerjoin(tables.commit, of_cursor)
+        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.cursor))
         .where(p.pipeline == sa.any_(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text))))
     )
 
@@ -213,13 +212,13 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
     b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
     poison_tries = (
         sa.select(sa.func.count())
-        .where(a.pipeline == b.pipeline, a.txid == b.txid, a.is_poison, a.attempt > b.tries_after)
+        .where(tables.same_batch(tables.attempt, tables.batch), a.is_poison, a.attempt > b.tries_after)
         .scalar_subquery()
     )
     columns = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack, poison_tries]
     rows = connection.execute(
         sa.select(*columns)
-        .select_from(sa.outerjoin(tables.batch, tables.commit, sa.and_(k.pipeline == b.pipeline, k.txid == b.txid)))
+        .select_from(sa.outerjoin(tables.batch, tables.commit, tables.same_batch(tables.commit, tables.batch)))
         .where(sa.tuple_(b.pipeline, b.txid).in_(list(wanted)))
     )
     tries = _tries(connection, wanted)
@@ -232,7 +231,7 @@ def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[t
     b, a = tables.batch.c, tables.attempt.c
     newest = (
         sa.select(*(a[name] for name in Try._fields[:-1]), sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
-        .where(a.pipeline == b.pipeline, a.txid == b.txid)
+        .where(tables.same_batch(tables.attempt, tables.batch))
         .order_by(a.attempt.desc())
         .limit(ATTEMPTS_LOOKED_AT)
         .correlate(tables.batch)
