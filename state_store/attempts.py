@@ -89,6 +89,9 @@ class LockedBatch(NamedTuple):
     skip_reason: str | None
     history: UUID
 
+    def __str__(self) -> str:
+        return f"{self.pipeline} {self.txid}:{self.attempt}"
+
 
 class AttemptRow(NamedTuple):
     """What decides about an attempt; its age and its silence since the last heartbeat are by the database's clock."""

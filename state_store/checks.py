@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import state_tables, tables
+from state_store.attempts import LockedBatch
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
@@ -61,6 +62,13 @@ class CheckedBatch:
         if state is None or not state.is_table:
             raise DeclarationInvalid(f"A check of pipeline {self.pipeline} looks at state {name}, which it does not have.")
         return state
+
+
+def checked_batch(connection: Connection, spec: PipelineSpec, batch: LockedBatch) -> CheckedBatch:
+    """Return what checks may look at, still without the batch's partials."""
+    a = tables.attempt.c
+    rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == batch.txid, a.attempt == batch.attempt)
+    return CheckedBatch(spec, batch.txid, connection.scalar(rows) or 0, {})
 
 
 def evaluate(connection: Connection, batch: CheckedBatch) -> None:

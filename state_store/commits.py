@@ -103,7 +103,7 @@ def merge_and_advance(
     check_continues(spec, batch_input, cursor)
     check_declaration(connection, spec)
     source_files.write(connection, spec, [batch_input])
-    (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
+    (merged,) = merges.merge_all(connection, spec, [batch])
     return record(connection, batch, batch_input, owner, merged=merged)
 
 
@@ -128,7 +128,7 @@ def commit_ready(
     if not ready:
         return []
     source_files.write(connection, spec, [batch_input for _, batch_input in ready])
-    merged = merges.merge_all(connection, spec, [(batch.txid, batch.attempt) for batch, _ in ready])
+    merged = merges.merge_all(connection, spec, [batch for batch, _ in ready])
     return [
         record(connection, batch, batch_input, owner, merged=of_batch)
         for (batch, batch_input), of_batch in zip(ready, merged, strict=True)
@@ -243,7 +243,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
     Raises: AttemptNotSealed while it is processed; StagingLost if it has to be processed again.
     """
     attempt = attempts.newest(connection, batch)
-    name = f"{spec.name} {batch.txid}:{batch.attempt}"
+    name = str(batch)
     identity: dict[str, Any] = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
     if attempt is None:
         raise StagingLost(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)

@@ -31,10 +31,10 @@ from state_store import (
     range_partitions,
     staging,
     state_tables,
-    tables,
     updates,
     windows,
 )
+from state_store.attempts import LockedBatch
 from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
 from state_store.database import set_local
@@ -63,8 +63,8 @@ def open_tables(connection: Connection, spec: PipelineSpec) -> None:
     set_local(connection, {"tidegate.writer": spec.name})
 
 
-def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]]) -> list[Merged]:
-    """Merge everything that consecutive batches, (txid, attempt) each, have sealed.
+def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[Merged]:
+    """Merge everything that the newest attempts at consecutive batches have sealed; return what each batch has written.
 
     A key that several batches touch is written once, which makes merging them together quicker than one by one. The states
     come out the same, row by row, unless they are opaque: those would need the values between the batches.
@@ -79,65 +79,64 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[tupl
     another writer, or a sum is in doubt.
     """
     open_tables(connection, spec)
-    bad_records = [quarantine.move_bad_records(connection, spec, *batch) if spec.quarantines else 0 for batch in batches]
-    keys = dict.fromkeys(batches, 0)
-    checked = {txid: _checked(connection, spec, txid, attempt) for txid, attempt in batches if spec.checks}
-    brought: dict[str, dict[tuple[int, int], StagedBatch]] = {}
+    bad_records = [quarantine.move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]
+    checked = {batch.txid: checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
+    keys = [0] * len(batches)
+    partials: list[dict[str, sa.Select[Any]]] = [{} for _ in batches]
     _update(connection, spec, batches, before=True)
     for state in spec.readable:
-        brought[state.name], written = _bring(connection, spec, state, batches, checked)
-        for batch, rows in written.items():
-            keys[batch] += rows
+        for place, (staged, written) in enumerate(_merge_state(connection, spec, state, batches, checked)):
+            keys[place] += written
+            partials[place][state.name] = staged.partials
     _update(connection, spec, batches, before=False)
-    for txid, attempt in batches if checked else ():
-        partials = {name: of_state[txid, attempt].partials for name, of_state in brought.items()}
-        checks.evaluate(connection, replace(checked[txid], staged=partials))
-    return [Merged(keys[batch], bad) for batch, bad in zip(batches, bad_records, strict=True)]
+    for batch, of_states in zip(batches, partials, strict=True):
+        if batch.txid in checked:
+            checks.evaluate(connection, replace(checked[batch.txid], staged=of_states))
+    return [Merged(*counts) for counts in zip(keys, bad_records, strict=True)]
 
 
-def _bring(
+def _merge_state(
     connection: Connection,
     spec: PipelineSpec,
     state: StateSpec,
-    batches: Sequence[tuple[int, int]],
+    batches: Sequence[LockedBatch],
     checked: Mapping[int, checks.CheckedBatch],
-) -> tuple[dict[tuple[int, int], StagedBatch], dict[tuple[int, int], int]]:
+) -> list[tuple[StagedBatch, int]]:
     """Merge batches into one state; return of each the partials, without those set aside, and the number of rows written."""
     event_time = EventTime(connection, spec, state) if state.window else None
-    brought: dict[tuple[int, int], StagedBatch] = {}
-    for txid, attempt in batches:
-        batch = _staged(connection, spec, state, txid, attempt)
-        if txid in checked:
-            batch = checks.without_wrong(connection, checked[txid], state, batch)
-        brought[txid, attempt] = event_time.take(txid, batch) if event_time else batch
-    written = {of: batch.rows for of, batch in brought.items()}
-    staged = [batch for batch in brought.values() if batch.rows]
-    if staged and event_time and event_time.joins_pieces:
-        written[batches[0]] = event_time.join(staged[0])  # sessions are merged one batch at a time
-    elif staged:
-        _merge(connection, spec, state, batches, staged)
+    staged = []
+    for batch in batches:
+        own = _staged(connection, spec, state, batch)
+        if batch.txid in checked:
+            own = checks.without_wrong(connection, checked[batch.txid], state, own)
+        staged.append(event_time.take(batch.txid, own) if event_time else own)
+    written = [own.rows for own in staged]
+    if any(written) and event_time and event_time.joins_pieces:
+        written = [event_time.join(staged[0])]  # sessions are merged one batch at a time
+    elif any(written):
+        _merge(connection, spec, state, batches, [own for own in staged if own.rows])
     if event_time:
         event_time.finish()
-    return brought, written
+    return list(zip(staged, written, strict=True))
 
 
 def _merge(
     connection: Connection,
     spec: PipelineSpec,
     state: StateSpec,
-    batches: Sequence[tuple[int, int]],
+    batches: Sequence[LockedBatch],
     staged: Sequence[StagedBatch],
 ) -> None:
     if state.appends:
         _append(connection, spec, state, staged)
         return
-    txid, attempt = batches[0]
+    txid = batches[0].txid
     if len(batches) > 1:
         with combined(connection, state, staged, txid) as together:
             written = _write(connection, state, together.sums, first_txid=txid)
         if written != together.keys:
             raise GuardMismatch(
-                f"{spec.name} {txid} to {batches[-1][0]}: {together.keys - written} of {together.keys} rows were not "
+                f"{spec.name} {txid} to {batches[-1].txid}: {together.keys - written} of {together.keys} rows were not "
                 f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed.",
                 pipeline=spec.name,
                 txid=txid,
@@ -147,33 +146,26 @@ def _merge(
     written = _write(connection, state, staged[0].partials)
     if written != expected:
         raise GuardMismatch(
-            f"{spec.name} {txid}:{attempt}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
+            f"{batches[0]}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
             f"at least {txid} already: another writer changed them. Nothing was committed; "
             "restore the table, or find its other writer.",
             pipeline=spec.name,
             txid=txid,
-            attempt=attempt,
+            attempt=batches[0].attempt,
         )
 
 
-def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[tuple[int, int]], *, before: bool) -> None:
+def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch], *, before: bool) -> None:
     """Run the author's updates: their code for before the merge of the states, or that for after it."""
     own = [state for state in spec.states if state.updates and (state.before or not before)]
     if not own:
         return
     updates.begin(connection, spec.name)
-    for txid, attempt in batches:
+    for batch in batches:
         for state in own:
-            rows = _staged(connection, spec, state, txid, attempt).partials
-            updates.run(connection, spec.name, state, txid, rows, before=before)
+            rows = _staged(connection, spec, state, batch).partials
+            updates.run(connection, spec.name, state, batch.txid, rows, before=before)
     updates.end(connection, spec.name)
-
-
-def _checked(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> checks.CheckedBatch:
-    """Return a batch for its checks, still without its partials."""
-    a = tables.attempt.c
-    rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == txid, a.attempt == attempt)
-    return checks.CheckedBatch(spec, txid, connection.scalar(rows) or 0, {})
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
@@ -255,12 +247,12 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
     return dict(connection.execute(joined).mappings().one())
 
 
-def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, attempt: int) -> StagedBatch:
-    """Return the sealed rows of one attempt, after their recount: the state's columns and, if its rows carry it, the txid."""
-    sealed = staging.recount(connection, spec.name, state, txid, attempt)
-    stage = state_tables.staging_table_of(state, txid, attempt)
+def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch: LockedBatch) -> StagedBatch:
+    """Return the sealed rows of a batch, after their recount: the state's columns and, if its rows carry it, the txid."""
+    sealed = staging.recount(connection, spec.name, state, batch.txid, batch.attempt)
+    stage = state_tables.staging_table_of(state, batch.txid, batch.attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
-    stamp = [sa.cast(txid, sa.BigInteger).label("txid")] if state.has_txid else []
+    stamp = [sa.cast(batch.txid, sa.BigInteger).label("txid")] if state.has_txid else []
     columns = [*(stage.c[column.name] for column in state.columns), *stamp]
     partials = sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
     return StagedBatch(stage, sum(partition.rows for partition in sealed), partials)

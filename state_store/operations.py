@@ -119,7 +119,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     quarantine.clear(connection, spec.name, txid)
     c = tables.check_result.c
     connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
-    (merged,) = merges.merge_all(connection, spec, [(txid, batch.attempt)])
+    (merged,) = merges.merge_all(connection, spec, [batch])
     # From here on the newest attempt is the committed attempt, and later batches have to continue its input.
     k = tables.commit.c
     digest = sa.select(tables.attempt.c.source_digest).where(

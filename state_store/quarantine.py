@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import staging, state_tables, tables
+from state_store.attempts import LockedBatch
 from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
 from state_store.errors import RangeRefused
 from state_store.window_spec import CORRECTIONS
@@ -34,20 +35,20 @@ class QuarantineTotals(NamedTuple):
 # What commits move there
 
 
-def move_bad_records(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> int:
-    """Move the bad records that an attempt has sealed into quarantine, all or none; return their number.
+def move_bad_records(connection: Connection, batch: LockedBatch) -> int:
+    """Move the bad records that a batch's newest attempt has sealed into quarantine, all or none; return their number.
 
     Raises: StagingLost.
     """
-    staged = QuarantineSpec(spec.name)
-    sealed = staging.recount(connection, spec.name, staged, txid, attempt)
+    staged = QuarantineSpec(batch.pipeline)
+    sealed = staging.recount(connection, batch.pipeline, staged, batch.txid, batch.attempt)
     if not sealed:
         return 0
-    stage = state_tables.staging_table_of(staged, txid, attempt)
+    stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
     names = [column.name for column in staged.columns]
     records = sa.select(
-        sa.literal(spec.name),
-        sa.literal(txid, sa.BigInteger),
+        sa.literal(batch.pipeline),
+        sa.literal(batch.txid, sa.BigInteger),
         sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
         *(stage.c[name] for name in names),
     ).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))

@@ -105,7 +105,7 @@ class EventTime:
         self._before, self._txid, self._partials = self._watermark, txid, pieces.rows
         if not pieces.rows:
             return pieces
-        partials = self._brought(pieces)
+        partials = self._partials_of(pieces)
         if (final_until := self._final_until(self._before)) is not None:
             partials = self._set_aside(partials, _at(final_until, self._window))
         counted = partials.subquery()
@@ -157,7 +157,7 @@ class EventTime:
             return None
         return watermark - self._window.final_after
 
-    def _brought(self, pieces: StagedBatch) -> sa.Select[Any]:
+    def _partials_of(self, pieces: StagedBatch) -> sa.Select[Any]:
         """Return the partials of each window that the pieces belong to; the pieces of sessions as they are."""
         if self._window.is_session:
             return pieces.partials
