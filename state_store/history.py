@@ -92,29 +92,35 @@ class BatchHistory:
 
 def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
     """Return how far each pipeline is, in the order of their names."""
+    statement = lags()
+    if pipelines is not None:
+        statement = statement.where(lag_view.c.pipeline.in_(list(pipelines)))
+    return [Lag(**row) for row in connection.execute(statement).mappings()]
+
+
+def lags() -> sa.Select[Any]:
+    """Return a query whose columns are the fields of `Lag`, in the order of the pipelines' names."""
     p, q = tables.pipeline.c, tables.quarantine.c
     waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, quarantine.waits()).scalar_subquery()
-    statement: sa.Select[Any] = (
-        sa.select(*lag_view.c, waiting, p.paused_at, p.paused_by, p.paused_reason, age_of_oldest(), speed())
+    return (
+        sa.select(*lag_view.c, waiting.label("quarantined"), p.paused_at, p.paused_by, p.paused_reason)
+        .add_columns(_age_of_oldest().label("lag_seconds"), _speed().label("rows_per_second"))
         .select_from(lag_view)
         .join(tables.pipeline, p.pipeline == lag_view.c.pipeline)
         .order_by(lag_view.c.pipeline)
     )
-    if pipelines is not None:
-        statement = statement.where(lag_view.c.pipeline.in_(list(pipelines)))
-    return [Lag(*row) for row in connection.execute(statement)]
 
 
-def age_of_oldest() -> sa.ScalarSelect[Any]:
-    """Return the age in seconds of the oldest opened batch that has not committed, within a query of `lag_view`."""
+def _age_of_oldest() -> sa.ScalarSelect[Any]:
+    """Return the age in seconds of the oldest opened batch that has not committed."""
     b = tables.batch.c
     age = sa.cast(sa.extract("epoch", sa.func.now() - b.opened_at), sa.Double)
     oldest = sa.select(sa.func.greatest(age, 0)).where(b.pipeline == lag_view.c.pipeline, b.txid == lag_view.c.committed + 1)
     return oldest.correlate(lag_view).scalar_subquery()
 
 
-def speed() -> sa.ScalarSelect[Any]:
-    """Return source rows per second of a pipeline's newest commits, within a query of `tables.pipeline` and `lag_view`.
+def _speed() -> sa.ScalarSelect[Any]:
+    """Return source rows per second of a pipeline's newest commits.
 
     Skipped batches have no rows, but take time.
     """

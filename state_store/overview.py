@@ -12,10 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import quarantine, tables
+from state_store import tables
 from state_store.declaration import PipelineSpec, spec_of
 from state_store.errors import UnknownPipeline
-from state_store.history import age_of_oldest, batches_view, lag_view, speed
+from state_store.history import Lag, batches_view, lags
 from state_store.search import UNCOMMITTED
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
@@ -24,35 +24,17 @@ MOST_PHASES, MOST_LOOKED_AT = 200, 1000
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a pipeline is.
+class Progress(Lag):
+    """How far a pipeline is, and as what it is registered.
 
-    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
-    source rows of its newest commits, divided by the time that these took together; None before the first commit. `phases`
-    counts its uncommitted batches; those whose phase is not looked up are counted as planned.
+    `phases` counts its uncommitted batches; those whose phase is not looked up are counted as planned.
     """
 
-    pipeline: str
-    committed: int
-    opened: int
-    committed_at: datetime | None
-    waits_for: str | None
-    lag_seconds: float | None
-    rows_per_second: float | None
-    quarantined: int
-    paused_at: datetime | None
-    paused_by: str | None
-    paused_reason: str | None
     source_kind: str
     window: int
     registered_at: datetime
     declaration: Mapping[str, Any]
     phases: Mapping[str, int]
-
-    @property
-    def pending(self) -> int:
-        """Return how many opened batches have not committed."""
-        return self.opened - self.committed
 
     @property
     def spec(self) -> PipelineSpec:
@@ -72,11 +54,11 @@ def pipeline_names(connection: Connection) -> list[str]:
 
 def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
     """Return how far the registered ones of these pipelines are, in the order of their names."""
-    found = connection.execute(_progress(), {"pipelines": list(pipelines)}).mappings().all()
+    p = tables.pipeline.c
+    registered = lags().add_columns(p.source_kind, p.in_flight.label("window"), p.registered_at, p.declaration)
+    rows = connection.execute(registered.where(_requested()), {"pipelines": list(pipelines)}).mappings().all()
     phases = _phases(connection, pipelines)
-    return [
-        Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["opened"] - row["committed"])) for row in found
-    ]
+    return [Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["pending"])) for row in rows]
 
 
 def progress_of(connection: Connection, pipeline: str) -> Progress:
@@ -124,30 +106,6 @@ def _unknown(pipeline: str) -> UnknownPipeline:
 def _requested() -> sa.ColumnElement[bool]:
     """Return the condition that a pipeline's name is in the parameter `pipelines`."""
     return tables.pipeline.c.pipeline == sa.any_(sa.bindparam("pipelines", type_=sa.ARRAY(sa.Text)))
-
-
-def _progress() -> sa.Select[Any]:
-    p, q = tables.pipeline.c, tables.quarantine.c
-    waiting = sa.select(sa.func.count()).where(q.pipeline == p.pipeline, quarantine.waits()).scalar_subquery()
-    return (
-        sa.select(
-            lag_view.c.pipeline,
-            lag_view.c.committed,
-            lag_view.c.opened,
-            lag_view.c.committed_at,
-            lag_view.c.waits_for,
-            age_of_oldest().label("lag_seconds"),
-            speed().label("rows_per_second"),
-            waiting.label("quarantined"),
-            *(p.paused_at, p.paused_by, p.paused_reason, p.source_kind),
-            p.in_flight.label("window"),
-            *(p.registered_at, p.declaration),
-        )
-        .select_from(tables.pipeline)
-        .join(lag_view, lag_view.c.pipeline == p.pipeline)
-        .where(_requested())
-        .order_by(p.pipeline)
-    )
 
 
 def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
