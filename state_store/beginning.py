@@ -7,7 +7,7 @@ the one that this batch continues. A txid is a batch's number.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -66,8 +66,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What the ledger knows of a batch, whose row is locked, and of the input of the batch before it."""
+class _Facts:
+    """What the ledger has about a batch, whose row is locked, and the input of the batch before it."""
 
     spec: PipelineSpec
     batch: LockedBatch
@@ -76,24 +76,24 @@ class _Known:
     newest: AttemptRow | None
 
     @property
-    def position(self) -> bytes | None:
+    def previous_digest(self) -> bytes | None:
         """The digest of the input that this batch has to continue."""
         return self.previous.digest if self.previous else None
 
     @property
     def keeps_input(self) -> bool:
         """Whether the planned input is still the one to read."""
-        return self.spec.source_kind == "transactional" or self.planned.continues == self.position
+        return self.spec.source_kind == "transactional" or self.planned.continues == self.previous_digest
 
     @property
     def is_sealed(self) -> bool:
         """Whether the newest attempt is sealed by this declaration and continues the previous batch."""
         if self.newest is None or self.newest.sealed_at is None:
             return False
-        return self.newest.fingerprint == self.spec.fingerprint and self.planned.continues == self.position
+        return self.newest.fingerprint == self.spec.fingerprint and self.planned.continues == self.previous_digest
 
 
-def begin(
+def start_attempt(
     connection: Connection, spec: PipelineSpec, request: Request, witness: Witness
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
     """Begin an attempt; or return the batch's commit, what its source needs to plan it again, or why it gets no attempt.
@@ -111,45 +111,43 @@ def begin(
     commits.check_declaration(connection, spec)
     previous = batches.input_of(connection, spec.name, txid - 1)
     planned = batches.existing_input(connection, spec.name, txid)
-    known = _Known(spec, batch, previous, planned, attempts.newest(connection, batch))
-    if request.mode != "redo" and (reason := _reason_against(connection, known, request.mode)):
+    facts = _Facts(spec, batch, previous, planned, attempts.newest(connection, batch))
+    if request.mode != "redo" and (reason := _reason_against(connection, facts, request.mode)):
         return reason
-    if _must_replan(known, request.new_input):
-        return ReplanNeeded(previous.metadata if previous else None, planned.metadata, known.position)
+    if _must_replan(facts, request.new_input):
+        return ReplanNeeded(previous.metadata if previous else None, planned.metadata, facts.previous_digest)
     if spec.awaits_previous and previous is not None:
         attempts.lock_batch(connection, spec.name, previous.txid)  # waits for its redo, and lets none begin
-    attempt = _take_fence(connection, known, request)
+    attempt = _take_fence(connection, facts, request)
     staging.create(connection, spec, txid, attempt.number)
     return attempt
 
 
-def _reason_against(connection: Connection, known: _Known, mode: Mode) -> NotStarted | None:
+def _reason_against(connection: Connection, facts: _Facts, mode: Mode) -> NotStarted | None:
     # A decision to give up concerns the batch with this input: with another input, it is tried again.
-    if known.batch.skip_reason is not None and known.keeps_input:
+    if facts.batch.skip_reason is not None and facts.keeps_input:
         return NotStarted.GIVEN_UP
-    if mode != "restage" and known.is_sealed:
+    if mode != "restage" and facts.is_sealed:
         return NotStarted.SEALED
-    if mode == "first" and known.newest is not None:
+    if mode == "first" and facts.newest is not None:
         return NotStarted.BEGUN
-    return None if batches.has_room(connection, known.spec, known.batch.txid) else NotStarted.AHEAD
+    return None if batches.has_room(connection, facts.spec, facts.batch.txid) else NotStarted.AHEAD
 
 
-def _must_replan(known: _Known, new_input: NewInput | None) -> bool:
+def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
     if new_input is not None:
-        return new_input.continues != known.position  # the previous batch has got a new input since
-    return not known.keeps_input or (known.spec.source_kind != "transactional" and known.newest is not None)
+        return new_input.continues != facts.previous_digest  # the previous batch has got a new input since
+    return not facts.keeps_input or (facts.spec.source_kind != "transactional" and facts.newest is not None)
 
 
-def _take_fence(connection: Connection, known: _Known, request: Request) -> Attempt:
+def _take_fence(connection: Connection, facts: _Facts, request: Request) -> Attempt:
     """Record a new attempt at a locked batch as its newest; lift a halt, or a decision to skip.
 
     Older attempts that have not ended are marked as failed; the new one names them.
     """
-    spec, batch, planned = known.spec, known.batch, known.planned
-    airflow, new_input = request.airflow, request.new_input
+    spec, batch, airflow = facts.spec, facts.batch, request.airflow
     number = batch.attempt + 1
-    digest = planned.digest if new_input is None else hashlib.sha256(new_input.metadata).digest()
-    metadata = planned.metadata if new_input is None else decode_metadata(spec.name, batch.txid, new_input.metadata, digest)
+    chosen = facts.planned if request.new_input is None else _planned_again(spec.name, facts.planned, request.new_input)
     a, b = tables.attempt.c, tables.batch.c
     fenced = connection.scalars(
         sa.update(tables.attempt)
@@ -163,7 +161,7 @@ def _take_fence(connection: Connection, known: _Known, request: Request) -> Atte
         .values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)
     )
     # The attempt keeps its own copy only if it differs from the planned metadata, which may be large.
-    is_planned = digest == bytes(batch.source_digest)
+    is_first_plan = chosen.digest == bytes(batch.source_digest)
     connection.execute(
         insert(tables.attempt).values(
             pipeline=spec.name,
@@ -175,13 +173,19 @@ def _take_fence(connection: Connection, known: _Known, request: Request) -> Atte
             airflow_task_id=airflow and airflow.task_id,
             airflow_try=airflow and airflow.number,
             fingerprint=spec.fingerprint,
-            source_metadata=None if is_planned else encode_metadata(metadata),
-            source_digest=digest,
-            previous_digest=planned.continues if new_input is None else new_input.continues,
+            source_metadata=None if is_first_plan else encode_metadata(chosen.metadata),
+            source_digest=chosen.digest,
+            previous_digest=chosen.continues,
         )
     )
     rows_before = _rows_before(connection, spec.name, batch.txid)
-    return Attempt(spec.name, batch.txid, number, metadata, tuple(fenced), rows_before, batch.history)
+    return Attempt(spec.name, batch.txid, number, chosen.metadata, tuple(fenced), rows_before, batch.history)
+
+
+def _planned_again(pipeline: str, planned: BatchInput, new: NewInput) -> BatchInput:
+    digest = hashlib.sha256(new.metadata).digest()
+    metadata = decode_metadata(pipeline, planned.txid, new.metadata, digest)
+    return replace(planned, metadata=metadata, digest=digest, continues=new.continues)
 
 
 def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:

@@ -69,7 +69,7 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
     return Commit(*row, already_committed=True) if row else None
 
 
-def merge_and_advance(
+def commit_batch(
     connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int, witness: Witness
 ) -> Commit:
     """Commit a batch under the cursor's lock, or skip it if it was given up; an existing commit is returned (I8).
@@ -93,12 +93,10 @@ def merge_and_advance(
             txid=txid,
         )
     batch = attempts.lock_batch(connection, spec.name, txid)
-    batch_input = existing_input(connection, spec.name, txid)
     if batch.skip_reason is not None:
         assert batch.skip_owner is not None, "the table holds both or none"
-        check_continues(spec, batch_input, cursor)  # a skip consumes rows too, so it must not leave a gap before them
-        source_files.write(connection, spec, [batch_input])
-        return record(connection, batch, batch_input, batch.skip_owner, skipped_reason=batch.skip_reason)
+        return commit_skip(connection, spec, cursor, batch, batch.skip_owner, batch.skip_reason)
+    batch_input = existing_input(connection, spec.name, txid)
     check_sealed(connection, spec, batch, attempt_timeout_seconds)
     check_continues(spec, batch_input, cursor)
     check_declaration(connection, spec)
@@ -107,17 +105,30 @@ def merge_and_advance(
     return record(connection, batch, batch_input, owner, merged=merged)
 
 
+def commit_skip(
+    connection: Connection, spec: PipelineSpec, cursor: Cursor, batch: LockedBatch, owner: str, reason: str
+) -> Commit:
+    """Commit the next batch without rows, as it was given up.
+
+    Raises: what `check_continues` raises: a skip consumes rows too, so it must not leave a gap before them.
+    """
+    batch_input = existing_input(connection, spec.name, batch.txid)
+    check_continues(spec, batch_input, cursor)
+    source_files.write(connection, spec, [batch_input])
+    return record(connection, batch, batch_input, owner, skipped_reason=reason)
+
+
 def commit_ready(
     connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
 ) -> list[Commit]:
     """Commit all batches that directly follow the cursor and are ready, in order, as if each were committed alone.
 
-    Ready is a sealed batch that passes the checks of `merge_and_advance` and is neither halted nor given up; the first that is
+    Ready is a sealed batch that passes the checks of `commit_batch` and is neither halted nor given up; the first that is
     not ends the sequence. A batch commits alone if it has more than MAX_ROWS_TOGETHER rows, if the pipeline has updates or
     checks, or if a state keeps previous values or has an author's combiner, sessions, or windows that become final. Returns an
     empty list, having changed nothing, if none is ready.
 
-    Raises: what `merge_and_advance` raises; committing one by one then shows which batch is at fault.
+    Raises: what `commit_batch` raises; committing one by one then shows which batch is at fault.
     """
     cursor = lock_cursor(connection, spec.name, witness, wait=wait)
     check_no_hole(connection, spec.name, cursor.txid)

@@ -238,10 +238,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
         write_action(connection, spec.name, txid, "skip", owner, reason)
     if not is_its_turn:
         return None
-    batch_input = batches.existing_input(connection, spec.name, txid)
-    commits.check_continues(spec, batch_input, cursor)
-    source_files.write(connection, spec, [batch_input])
-    return commits.record(connection, batch, batch_input, owner, skipped_reason=reason)
+    return commits.commit_skip(connection, spec, cursor, batch, owner, reason)
 
 
 def replay_quarantined(

@@ -219,7 +219,8 @@ class StateStore(Database):
         that cannot be redone.
         """
         with self._write_transaction("starting an attempt") as connection:
-            return beginning.begin(connection, spec, beginning.Request(txid, owner, mode, airflow, new_input), self.witness)
+            request = beginning.Request(txid, owner, mode, airflow, new_input)
+            return beginning.start_attempt(connection, spec, request, self.witness)
 
     @contextmanager
     def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
@@ -383,7 +384,7 @@ class StateStore(Database):
         try:
             with self._commit_transaction(spec.name, f"committing {spec.name} {txid}") as connection:
                 timeout = attempt_timeout_seconds or self.settings.attempt_timeout_seconds
-                return commits.merge_and_advance(connection, spec, txid, owner, timeout, self.witness)
+                return commits.commit_batch(connection, spec, txid, owner, timeout, self.witness)
         except StoreUnavailable as unknown:
             cause = unknown.__cause__
             if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
