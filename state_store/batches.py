@@ -75,7 +75,7 @@ class BatchInput:
 
 
 def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
-    """Return the source's metadata of a batch; one of quarantined records carries along the earlier metadata."""
+    """Return where the source stands after a batch; one of quarantined records carries along what was before it."""
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
@@ -319,8 +319,8 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
 def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
     """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
-    It is a separate statement, before the one that decides: after waiting for a lock, a statement does not read again what it
-    has read before, unless the locked row has changed; and neither a seal nor a commit changes that.
+    It is a statement of its own, before the one that decides. A statement that has waited for a row's lock decides by what it
+    read before the wait, unless that row has changed; and neither a seal nor a commit changes a batch's row.
     """
     b = tables.batch.c
     found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
@@ -335,7 +335,7 @@ def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int
 
 
 def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:
-    """Take back the ack of a batch that is redone, whose source has yet to learn what counts now if `awaits_ack`."""
+    """Forget the ack of a batch that is redone; with `awaits_ack`, its source has yet to learn of what counts now."""
     b = tables.batch.c
     owed = sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid)
     connection.execute(owed.values(awaits_ack=awaits_ack, acked_at=None))
@@ -344,8 +344,8 @@ def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: boo
 def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> None:
     """Record that the source has learned of the batch's commit by this attempt.
 
-    If a redo has put another attempt in its place meanwhile, of which the source has yet to learn, nothing is changed. The row
-    is locked by a statement of its own, so that the next one sees the commit of a redo that it has waited for.
+    Nothing is changed if a redo has put another attempt in its place: the source has yet to learn of that. The row is locked by
+    a statement of its own, so that the next one sees the commit of a redo that this has waited for.
     """
     b, c = tables.batch.c, tables.commit.c
     connection.execute(sa.select(b.txid).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True))

@@ -39,15 +39,15 @@ def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElem
     elif merge in ARRAY_MERGES:  # by functions and aggregates of the ledger (schema.sql)
         found = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
     else:
-        nearer, farther, ahead = _compared(value, kept, partial)
-        found = sa.case((nearer, theirs), (farther, ours), (ahead, theirs), else_=ours)
+        wins, loses, wins_by_all = _comparisons(value, kept, partial)
+        found = sa.case((wins, theirs), (loses, ours), (wins_by_all, theirs), else_=ours)
     return found
 
 
 def is_ahead(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElement[bool]:
     """Return whether the partial, and not the kept row, is the first or last one of a key."""
-    nearer, farther, ahead = _compared(value, kept, partial)
-    return sa.case((nearer, sa.true()), (farther, sa.false()), else_=ahead)
+    wins, loses, wins_by_all = _comparisons(value, kept, partial)
+    return sa.case((wins, sa.true()), (loses, sa.false()), else_=wins_by_all)
 
 
 def combined(
@@ -120,13 +120,16 @@ def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.C
     return sa.cast(found[1], column.type)
 
 
-def _compared(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return when the partial is ahead of the kept row by the first column, when the kept row is, and else when it is."""
-    first = value.merge == "first"
-    ahead = (sa.func.record_lt if first else sa.func.record_gt)(_place(value, partial), _place(value, kept))
-    # The first column of the order decides most often, and is compared in less time than a record. NULL decides nothing.
+def _comparisons(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return whether a partial wins over the kept row by the first column of the order, loses by it, and wins by all columns.
+
+    The first column decides most often, and is compared in less time than a record. NULL decides nothing.
+    """
     mine, new = kept[value.order[0]], partial[value.order[0]]
-    return (new < mine, new > mine, ahead) if first else (new > mine, new < mine, ahead)
+    ours, theirs = _place(value, kept), _place(value, partial)
+    if value.merge == "first":
+        return new < mine, new > mine, sa.func.record_lt(theirs, ours)
+    return new > mine, new < mine, sa.func.record_gt(theirs, ours)
 
 
 def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:

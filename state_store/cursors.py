@@ -71,14 +71,14 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
 
 def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> None:
     identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
-    if lost := what_is_lost(connection, cursor, witness):
+    if lost := describe_loss(connection, cursor, witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
             "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
             "folder, then run: tidegate migrate --accept-epoch",
             **identity,
         )
-    if not is_same(cursor, epoch := current_epoch(connection), witness):
+    if not is_same_database(cursor, epoch := current_epoch(connection), witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
             f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
@@ -87,7 +87,7 @@ def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> 
         )
 
 
-def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
+def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
     """Return as text which commits the witness knows and this database lacks, if any."""
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     if mark is None:
@@ -96,7 +96,7 @@ def what_is_lost(connection: Connection, cursor: Cursor, witness: Witness) -> st
     found = connection.execute(
         sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
     ).one_or_none()
-    return lost_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
+    return describe_loss_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
 
 
 class MarkedCommit(NamedTuple):
@@ -106,7 +106,7 @@ class MarkedCommit(NamedTuple):
     committed_at: datetime
 
 
-def lost_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:
+def describe_loss_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:
     """Return as text which commits a mark shows to be lost, if any; `found` is the ledger's commit of the mark's txid."""
     file = witness.file_of(mark.pipeline, mark.history)
     if found is None and cursor.txid >= mark.txid:
@@ -177,7 +177,7 @@ def current_epoch(connection: Connection) -> Epoch:
     return Epoch.of(connection.execute(sa.select(_ledger.epoch())).scalar_one())
 
 
-def is_same(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
+def is_same_database(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
     """Return whether the database is the one in which the cursor was made, so that no commit can be missing.
 
     A promoted standby is accepted too if the setting `pg_failover` says that it has all commits.

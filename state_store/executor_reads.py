@@ -72,7 +72,7 @@ class Reading:
                 cursor.execute(sql.SQL("; ").join(begin))
                 if cursor.fetchone()[0]:
                     raise StoreUnavailable(
-                        f"{self.of} was read from a standby, which is behind its primary. Connect to the primary."
+                        f"{self.of} was read from a standby, which lags its primary. Connect to the primary."
                     )
                 cursor.execute(statement, arrays)
                 found: list[tuple[Any, ...]] = cursor.fetchall()

@@ -89,7 +89,7 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 staged_bytes=int(row.staged_bytes or 0),
                 acks_due=row.acks_due,
                 is_whole=row.last_commit == cursor.txid
-                and cursors.is_same(cursor, epoch, witness)
+                and cursors.is_same_database(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),
                 phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in UNCOMMITTED},
                 errors=errors.get(name, {}),
@@ -102,7 +102,7 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
     """Return whether the database has the last commit that the witness marked outside it; not if the mark is damaged."""
     try:
-        return cursors.what_is_lost(connection, cursor, witness) is None
+        return cursors.describe_loss(connection, cursor, witness) is None
     except HoleDetected:
         return False
 

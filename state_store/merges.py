@@ -43,7 +43,7 @@ from state_store.driver_errors import is_too_large_row
 from state_store.errors import GuardMismatch, Overflow
 from state_store.windows import EventTime
 
-# From so many on, columns that are all those of the newest row are compared once for all of them.
+# Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
 MANY_COLUMNS = 30
 
 

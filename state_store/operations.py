@@ -12,11 +12,13 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from state_store import attempts, batches, commits, cursors, merges, quarantine, source_files, tables
+from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.database import set_local
 from state_store.declaration import PipelineSpec, followed_as, parts_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
+from state_store.merges import Merged
 from state_store.witness import Witness
 
 
@@ -32,16 +34,13 @@ def resume(connection: Connection, pipeline: str, owner: str, reason: str) -> bo
 
 def _set_paused(connection: Connection, pipeline: str, action: Literal["pause", "resume"], owner: str, reason: str) -> bool:
     p = tables.pipeline.c
-    pausing = action == "pause"
-    changed = connection.execute(
-        sa.update(tables.pipeline)
-        .where(p.pipeline == pipeline, p.paused_at.is_(None) if pausing else p.paused_at.is_not(None))
-        .values(
-            paused_at=sa.func.now() if pausing else None,
-            paused_by=owner if pausing else None,
-            paused_reason=reason if pausing else None,
-        )
-    ).rowcount
+    paused = {"paused_at": sa.func.now(), "paused_by": owner, "paused_reason": reason}
+    change = sa.update(tables.pipeline).where(p.pipeline == pipeline)
+    if action == "pause":
+        change = change.where(p.paused_at.is_(None)).values(paused)
+    else:
+        change = change.where(p.paused_at.is_not(None)).values(dict.fromkeys(paused))
+    changed = connection.execute(change).rowcount
     if changed:
         write_action(connection, pipeline, None, action, owner, reason)
     else:
@@ -113,28 +112,9 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
         raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
     commits.check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
     commits.check_declaration(connection, spec)
-    merges.open_tables(connection, spec)
-    for state in spec.states:
-        merges.restore(connection, state, txid)
-    quarantine.clear(connection, spec.name, txid)
-    c = tables.check_result.c
-    connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
+    _take_back(connection, spec, txid)
     (merged,) = merges.merge_all(connection, spec, [batch])
-    # From here on the newest attempt is the committed attempt, and later batches have to continue its input.
-    k = tables.commit.c
-    digest = sa.select(tables.attempt.c.source_digest).where(
-        tables.attempt.c.pipeline == spec.name, tables.attempt.c.txid == txid, tables.attempt.c.attempt == batch.attempt
-    )
-    counted = {"attempt": batch.attempt, "source_digest": digest.scalar_subquery()}
-    connection.execute(
-        sa.update(tables.commit)
-        .where(k.pipeline == spec.name, k.txid == txid)
-        .values(
-            **counted, owner=request.owner, key_count=merged.keys, quarantined_rows=merged.quarantined_rows, skipped_reason=None
-        )
-    )
-    connection.execute(sa.update(tables.cursor).where(tables.cursor.c.pipeline == spec.name).values(counted))
-    source_files.take_back(connection, spec.name, txid)
+    _replace_commit(connection, batch, request.owner, merged)
     source_files.write(connection, spec, [batches.existing_input(connection, spec.name, txid)])
     batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)
     without = f" (without {', '.join(sorted(request.without))})" if request.without else ""
@@ -142,6 +122,28 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     done = commits.find(connection, spec.name, txid)
     assert done is not None
     return replace(done, already_committed=False)
+
+
+def _take_back(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+    """Undo what a commit has written besides its record."""
+    merges.open_tables(connection, spec)
+    for state in spec.states:
+        merges.restore(connection, state, txid)
+    quarantine.clear(connection, spec.name, txid)
+    c = tables.check_result.c
+    connection.execute(sa.delete(tables.check_result).where(c.pipeline == spec.name, c.txid == txid))
+    source_files.take_back(connection, spec.name, txid)
+
+
+def _replace_commit(connection: Connection, batch: LockedBatch, owner: str, merged: Merged) -> None:
+    """Make the newest attempt the committed one, whose input later batches have to continue."""
+    k, a, c = tables.commit.c, tables.attempt.c, tables.cursor.c
+    of_attempt = (a.pipeline == batch.pipeline, a.txid == batch.txid, a.attempt == batch.attempt)
+    counts = {"attempt": batch.attempt, "source_digest": sa.select(a.source_digest).where(*of_attempt).scalar_subquery()}
+    wrote = {"key_count": merged.keys, "quarantined_rows": merged.quarantined_rows, "skipped_reason": None}
+    of_batch = (k.pipeline == batch.pipeline, k.txid == batch.txid)
+    connection.execute(sa.update(tables.commit).where(*of_batch).values(**counts, **wrote, owner=owner))
+    connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))
 
 
 def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:

@@ -188,19 +188,19 @@ def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
     """
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
-            connection.execute(sa.DDL(state_tables.FOLLOWED.format(table=f"{state_tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+            connection.execute(sa.DDL(state_tables.GRANT_SELECT_TO_STAGER.format(table=f"{state_tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
     queried = [state for state in spec.states if state.name in {query.state for query in spec.queries}]
     if any(derived.formula in ("distinct", "quantile") for state in queried for derived in state.derived):
         may_derive = (sa.func.has_function_privilege(state_tables.STAGER, name, "EXECUTE") for name in state_tables.ESTIMATES)
         if not connection.scalar(sa.select(sa.and_(*may_derive))):
-            connection.execute(sa.DDL(state_tables.ESTIMATED))  # type: ignore[no-untyped-call]
+            connection.execute(sa.DDL(state_tables.GRANT_ESTIMATES))  # type: ignore[no-untyped-call]
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
     """Let commits remove the windows of states that do not keep all of them, also if that was declared later."""
     for state in spec.states:
         if state.window and state.window.keep is not None:
-            connection.execute(sa.DDL(state_tables.SHRINKS.format(table=f"{state_tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
+            connection.execute(sa.DDL(state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
 
 
 def is_readable(connection: Connection, state: str, role: str) -> bool | None:
@@ -235,7 +235,7 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     accepted = {}
     locked = connection.execute(sa.select(*cursors.CURSOR).order_by(c.pipeline).with_for_update()).all()
     for cursor in map(cursors.Cursor._make, locked):
-        lost = cursors.what_is_lost(connection, cursor, witness)
+        lost = cursors.describe_loss(connection, cursor, witness)
         if lost is None and cursor.epoch == str(epoch):
             continue
         story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"

@@ -287,7 +287,7 @@ END $$;
 REVOKE EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) FROM PUBLIC;
 
 -- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for rows of open_commit and
--- for sessions that become one (tables.JOINED).
+-- for sessions that become one (state_tables.GRANT_DELETE).
 
 GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
@@ -319,7 +319,7 @@ GRANT EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) TO ti
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the
--- tables by which other pipelines follow states (state_tables.FOLLOWED): appended rows, changes, final windows; and the states that
+-- tables by which other pipelines follow states (state_tables.GRANT_SELECT_TO_STAGER): appended rows, changes, final windows; and the states that
 -- transforms read (schema.grant_queried).
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;

@@ -19,7 +19,7 @@ LOOKED_AT = 10_000  # batches that one statement reads
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BatchFilter:
     """Conditions on batches, all of which have to hold; None is any.
 
     `since` and `until` are about the last event of a batch: opened, begun, sealed, failed, halted or committed. `error` is a
@@ -35,14 +35,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Some matching batches, newest first. The search continues below the txid `before`; None: there are no others."""
 
     batches: list[BatchStatus]
     before: int | None
 
 
-def search(connection: Connection, pipeline: str, wanted: Wanted, before: int | None, limit: int) -> Found:
+def search(connection: Connection, pipeline: str, wanted: BatchFilter, before: int | None, limit: int) -> SearchResult:
     """Search the LOOKED_AT newest txids below `before` (None: of all) for at most `limit` matching batches.
 
     If matches are rare, a call may find none although there are some below. All statements should see one snapshot.
@@ -60,16 +60,16 @@ def search(connection: Connection, pipeline: str, wanted: Wanted, before: int | 
     counted = looked_at.limit(LOOKED_AT).subquery().c.txid
     lowest, highest, count = connection.execute(sa.select(sa.func.min(counted), sa.func.max(counted), sa.func.count())).one()
     if not count:
-        return Found([], None)
+        return SearchResult([], None)
     here = statuses(pipeline).where(v.txid.between(lowest, highest))
     matching = here.where(*_conditions(wanted)).order_by(v.txid.desc()).limit(limit)
     rows = [BatchStatus(*row) for row in connection.execute(matching)]
     if len(rows) == limit:
-        return Found(rows, rows[-1].txid)
+        return SearchResult(rows, rows[-1].txid)
     is_last = count < LOOKED_AT
     if not is_last and wanted.since is not None and highest <= cursor:
         is_last = not _is_later(connection, here, wanted.since)
-    return Found(rows, None if is_last else lowest)
+    return SearchResult(rows, None if is_last else lowest)
 
 
 def _is_later(connection: Connection, batches: sa.Select[Any], since: datetime) -> bool:
@@ -77,7 +77,7 @@ def _is_later(connection: Connection, batches: sa.Select[Any], since: datetime) 
     return connection.execute(batches.where(_last_event() >= since).limit(1)).first() is not None
 
 
-def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: BatchFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.phase is not None:
         conditions.append(batches_view.c.phase == wanted.phase)

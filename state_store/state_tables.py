@@ -34,12 +34,12 @@ SINGLE_WRITER = (
 # The role of Spark's tasks. It reads the tables by which other pipelines follow a state: appended rows, changes, final windows.
 # `schema.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
-FOLLOWED = f"GRANT SELECT ON {{table}} TO {STAGER}"
+GRANT_SELECT_TO_STAGER = f"GRANT SELECT ON {{table}} TO {STAGER}"
 # What estimates are derived by. A transform that reads them as of the previous txid has Spark's tasks derive them.
 ESTIMATES = ("tidegate.distinct_of(bigint[])", "tidegate.quantile_of(bigint[], numeric, integer, integer, integer)")
-ESTIMATED = f"GRANT EXECUTE ON FUNCTION {', '.join(ESTIMATES)} TO {STAGER}"
+GRANT_ESTIMATES = f"GRANT EXECUTE ON FUNCTION {', '.join(ESTIMATES)} TO {STAGER}"
 # To make one of several sessions, a commit deletes their rows and writes one. It also deletes the windows that are not kept.
-SHRINKS = "GRANT DELETE ON {table} TO tidegate"
+GRANT_DELETE = "GRANT DELETE ON {table} TO tidegate"
 _TYPES: dict[str, Any] = {
     "text": sa.Text(collation="C"),
     "boolean": sa.Boolean(),
@@ -146,7 +146,7 @@ def after_create(state: StateSpec, table: str) -> list[str]:
     name = f"{STATE}.{table}"
     is_followed = state.stream is not None and state.stream[0] == table
     joins = state.window is not None and state.window.is_session and table == state.name
-    granted = [*([FOLLOWED] if is_followed else []), *([SHRINKS] if joins else [])]
+    granted = [*([GRANT_SELECT_TO_STAGER] if is_followed else []), *([GRANT_DELETE] if joins else [])]
     divided = hash_partitions.made(STATE, state, STATE_STORAGE, [SINGLE_WRITER]) if table == state.table_name else ()
     return [*(statement.format(table=name) for statement in (SINGLE_WRITER, *granted)), *divided]
 

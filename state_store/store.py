@@ -48,14 +48,14 @@ from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend
 from state_store.operations import Redo
-from state_store.search import Found, Wanted
+from state_store.search import BatchFilter, SearchResult
 from state_store.settings import Settings
 from state_store.source_files import TakenFile
 from state_store.staging import StagedPartition
 from state_store.state_queries import QueriedState
 from state_store.turns import UNREGISTERED, Processing, Turn
 from state_store.waits import Wait
-from state_store.windows import Progress
+from state_store.windows import EventTimeProgress
 from state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
@@ -575,7 +575,7 @@ class StateStore(Database):
         with self._transaction("reading the ledger") as connection:
             return history.batch_statuses(connection, pipeline, txids, limit)
 
-    def search(self, pipeline: str, wanted: Wanted, *, before: int | None = None, limit: int = 100) -> Found:
+    def search(self, pipeline: str, wanted: BatchFilter, *, before: int | None = None, limit: int = 100) -> SearchResult:
         """Return some batches that fulfil all conditions, newest first, and where to go on; by statements of bounded work."""
         with self._snapshot("searching the ledger") as connection:
             return search.search(connection, pipeline, wanted, before, limit)
@@ -613,7 +613,7 @@ class StateStore(Database):
         with self._transaction(f"reading state {state.name}") as connection:
             yield from history.state_rows(connection, state, limit)
 
-    def event_time(self, state: StateSpec) -> Progress | None:
+    def event_time(self, state: StateSpec) -> EventTimeProgress | None:
         """Return how far event time has come in a state with windows; None before its first batch."""
         with self._transaction(f"reading the watermark of state {state.name}") as connection:
             return windows.progress(connection, state)

@@ -117,8 +117,8 @@ class Settled:
         ends_at = time.monotonic() + SETTLING_SECONDS
         while (ranges := self._unsettled(positions)) and time.monotonic() < ends_at:
             self._settle(connection, ranges)
-        behind = {pipeline for pipeline, _, _ in ranges}
-        known = {p.pipeline: self._sums[p.pipeline] for p in positions if p.pipeline not in behind}
+        unread = {pipeline for pipeline, _, _ in ranges}
+        known = {p.pipeline: self._sums[p.pipeline] for p in positions if p.pipeline not in unread}
         found = _totals(connection, [_Range(pipeline, settled.through, LAST_TXID) for pipeline, settled in known.items()])
         for pipeline, outcomes in _outcomes_of(connection, [key for s in known.values() for key in s.open_attempts]).items():
             found[pipeline].attempts += outcomes

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, quarantine, tables
-from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, is_same, lost_since
+from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
 from state_store.errors import HoleDetected
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
@@ -145,7 +145,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
     def lost(cursor: Cursor) -> str | None:
         name = cursor.pipeline
         known = marks.known.get(name)
-        return marks.damaged.get(name) or (lost_since(cursor, known, marked.get(name), witness) if known else None)
+        return marks.damaged.get(name) or (describe_loss_since(cursor, known, marked.get(name), witness) if known else None)
 
     return {
         name: Wait(
@@ -155,7 +155,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
             lost=lost(cursor),
-            is_restored=epoch is not None and not is_same(cursor, epoch, witness),
+            is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
             is_standby=is_standby,
         )
         for name, (row, cursor) in pipelines.items()

@@ -16,7 +16,6 @@ WindowKind = Literal["tumbling", "sliding", "session"]
 TimeType = Literal["timestamptz", "timestamp"]
 # The columns of a state with windows: the first is part of its key, the others come before its aggregates.
 WINDOW_START, WINDOW_END, LAST_EVENT, CORRECTIONS = "window_start", "window_end", "last_event", "corrections"
-WINDOW_COLUMNS = (WINDOW_START, WINDOW_END, LAST_EVENT, CORRECTIONS)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ REMOVED_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
-class Progress:
+class EventTimeProgress:
     """How far event time has come in a state after a txid: the watermark, and up to which end windows are final.
 
     Times are texts in UTC, or as they stand where they have no zone. `late` counts the partials that were set aside. Windows
@@ -225,7 +225,7 @@ class EventTime:
         self._connection.execute(sa.delete(target).where(ended <= sa.func.coalesce(oldest.scalar_subquery(), bound)))
 
 
-def progress(connection: Connection, state: StateSpec) -> Progress | None:
+def progress(connection: Connection, state: StateSpec) -> EventTimeProgress | None:
     """Return how far event time has come in a state with windows; None before its first batch."""
     window, w, q = state.window, tables.watermark.c, tables.quarantine.c
     assert window is not None, "only windows have an event time"
@@ -239,7 +239,7 @@ def progress(connection: Connection, state: StateSpec) -> Progress | None:
     known = (watermark, final_until, removed_until)
     shown = sa.select(*(sa.null() if moment is None else in_json(_at(moment, window)) for moment in known))
     watermark, final_until, removed_until = connection.execute(shown).one()
-    return Progress(state.name, txid, watermark, final_until, connection.scalar(late) or 0, removed_until)
+    return EventTimeProgress(state.name, txid, watermark, final_until, connection.scalar(late) or 0, removed_until)
 
 
 def take_back(connection: Connection, state: StateSpec, txid: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from state_store import search
 from state_store.history import BatchStatus
-from state_store.search import PHASES, Found, Phase, Wanted
+from state_store.search import PHASES, BatchFilter, Phase, SearchResult
 from tests.integration.conftest import Execute, Tally
 from tidegate.commands import filters
 
@@ -54,12 +54,12 @@ def ledger(tally: Tally, as_role: Execute) -> Tally:
     return tally
 
 
-def all_of(tally: Tally, wanted: Wanted, limit: int) -> list[int]:
+def all_of(tally: Tally, wanted: BatchFilter, limit: int) -> list[int]:
     """Return the txids of all answers to a search."""
     found, before = [], None
     for _ in range(1000):
         answer = tally.store.search("tally", wanted, before=before, limit=limit)
-        assert isinstance(answer, Found)
+        assert isinstance(answer, SearchResult)
         assert len(answer.batches) <= limit
         found += [batch.txid for batch in answer.batches]
         before = answer.before
@@ -102,7 +102,7 @@ def test_every_combination_finds_what_a_filter_over_all_finds(
             and (until is None or event <= until)
             and (first or 1) <= txid <= (last or 60)
         ]
-        assert all_of(ledger, Wanted(phase, error, since, until, first, last), limit) == expected
+        assert all_of(ledger, BatchFilter(phase, error, since, until, first, last), limit) == expected
 
 
 def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> None:
@@ -124,7 +124,7 @@ def test_an_old_search_ends_before_the_oldest_batch(ledger: Tally, monkeypatch: 
     before = None
     while True:
         looked.append(before)
-        answer = ledger.store.search("tally", Wanted(since=NOON + timedelta(minutes=38)), before=before)
+        answer = ledger.store.search("tally", BatchFilter(since=NOON + timedelta(minutes=38)), before=before)
         if (before := answer.before) is None:
             break
     assert looked == [None, 56, 51, 46, 41, 36]
@@ -138,14 +138,14 @@ def test_a_search_among_many_batches_goes_on_page_by_page(ledger: Tally, as_role
         "SELECT 'tally', n, '', '', 'test' FROM generate_series(61, 60000) n",
     )
     as_role("tidegate_owner", "ANALYZE tidegate.batch")
-    found = ledger.store.search("tally", Wanted(phase="halted"))
+    found = ledger.store.search("tally", BatchFilter(phase="halted"))
     assert (found.batches, found.before) == ([], 60_000 - search.LOOKED_AT + 1)
-    assert ledger.store.search("tally", Wanted(phase="committed")).batches[0].txid == 40
+    assert ledger.store.search("tally", BatchFilter(phase="committed")).batches[0].txid == 40
 
 
 def test_an_unregistered_pipeline_has_no_batches(tally: Tally) -> None:
     """As one that has not run yet."""
-    assert tally.store.search("nothing", Wanted()) == Found([], None)
+    assert tally.store.search("nothing", BatchFilter()) == SearchResult([], None)
 
 
 def test_the_command_line_offers_the_phases_of_the_ledger() -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from state_store import StateStore, batch_pages, history, overview, quarantine, search
 from state_store.ledger_reader import LedgerReader, Moment
-from state_store.search import Wanted
+from state_store.search import BatchFilter
 from state_store.throughput import MOST_COMMITS, throughput
 from state_store.timeline import timeline
 from tests.page.conftest import Server, Visit
@@ -70,9 +70,9 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
     "why 50 pipelines wait": (5_000, lambda m: m.waits(dict.fromkeys(PAGE))),
     "one pipeline": (1_000, lambda m: overview.progress_of(m.connection, LARGE)),
     "why one batch waits": (500, lambda m: m.waits({LARGE: TXIDS})),
-    "newest batches": (60_000, lambda m: search.search(m.connection, LARGE, Wanted(), None, 50)),
-    "batches in the middle": (60_000, lambda m: search.search(m.connection, LARGE, Wanted(), MIDDLE, 50)),
-    "a rare phase": (80_000, lambda m: search.search(m.connection, LARGE, Wanted(phase="skipped"), None, 50)),
+    "newest batches": (60_000, lambda m: search.search(m.connection, LARGE, BatchFilter(), None, 50)),
+    "batches in the middle": (60_000, lambda m: search.search(m.connection, LARGE, BatchFilter(), MIDDLE, 50)),
+    "a rare phase": (80_000, lambda m: search.search(m.connection, LARGE, BatchFilter(phase="skipped"), None, 50)),
     "timeline": (5_000, lambda m: timeline(m.connection, LARGE, None, 100)),
     "timeline in the middle": (5_000, lambda m: timeline(m.connection, LARGE, MIDDLE, 100)),
     "one batch": (100, lambda m: history.batch_history(m.connection, LARGE, MIDDLE)),

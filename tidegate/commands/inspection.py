@@ -25,7 +25,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
 if TYPE_CHECKING:
     from state_store import StateStore
     from state_store.history import BatchStatus
-    from state_store.search import Wanted
+    from state_store.search import BatchFilter
 
 ROWS_FOR_PEOPLE = 20
 PAGE = 10_000  # batches in one answer of the store
@@ -183,15 +183,15 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
 
 def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, Any]", limit: int | None, as_json: bool) -> None:
     """Print the newest batches that fulfil the conditions, newest last."""
-    from state_store.search import Wanted  # noqa: PLC0415
+    from state_store.search import BatchFilter  # noqa: PLC0415
 
-    wanted, shown = Wanted(**conditions), limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE)
+    wanted, shown = BatchFilter(**conditions), limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE)
     batches, before = _newest(store, pipeline, wanted, shown)
     if as_json:
         output.print_json_rows(asdict(batch) for batch in batches)
         return
     if not batches:
-        if wanted == Wanted():
+        if wanted == BatchFilter():
             output.say(f"Pipeline {pipeline} has no batches yet. Start with: tidegate trigger {pipeline} --wait")
         else:
             output.say(f"No batch of {pipeline} fulfils all conditions.")
@@ -199,11 +199,11 @@ def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, A
     names = [f.name for f in fields(batches[0]) if f.name not in ("pipeline", "started_at", "owner", "error", "waits_for")]
     columns = [*names, *(["error"] if any(batch.error for batch in batches) else []), "waits_for"]
     output.print_table(f"Batches of {pipeline}", columns, [[getattr(b, name) for name in columns] for b in batches])
-    if before is not None and wanted != Wanted():
+    if before is not None and wanted != BatchFilter():
         output.say("There may be earlier ones: --limit N shows more, --json all of them.")
 
 
-def _newest(store: "StateStore", pipeline: str, wanted: "Wanted", limit: int) -> "tuple[list[BatchStatus], int | None]":
+def _newest(store: "StateStore", pipeline: str, wanted: "BatchFilter", limit: int) -> "tuple[list[BatchStatus], int | None]":
     """Return the newest batches that are wanted, newest last, and below which txid there may be others."""
     batches: list[BatchStatus] = []
     before: int | None = None

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel
 from state_store import batch_pages, history, overview, quarantine, search
 from state_store.errors import UsageError
 from state_store.history import BatchHistory
-from state_store.search import Wanted
+from state_store.search import BatchFilter
 from state_store.timeline import MOST_BATCHES, timeline
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
@@ -143,7 +143,7 @@ def batches(
     until: Moment = None,
 ) -> Batches:
     """Return some batches, newest first, that fulfil all conditions."""
-    wanted = Wanted(phase=phase, error=error or None, since=since, until=until)
+    wanted = BatchFilter(phase=phase, error=error or None, since=since, until=until)
     with ledger.reader().snapshot(f"reading batches of {pipeline}") as connection:
         overview.check_registered(connection, pipeline)
         found = search.search(connection, pipeline, wanted, before, limit)
