@@ -1,4 +1,4 @@
-"""Operators' actions: pause, resume, retry, skip, redo, replay quarantined records.
+"""Operators' actions: pause, resume, retry, skip, redo, replay quarantined records, accept that commits are lost.
 
 Each is recorded in ``operator_action``, with owner and reason, in the same transaction. A txid is a batch's number.
 """
@@ -264,3 +264,28 @@ def replay_quarantined(
         return False
     write_action(connection, pipeline, new_txid, "replay", owner, reason)
     return new_txid, taken
+
+
+def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
+    """Let pipelines that are halted in a restored, promoted, copied or older database go on.
+
+    Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
+    shows lost commits by files outside Postgres, has no mark of that yet.
+    """
+    epoch = cursors.current_epoch(connection)
+    c = tables.cursor.c
+    accepted = {}
+    locked = connection.execute(sa.select(*cursors.CURSOR).order_by(c.pipeline).with_for_update()).all()
+    for cursor in map(cursors.Cursor._make, locked):
+        lost = cursors.describe_loss(connection, cursor, witness)
+        if lost is None and cursor.epoch == str(epoch):
+            continue
+        story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
+        connection.execute(
+            sa.update(tables.cursor)
+            .where(c.pipeline == cursor.pipeline)
+            .values(epoch=str(epoch), history=sa.func.gen_random_uuid())
+        )
+        write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
+        accepted[cursor.pipeline] = story
+    return accepted

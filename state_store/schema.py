@@ -10,10 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, history_views, operations, partitions, state_tables, tables
+from state_store import batches, cursors, history_views, partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged
-from state_store.witness import Witness
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
@@ -222,28 +221,3 @@ def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) 
     for state in spec.readable:
         if state.history:
             history_views.put_view(connection, state, state_tables.state_table_of(state), is_changed=is_changed)
-
-
-def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
-    """Let pipelines that are halted in a restored, promoted, copied or older database go on.
-
-    Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
-    shows lost commits by files outside Postgres, has no mark of that yet.
-    """
-    epoch = cursors.current_epoch(connection)
-    c = tables.cursor.c
-    accepted = {}
-    locked = connection.execute(sa.select(*cursors.CURSOR).order_by(c.pipeline).with_for_update()).all()
-    for cursor in map(cursors.Cursor._make, locked):
-        lost = cursors.describe_loss(connection, cursor, witness)
-        if lost is None and cursor.epoch == str(epoch):
-            continue
-        story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
-        connection.execute(
-            sa.update(tables.cursor)
-            .where(c.pipeline == cursor.pipeline)
-            .values(epoch=str(epoch), history=sa.func.gen_random_uuid())
-        )
-        operations.write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
-        accepted[cursor.pipeline] = story
-    return accepted

@@ -24,7 +24,7 @@ FILES = "files"  # where the metadata of a batch lists its files: name, size, mt
 AFTER = "after"  # where metadata has the last name so far, of a source whose files come in the order of their names
 INPUTS = "inputs"  # where the metadata of several inputs has that of each, by the input's name
 LARGEST = 2**63 - 1
-_GIVEN: dict[str, sa.types.TypeEngine[Any]] = {
+_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "name": sa.Text(),
     "sha256": sa.Text(),
     "size": sa.BigInteger(),
@@ -68,38 +68,39 @@ def name_in(input_name: str, file_name: str) -> str:
 def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:
     """Record the files of batches that are being committed, if their source has files. The cursor is locked.
 
-    Raises: if a file has counted before, StagingLost where the source can plan the batch again, else SourceChanged.
+    Raises: StagingLost if a file has counted before and the source can plan the batch again; SourceChanged if it cannot.
     """
     if not spec.keeps_files:
         return
-    given = _table([{**file, "txid": each.txid} for each in inputs for file in files_of(each)])
-    if given is None:
+    files = [{**file, "txid": each.txid} for each in inputs for file in files_of(each)]
+    if not files:
         return
-    rows, count = given
-    f = tables.source_file.c
+    rows = _as_table(files)
     digest = sa.func.decode(rows.c.sha256, "hex")
     columns = [sa.literal(spec.name), rows.c.name, digest, rows.c.size, rows.c.mtime_ns, rows.c.txid]
-    statement = insert(tables.source_file).from_select(
-        ["pipeline", "name", "sha256", "size", "mtime_ns", "txid"], sa.select(*columns)
-    )
-    if connection.execute(statement.on_conflict_do_nothing()).rowcount == count:
-        return
-    again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(
-        f.pipeline == spec.name, f.name == rows.c.name, f.sha256 == digest, f.txid != rows.c.txid
-    )
-    name, txid, new_txid = next(iter(connection.execute(again.order_by(f.name).limit(1))), (None, None, inputs[0].txid))
-    what = (
-        f"{spec.name} {new_txid}: {name} has counted in txid {txid}, with the same content."
-        if name
-        else (f"{spec.name} {new_txid}: a file is listed twice.")
-    )
+    names = ["pipeline", "name", "sha256", "size", "mtime_ns", "txid"]
+    statement = insert(tables.source_file).from_select(names, sa.select(*columns)).on_conflict_do_nothing()
+    if connection.execute(statement).rowcount != len(files):
+        raise _counted_before(connection, spec, rows, inputs[0].txid)
+
+
+def _counted_before(
+    connection: Connection, spec: PipelineSpec, rows: sa.TableValuedAlias, first_txid: int
+) -> SourceChanged | StagingLost:
+    """Return the error for files of which one has counted before."""
+    f = tables.source_file.c
+    same = (f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"), f.txid != rows.c.txid)
+    again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(f.pipeline == spec.name, *same)
+    found = connection.execute(again.order_by(f.name).limit(1)).one_or_none()
+    txid = found.new_txid if found else first_txid
+    what = f"{found.name} has counted in txid {found.txid}, with the same content." if found else "a file is listed twice."
     if spec.source_kind == "transactional":
-        raise SourceChanged(
-            f"{what} It does not count again. Give the batch up: tidegate skip {spec.name} {new_txid}",
+        return SourceChanged(
+            f"{spec.name} {txid}: {what} It does not count again. Give the batch up: tidegate skip {spec.name} {txid}",
             pipeline=spec.name,
-            txid=new_txid,
+            txid=txid,
         )
-    raise StagingLost(f"{what} The batch is planned and processed again.", pipeline=spec.name, txid=new_txid)
+    return StagingLost(f"{spec.name} {txid}: {what} The batch is planned and processed again.", pipeline=spec.name, txid=txid)
 
 
 def take_back(connection: Connection, pipeline: str, txid: int) -> None:
@@ -138,21 +139,18 @@ def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
     """Record new modification times of files with unchanged content, so that these need not be read again."""
-    given = _table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
-    if given is None:
+    if not files:
         return
-    rows, _ = given
+    rows = _as_table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
     f = tables.source_file.c
     same = (f.pipeline == pipeline, f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"))
     connection.execute(sa.update(tables.source_file).where(*same).values(mtime_ns=rows.c.mtime_ns))
 
 
-def _table(files: Sequence[Mapping[str, Any]]) -> tuple[sa.TableValuedAlias, int] | None:
-    """Return files as a table for a statement, and their number; times are clamped to the range of a bigint."""
-    if not files:
-        return None
-    columns: dict[str, list[Any]] = {name: [file[name] for file in files] for name in _GIVEN}
+def _as_table(files: Sequence[Mapping[str, Any]]) -> sa.TableValuedAlias:
+    """Return files as a table for a statement; times are clamped to the range of a bigint."""
+    columns: dict[str, list[Any]] = {name: [file[name] for file in files] for name in _COLUMNS}
     columns["mtime_ns"] = [max(-LARGEST, min(LARGEST, time)) for time in columns["mtime_ns"]]
-    arrays = [sa.cast(columns[name], ARRAY(kind)) for name, kind in _GIVEN.items()]
-    table = sa.func.unnest(*arrays).table_valued(*(sa.column(name, kind) for name, kind in _GIVEN.items()))
-    return table.render_derived(name="given"), len(files)
+    arrays = [sa.cast(columns[name], ARRAY(kind)) for name, kind in _COLUMNS.items()]
+    table = sa.func.unnest(*arrays).table_valued(*(sa.column(name, kind) for name, kind in _COLUMNS.items()))
+    return table.render_derived(name="given")
