@@ -69,16 +69,9 @@ def join(
     names = [*(column.name for column in state.columns), "txid"]
     pieces = batch.partials.cte("pieces")
     touched = _touched(state, pieces, "_touched")
-    removed = (
-        sa.delete(target)
-        .where(
-            sa.exists()
-            .where(_same_key(state, touched.c, target.c), touched.c[WINDOW_START] == target.c[WINDOW_START])
-            .correlate(target)
-        )
-        .returning(*(target.c[name] for name in names))
-        .cte("removed")
-    )
+    is_touched = sa.and_(_same_key(state, touched.c, target.c), touched.c[WINDOW_START] == target.c[WINDOW_START])
+    taken_out = sa.delete(target).where(sa.exists().where(is_touched).correlate(target))
+    removed = taken_out.returning(*(target.c[name] for name in names)).cte("removed")
     members = sa.union_all(
         sa.select(*(pieces.c[name] for name in names), sa.false().label(_IS_KEPT)),
         sa.select(*(removed.c[name] for name in names), sa.true().label(_IS_KEPT)),
@@ -108,8 +101,7 @@ def join(
             pipeline=spec.name,
             txid=txid,
         )
-    sessions_written: int = done.written
-    return sessions_written
+    return int(done.written)
 
 
 def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:

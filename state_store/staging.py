@@ -178,22 +178,25 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
         .limit(limit)
         .with_for_update(of=tables.attempt, skip_locked=True)
     ).all()
-    dropped = 0
-    for txid, number in old:
-        try:
-            with connection.begin_nested():
-                # The bad records too: an earlier declaration may have set some aside.
-                everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
-                for staged in everything:
-                    connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
-                connection.execute(
-                    sa.update(tables.attempt)
-                    .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
-                    .values(dropped_at=sa.func.now())
-                )
-        except OperationalError as held:
-            if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
-                raise
-            continue  # a late reader or writer holds the table: the next plan tries again
-        dropped += 1
-    return dropped
+    return sum(_drop(connection, spec, txid, number) for txid, number in old)
+
+
+def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) -> bool:
+    """Drop an attempt's staging; return False if a late reader or writer holds a table: the next plan tries again."""
+    a = tables.attempt.c
+    # The bad records too: an earlier declaration may have set some aside.
+    everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
+    try:
+        with connection.begin_nested():
+            for staged in everything:
+                connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
+            connection.execute(
+                sa.update(tables.attempt)
+                .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
+                .values(dropped_at=sa.func.now())
+            )
+    except OperationalError as held:
+        if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    return True
