@@ -89,6 +89,10 @@ class TidegateError(Exception):
 
     fault = Fault.UNKNOWN
 
+    def __init_subclass__(cls, *, fault: Fault | None = None) -> None:
+        """Set where the fault of this class lies, if it is not that of its parent."""
+        cls.fault = fault or cls.fault
+
     def __init__(
         self, message: str, *, pipeline: str | None = None, txid: int | None = None, attempt: int | None = None
     ) -> None:
@@ -127,94 +131,68 @@ class RetryableError(TidegateError):
     """Trying again is right; at worst the retry finds the work already done."""
 
 
-class CommitOutOfOrder(RetryableError):
+class CommitOutOfOrder(RetryableError, fault=Fault.ORDER):
     """An earlier txid has not committed yet."""
 
-    fault = Fault.ORDER
 
-
-class AttemptNotSealed(RetryableError):
+class AttemptNotSealed(RetryableError, fault=Fault.ORDER):
     """The newest attempt has not sealed its staging."""
 
-    fault = Fault.ORDER
 
-
-class StagingLost(RetryableError):
+class StagingLost(RetryableError, fault=Fault.ORDER):
     """The batch has no staging that may be committed, so it has to be processed again.
 
     Its newest attempt is missing, failed, silent or too old, or was computed by another declaration; its staging is gone or
     damaged; it continues another batch than the last committed, or reads a committed file; a redo has no newer attempt.
     """
 
-    fault = Fault.ORDER
 
-
-class StoreUnavailable(RetryableError):
+class StoreUnavailable(RetryableError, fault=Fault.SERVER):
     """Postgres did not answer, or gave up on a lock or a statement."""
 
-    fault = Fault.SERVER
 
-
-class SparkUnavailable(RetryableError):
+class SparkUnavailable(RetryableError, fault=Fault.SERVER):
     """The Spark server did not answer, or lost the work."""
 
-    fault = Fault.SERVER
 
-
-class SparkFailed(RetryableError):
+class SparkFailed(RetryableError, fault=Fault.COMPUTATION):
     """Spark gave up on the batch, for a reason that may pass or is unknown."""
 
-    fault = Fault.COMPUTATION
 
-
-class SourceUnavailable(RetryableError):
+class SourceUnavailable(RetryableError, fault=Fault.SERVER):
     """The source does not answer: its server, its mount, its disk."""
-
-    fault = Fault.SERVER
 
 
 class PartitionUnavailable(SourceUnavailable):
     """A partition of the source has vanished or cannot be reached."""
 
 
-class AttemptTimedOut(RetryableError):
+class AttemptTimedOut(RetryableError, fault=Fault.COMPUTATION):
     """The attempt exceeded the pipeline's message timeout."""
 
-    fault = Fault.COMPUTATION
 
-
-class RowsLost(RetryableError):
+class RowsLost(RetryableError, fault=Fault.COMPUTATION):
     """The counts or hash sums of a batch's rows disagree: not every row was fully processed, exactly once."""
 
-    fault = Fault.COMPUTATION
 
-
-class BatchRetried(RetryableError):
+class BatchRetried(RetryableError, fault=Fault.ORDER):
     """An attempt has failed; the pipeline's policy for bad content wants another."""
 
-    fault = Fault.ORDER
 
-
-class PipelinePaused(RetryableError):
+class PipelinePaused(RetryableError, fault=Fault.ORDER):
     """An operator has paused the pipeline."""
 
-    fault = Fault.ORDER
 
-
-class AttemptFenced(TidegateError):
+class AttemptFenced(TidegateError, fault=Fault.ORDER):
     """A newer attempt owns the batch; this one stops, and its work is never committed (I4 in docs/protocol.md)."""
-
-    fault = Fault.ORDER
 
 
 class PermanentError(TidegateError):
     """A person has to look; trying again cannot help."""
 
 
-class UsageError(PermanentError):
+class UsageError(PermanentError, fault=Fault.PIPELINE):
     """The request itself is wrong."""
-
-    fault = Fault.PIPELINE
 
 
 class UnknownPipeline(UsageError):
@@ -229,109 +207,73 @@ class RangeRefused(UsageError):
     """The requested txids are upside down, would leave a gap, or cannot be changed."""
 
 
-class SettingsInvalid(PermanentError):
+class SettingsInvalid(PermanentError, fault=Fault.PIPELINE):
     """A setting cannot be used."""
 
-    fault = Fault.PIPELINE
 
-
-class AccessRefused(PermanentError):
+class AccessRefused(PermanentError, fault=Fault.PIPELINE):
     """Postgres refuses the user, the password or the database."""
 
-    fault = Fault.PIPELINE
 
-
-class ListenerNotTrusted(PermanentError):
+class ListenerNotTrusted(PermanentError, fault=Fault.PIPELINE):
     """Another account of this machine has the port to which a token or a password would be sent."""
 
-    fault = Fault.PIPELINE
 
-
-class ExecutorsUnprepared(PermanentError):
+class ExecutorsUnprepared(PermanentError, fault=Fault.PIPELINE):
     """Spark's executors, on other machines, lack a package that does not travel, or the right Python."""
 
-    fault = Fault.PIPELINE
 
-
-class SchemaOutOfDate(PermanentError):
+class SchemaOutOfDate(PermanentError, fault=Fault.PIPELINE):
     """The database is not at the revision that this code needs, or lacks a pipeline or a table."""
 
-    fault = Fault.PIPELINE
 
-
-class DeclarationInvalid(PermanentError):
+class DeclarationInvalid(PermanentError, fault=Fault.PIPELINE):
     """The transform's result does not fit the declared states, or Spark refuses its code for any data."""
 
-    fault = Fault.PIPELINE
 
-
-class DeclarationChanged(PermanentError):
+class DeclarationChanged(PermanentError, fault=Fault.PIPELINE):
     """The pipeline's declaration no longer matches what was registered (I16)."""
 
-    fault = Fault.PIPELINE
 
-
-class SourceUnreadable(PermanentError):
+class SourceUnreadable(PermanentError, fault=Fault.SOURCE):
     """The source is not as declared, or may not be read. A damaged file is a `MalformedRecord`."""
 
-    fault = Fault.SOURCE
 
-
-class SourceChanged(PermanentError):
+class SourceChanged(PermanentError, fault=Fault.SOURCE):
     """A transactional source would replay other rows than it planned (I11)."""
 
-    fault = Fault.SOURCE
 
-
-class RangeExpired(PermanentError):
+class RangeExpired(PermanentError, fault=Fault.SOURCE):
     """The source no longer has the rows that the batch would read."""
 
-    fault = Fault.SOURCE
 
-
-class MalformedRecord(PermanentError):
+class MalformedRecord(PermanentError, fault=Fault.CONTENT):
     """A record, or a whole file, that cannot be read as declared."""
 
-    fault = Fault.CONTENT
 
-
-class TransformFailed(PermanentError):
+class TransformFailed(PermanentError, fault=Fault.CONTENT):
     """A record that the transform cannot compute: Spark blames the data, or the author's code raised on it."""
 
-    fault = Fault.CONTENT
 
-
-class BadKey(PermanentError):
+class BadKey(PermanentError, fault=Fault.CONTENT):
     """A key that cannot be stored."""
 
-    fault = Fault.CONTENT
 
-
-class Overflow(PermanentError):
+class Overflow(PermanentError, fault=Fault.CONTENT):
     """A value outside its column's range."""
 
-    fault = Fault.CONTENT
 
-
-class CheckFailed(PermanentError):
+class CheckFailed(PermanentError, fault=Fault.CONTENT):
     """A check finds something wrong with a batch, or with what it would make of the states."""
 
-    fault = Fault.CONTENT
 
-
-class MetadataCorrupt(PermanentError):
+class MetadataCorrupt(PermanentError, fault=Fault.LEDGER):
     """The saved source metadata is damaged, of an unknown version, or continues another batch than the last committed."""
 
-    fault = Fault.LEDGER
 
-
-class GuardMismatch(PermanentError):
+class GuardMismatch(PermanentError, fault=Fault.LEDGER):
     """Rows of a state are ahead of the ledger, or were not written: another writer changed the table (I14)."""
 
-    fault = Fault.LEDGER
 
-
-class HoleDetected(PermanentError):
+class HoleDetected(PermanentError, fault=Fault.LEDGER):
     """The database is older than it was, is another copy, or contradicts itself: commits may be missing (I9)."""
-
-    fault = Fault.LEDGER
