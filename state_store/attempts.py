@@ -7,7 +7,7 @@ computed, is complete. A txid is a batch's number.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -169,7 +169,7 @@ def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
 def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether the newest attempt of a batch in this table or alias has stopped sending heartbeats."""
     newest, exists = _newest_of(batch)
-    return exists.where(newest.c.seen_at < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS))
+    return exists.where(newest.c.seen_at < sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS))
 
 
 def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:

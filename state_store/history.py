@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -136,7 +136,7 @@ def _speed() -> sa.ScalarSelect[Any]:
     n = newest.c
     seconds = sa.extract("epoch", sa.func.max(n.merged_at) - sa.func.min(sa.func.least(a.started_at, n.committed_at)))
     rate = sa.cast(sa.func.coalesce(sa.func.sum(a.source_rows), 0), sa.Double) / sa.func.nullif(seconds, 0)
-    since = lag_view.c.committed_at - sa.func.make_interval(0, 0, 0, 0, SPEED_HOURS)
+    since = lag_view.c.committed_at - timedelta(hours=SPEED_HOURS)
     return (
         sa.select(sa.cast(rate, sa.Double))
         .select_from(sa.join(newest, tables.attempt, tables.same_attempt(tables.attempt, newest)))

@@ -8,6 +8,7 @@ not name.
 import logging
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import reduce
 from typing import Any
 
@@ -164,7 +165,7 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
     It takes at most `limit` attempts and leaves out locked ones, so that every plan can call it (I18).
     """
     a, c = tables.attempt.c, tables.commit.c
-    oldest = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, retention_hours)
+    oldest = sa.func.now() - timedelta(hours=retention_hours)
     old = connection.execute(
         sa.select(a.txid, a.attempt)
         .join(tables.commit, tables.same_batch(tables.attempt, tables.commit))

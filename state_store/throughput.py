@@ -84,8 +84,7 @@ class _Found:
 def _read(connection: Connection, pipeline: str, days: int, first: int, committed: int) -> _Found:
     """Add up the commits from one txid to another, by bucket."""
     k, a = tables.commit.c, tables.attempt.c
-    width = sa.func.make_interval(0, 0, 0, 0, 0, 0, bucket_seconds(days))
-    at = sa.func.date_bin(width, k.committed_at, _ORIGIN).label("at")
+    at = sa.func.date_bin(timedelta(seconds=bucket_seconds(days)), k.committed_at, _ORIGIN).label("at")
     counts = k.skipped_reason.is_(None)
     processing = sa.extract("epoch", a.sealed_at - a.started_at)
     latency = sa.extract("epoch", k.merged_at - a.sealed_at)

@@ -7,7 +7,7 @@ attempts at both; counts stop at a limit.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -175,7 +175,7 @@ def _pipelines() -> sa.Select[Any]:
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
     quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantine.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
-    silence = sa.func.make_interval(0, 0, 0, 0, 0, 0, attempts.LONGEST_SILENCE_SECONDS)
+    silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
     alive = sa.or_(a.seen_at.is_(None), a.seen_at > sa.func.now() - silence)
     in_work = (
         sa.select(sa.func.min(a.txid))
