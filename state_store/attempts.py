@@ -257,7 +257,7 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
         return
     a, p, before = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier")
     earlier = before.c
-    found = connection.execute(
+    other = connection.execute(
         sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash_sum)
         .select_from(tables.attempt)
         .where(*_is(attempt), tables.same_batch(before, tables.attempt), earlier.attempt < a.attempt)
@@ -266,10 +266,10 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
         .order_by(earlier.attempt)
         .limit(1)
     ).one_or_none()
-    if found and (found.source_rows, found.source_hash_sum) != (tracked.source_rows, tracked.source_hash_sum):
+    if other and (other.source_rows, other.source_hash_sum) != (tracked.source_rows, tracked.source_hash_sum):
         raise SourceChanged(
             f"{attempt}: the source emitted {tracked.source_rows} rows, sum of hashes {tracked.source_hash_sum}, "
-            f"attempt {found.attempt} at the same batch {found.source_rows}, sum of hashes {found.source_hash_sum}. "
+            f"attempt {other.attempt} at the same batch {other.source_rows}, sum of hashes {other.source_hash_sum}. "
             "A transactional source replays the identical rows: put them back.",
             **attempt.identity,
         )

@@ -323,8 +323,8 @@ def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[boo
     read before the wait, unless that row has changed; and neither a seal nor a commit changes a batch's row.
     """
     b = tables.batch.c
-    found = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
-    return list(connection.scalars(found.with_for_update(key_share=True, of=tables.batch)))
+    txids = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
+    return list(connection.scalars(txids.with_for_update(key_share=True, of=tables.batch)))
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:

@@ -44,11 +44,11 @@ class CheckedBatch:
 
     def state(self, name: str) -> Table:
         """Return a state as it would be: keys, values, derived values and txid."""
-        return state_tables.readable_of(self._found(name))
+        return state_tables.readable_of(self._state(name))
 
     def partials(self, name: str) -> sa.Subquery:
         """Return the batch's partials for a state: a row per key, or per appended row."""
-        return self.staged[self._found(name).name].subquery(f"partials_{name}")
+        return self.staged[self._state(name).name].subquery(f"partials_{name}")
 
     def before(self) -> sa.Subquery:
         """Return the committed batches before this one, and how many rows their sources had: columns txid and source_rows."""
@@ -57,7 +57,7 @@ class CheckedBatch:
         earlier = sa.and_(k.pipeline == self.pipeline, k.txid < self.txid, k.skipped_reason.is_(None))
         return sa.select(k.txid, a.source_rows).select_from(with_rows).where(earlier).subquery("before")
 
-    def _found(self, name: str) -> StateSpec:
+    def _state(self, name: str) -> StateSpec:
         state = self.spec.state(name)
         if state is None or not state.is_table:
             raise DeclarationInvalid(f"A check of pipeline {self.pipeline} looks at state {name}, which it does not have.")
@@ -79,15 +79,15 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
     for name, check in batch.spec.checks:
         if check.otherwise == "quarantine":
             continue
-        found = _found(connection, _statement(batch, name, check))
-        if found and check.otherwise == "block":
+        answer = _answer(connection, _statement(batch, name, check))
+        if answer and check.otherwise == "block":
             raise CheckFailed(
-                f"{batch.pipeline} {batch.txid}: the check {name!r} finds {_shown(found)}. Nothing was committed. Correct the "
+                f"{batch.pipeline} {batch.txid}: the check {name!r} finds {_shown(answer)}. Nothing was committed. Correct the "
                 f"data or the check; or give the batch up: tidegate skip {batch.pipeline} {batch.txid}",
                 pipeline=batch.pipeline,
                 txid=batch.txid,
             )
-        _record(connection, batch, name, _shown(found) if found else None)
+        _record(connection, batch, name, _shown(answer) if answer else None)
 
 
 def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec, staged: StagedBatch) -> StagedBatch:
@@ -100,13 +100,13 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
             continue
         statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
         wrong = _wrong_partials(batch, state, name, statement, staged.partials)
-        found, rows = _found(connection, statement), 0
-        if found:
+        answer, rows = _answer(connection, statement), 0
+        if answer:
             rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
             # Not "those that the check does not find": once the batch is merged, it may find others.
             others = without_set_aside(batch.spec, state, batch.txid, staged.partials)
             staged = staged._replace(rows=staged.rows - rows, partials=others)
-        _record(connection, batch, name, f"{rows} set aside: {_shown(found)}" if found else None)
+        _record(connection, batch, name, f"{rows} set aside: {_shown(answer)}" if answer else None)
     return staged
 
 
@@ -138,7 +138,7 @@ def _record(connection: Connection, batch: CheckedBatch, name: str, found: str |
     connection.execute(insert(tables.check_result).values(row))
 
 
-def _found(connection: Connection, statement: sa.Select[Any]) -> list[str]:
+def _answer(connection: Connection, statement: sa.Select[Any]) -> list[str]:
     """Return the first rows that a check finds, as texts."""
     rows = connection.execute(statement.limit(SHOWN_ROWS + 1)).mappings()
     return [", ".join(f"{column}={value}" for column, value in row.items()) for row in rows]
@@ -157,6 +157,6 @@ def _statement(batch: CheckedBatch, name: str, check: Any) -> sa.Select[Any]:
     return statement
 
 
-def _shown(found: list[str]) -> str:
-    more = " and more" if len(found) > SHOWN_ROWS else ""
-    return f"({'), ('.join(text[:SHOWN_CHARACTERS] for text in found[:SHOWN_ROWS])}){more}"
+def _shown(answer: list[str]) -> str:
+    more = " and more" if len(answer) > SHOWN_ROWS else ""
+    return f"({'), ('.join(text[:SHOWN_CHARACTERS] for text in answer[:SHOWN_ROWS])}){more}"

@@ -120,14 +120,14 @@ def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None, again: s
     such keys would be joined row by row. The second pass sorts nothing: its groups are few bytes each, and hashed.
     """
     keys = [rows.c[key.name] for key in state.keys]
-    found = sa.select(*keys, *(rows.c[value.name] for value in state.values)).where(*_in(part, rows))
-    found = found.order_by(*_order(state, rows.c)).ext(distinct_on(*keys))
+    kept_rows = sa.select(*keys, *(rows.c[value.name] for value in state.values)).where(*_in(part, rows))
+    kept_rows = kept_rows.order_by(*_order(state, rows.c)).ext(distinct_on(*keys))
     if not state.has_txid:
-        return found
+        return kept_rows
     if part is None or again is None or any(key.nullable for key in state.keys):
-        return found.add_columns(sa.func.max(rows.c.txid).over(partition_by=keys).label("txid"))
+        return kept_rows.add_columns(sa.func.max(rows.c.txid).over(partition_by=keys).label("txid"))
     keys = [again.c[key.name] for key in state.keys]
-    first = found.subquery("first")
+    first = kept_rows.subquery("first")
     last = sa.select(*keys, _last_txid(again)).where(part(again.c)).group_by(*keys).subquery("last")
     same = sa.and_(*(first.c[key.name] == last.c[key.name] for key in state.keys))
     return sa.select(*first.c, last.c.txid).join_from(first, last, same)

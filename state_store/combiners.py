@@ -26,22 +26,22 @@ _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "#"}
 def merged(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElement[Any]:
     """Return the value of a key after a batch, from its row and the partial of the batch."""
     ours, theirs = kept[value.name], partial[value.name]
-    found: sa.ColumnElement[Any]
+    result: sa.ColumnElement[Any]
     merge = value.merge
     if merge == "sum":
-        found = ours + theirs
+        result = ours + theirs
     elif merge in ("min", "max"):
-        found = sa.func.least(ours, theirs) if merge == "min" else sa.func.greatest(ours, theirs)
+        result = sa.func.least(ours, theirs) if merge == "min" else sa.func.greatest(ours, theirs)
     elif merge in _BITS:
-        found = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)
+        result = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)
     elif merge == "own":
-        found = _own(value, ours, theirs)
+        result = _own(value, ours, theirs)
     elif merge in ARRAY_MERGES:  # by functions and aggregates of the ledger (schema.sql)
-        found = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
+        result = getattr(sa.func.tidegate, f"{merge}_of_two")(ours, theirs, *_limit(value))
     else:
         wins, loses, wins_by_all = _comparisons(value, kept, partial)
-        found = sa.case((wins, theirs), (loses, ours), (wins_by_all, theirs), else_=ours)
-    return found
+        result = sa.case((wins, theirs), (loses, ours), (wins_by_all, theirs), else_=ours)
+    return result
 
 
 def is_ahead(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnElement[bool]:
@@ -116,8 +116,8 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    found = sa.func.array_agg(aggregate_order_by(column, *order), type_=ARRAY(column.type))
-    return sa.cast(found[1], column.type)
+    values = sa.func.array_agg(aggregate_order_by(column, *order), type_=ARRAY(column.type))
+    return sa.cast(values[1], column.type)
 
 
 def _comparisons(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:

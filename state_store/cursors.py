@@ -93,10 +93,10 @@ def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> s
     if mark is None:
         return None
     c = tables.commit.c
-    found = connection.execute(
+    row = connection.execute(
         sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
     ).one_or_none()
-    return describe_loss_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
+    return describe_loss_since(cursor, mark, MarkedCommit(*row) if row else None, witness)
 
 
 class MarkedCommit(NamedTuple):

@@ -112,13 +112,13 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
     A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
     docs/protocol.md).
     """
-    found = sa.func.current_setting("synchronous_commit")
+    current = sa.func.current_setting("synchronous_commit")
     limits = {
         "lock_timeout": f"{lock_timeout_seconds or settings.lock_timeout_seconds}s",
         "statement_timeout": f"{settings.commit_timeout_seconds}s",
         "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
-        "synchronous_commit": sa.case((found == "remote_apply", found), else_="on"),  # a stricter setting is kept
+        "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
     }
     connection.execute(sa.select(*_local(limits), _without_time_limit()))
 

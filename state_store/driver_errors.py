@@ -163,8 +163,8 @@ def _state_in(message: str) -> str | None:
 
 def _detail(error: BaseException | None, what: str) -> str | None:
     """Return what the server says of an error besides its message, in no language."""
-    found: str | None = getattr(getattr(error, "diag", None), what, None)
-    return found
+    value: str | None = getattr(getattr(error, "diag", None), what, None)
+    return value
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -75,8 +75,8 @@ class Reading:
                         f"{self.of} was read from a standby, which lags its primary. Connect to the primary."
                     )
                 cursor.execute(statement, arrays)
-                found: list[tuple[Any, ...]] = cursor.fetchall()
-                return found
+                rows: list[tuple[Any, ...]] = cursor.fetchall()
+                return rows
         except (driver.InvalidParameterValue, driver.UndefinedObject) as error:
             raise StoreUnavailable(
                 f"The snapshot from which {self.of} is read is gone: the process of the attempt has lost its connection. "

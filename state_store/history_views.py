@@ -25,14 +25,14 @@ def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_ch
     Raises: DeclarationChanged if there is a table of its name.
     """
     view = _view(state, versions)
-    found = sa.inspect(connection)
-    if state.name in found.get_table_names(versions.schema):
+    inspector = sa.inspect(connection)
+    if state.name in inspector.get_table_names(versions.schema):
         raise DeclarationChanged(
             f"History {state.name} is read by a view of this name, and there is a table {versions.schema}.{state.name}, of an "
             "earlier declaration. Drop it, or give the history another name."
         )
-    exists = found.has_table(view.table.name, schema=view.table.schema)
-    columns = [column["name"] for column in found.get_columns(view.table.name, view.table.schema)] if exists else []
+    exists = inspector.has_table(view.table.name, schema=view.table.schema)
+    columns = [column["name"] for column in inspector.get_columns(view.table.name, view.table.schema)] if exists else []
     if exists and columns != list(view.table.c.keys()):
         connection.execute(sa.text(drop_of(versions.schema, state)))
     elif exists and not is_changed:

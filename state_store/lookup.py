@@ -44,21 +44,21 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> 
     SchemaOutOfDate, also if a partition of the table is missing: its keys would have no rows.
     """
     check_widths(state, keys)
-    found: list[Mapping[str, Any] | None] = [None] * len(keys)
+    result: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
             prepare_times(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             hold(connection, [state.name])
             for position, row in rows(connection, state, keys):
-                found[position] = row
-            if (state.hash_partitions > 1 or state.ranges) and None in found:
+                result[position] = row
+            if (state.hash_partitions > 1 or state.ranges) and None in result:
                 _check_whole(connection, state)
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
-    return found
+    return result
 
 
 def _check_whole(connection: Any, state: StateSpec) -> None:

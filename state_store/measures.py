@@ -66,13 +66,13 @@ class Measures:
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
     """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
     set_local(connection, BY_KEYS)
-    found = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
-    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in found])
+    all_cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
+    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in all_cursors])
     now = {row.pipeline: row for row in connection.execute(_present())}
     phases, errors = _waiting(connection)
     epoch = cursors.current_epoch(connection)
     pipelines = []
-    for cursor in found:
+    for cursor in all_cursors:
         name, row = cursor.pipeline, now[cursor.pipeline]
         counted = phases.get(name, {})
         uncounted = max(row.opened - cursor.txid - sum(counted.values()), 0)

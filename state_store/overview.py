@@ -66,10 +66,10 @@ def progress_of(connection: Connection, pipeline: str) -> Progress:
 
     Raises: UnknownPipeline if it is not registered.
     """
-    found = progress(connection, [pipeline])
-    if not found:
+    rows = progress(connection, [pipeline])
+    if not rows:
         raise _unknown(pipeline)
-    return found[0]
+    return rows[0]
 
 
 def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:

@@ -188,8 +188,8 @@ def record(connection: Connection, pipeline: str, txid: int, number: int) -> dic
     """Return one record with its whole payload, also if it was taken up by a replay; None if there is none."""
     q = tables.quarantine.c
     statement = sa.select(*_shown(), q.payload, q.mended_payload).where(*_of(pipeline, txid), q.number == number)
-    found = connection.execute(statement).mappings().one_or_none()
-    return dict(found) if found else None
+    row = connection.execute(statement).mappings().one_or_none()
+    return dict(row) if row else None
 
 
 def totals(connection: Connection, pipeline: str, txid: int | None) -> QuarantineTotals:

@@ -75,12 +75,12 @@ def ask(reader: LedgerReader, query: NamedQuery, given: Mapping[str, str | Seque
         values = {name: _value(connection, query, name, given[name]) for name in query.arguments}
         statement = _statement(query, states, values)
         with _explained(query):
-            found = connection.execution_options(stream_results=True, max_row_buffer=query.most_rows + 1).execute(statement)
-            cursor: Any = found.cursor
+            result = connection.execution_options(stream_results=True, max_row_buffer=query.most_rows + 1).execute(statement)
+            cursor: Any = result.cursor
             described = [(each.name, each.type_code) for each in cursor.description]  # gone when it has no more rows
-            rows = found.fetchmany(query.most_rows + 1)
+            rows = result.fetchmany(query.most_rows + 1)
             columns = _columns(connection, query, described)
-            found.close()
+            result.close()
         if len(rows) > query.most_rows:
             raise DeclarationInvalid(
                 f"Query {query.name} answers more than {query.most_rows} rows, and nothing is cut. Ask for less; or its author "

@@ -73,8 +73,8 @@ def lock_revision(connection: Connection) -> None:
     if current_revision(connection) is None:
         return
     connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
-    found, noted = _found(connection)
-    if (noted or found) < ledger_revision():
+    revision, noted = _revisions(connection)
+    if (noted or revision) < ledger_revision():
         connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{tables.cursor.name} IN EXCLUSIVE MODE"))
 
 
@@ -83,16 +83,16 @@ def check_not_newer(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    found = current_revision(connection)
-    if found is not None and found > (head := head_revision()):
+    revision = current_revision(connection)
+    if revision is not None and revision > (head := head_revision()):
         database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, newer than this code ({head}). Update the code.")
+        raise SchemaOutOfDate(f"Database {database} is at revision {revision}, newer than this code ({head}). Update the code.")
     if (own := project.own("migrations")) is not None:
-        found, head = current_revision(connection, PROJECT_VERSION_TABLE), project_head() or "none"
-        if found is not None and (head == "none" or found > head):
+        revision, head = current_revision(connection, PROJECT_VERSION_TABLE), project_head() or "none"
+        if revision is not None and (head == "none" or revision > head):
             database = connection.scalar(sa.select(sa.func.current_database()))
             raise SchemaOutOfDate(
-                f"Database {database} is at revision {found} of a project's migrations, newer than those in {own} ({head}). "
+                f"Database {database} is at revision {revision} of a project's migrations, newer than those in {own} ({head}). "
                 "Update the project."
             )
 
@@ -102,18 +102,18 @@ def check_revision(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate with the command to type.
     """
-    found = current_revision(connection)
-    _check_known(connection, found)
+    revision = current_revision(connection)
+    _check_known(connection, revision)
     head, project_needs = head_revision(), project_head()
     found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
-    if (found, found_of_project) == (head, project_needs):
+    if (revision, found_of_project) == (head, project_needs):
         return
     check_not_newer(connection)
     database = connection.scalar(sa.select(sa.func.current_database()))
-    if found is None:
+    if revision is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    if found != head:
-        raise SchemaOutOfDate(f"Database {database} is at revision {found}, this code needs {head}. Run: tidegate migrate")
+    if revision != head:
+        raise SchemaOutOfDate(f"Database {database} is at revision {revision}, this code needs {head}. Run: tidegate migrate")
     raise SchemaOutOfDate(
         f"Database {database} is at revision {found_of_project or 'none'} of the project's migrations, which are at "
         f"{project_needs}. Run: tidegate migrate"
@@ -125,11 +125,11 @@ def check_ledger(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate with the command to type.
     """
-    found = current_revision(connection)
-    _check_known(connection, found)
-    if found is None or found < KNOWN_LEDGER:
+    revision = current_revision(connection)
+    _check_known(connection, revision)
+    if revision is None or revision < KNOWN_LEDGER:
         database = connection.scalar(sa.select(sa.func.current_database()))
-        state = "has no Tidegate tables" if found is None else f"is at revision {found}, this code needs {KNOWN_LEDGER}"
+        state = "has no Tidegate tables" if revision is None else f"is at revision {revision}, this code needs {KNOWN_LEDGER}"
         raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
 
 
@@ -152,22 +152,22 @@ def check_known(connection: Connection) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    found, noted = _found(connection)
-    if found > KNOWN_LEDGER and noted is not None and noted > KNOWN_LEDGER:
+    revision, noted = _revisions(connection)
+    if revision > KNOWN_LEDGER and noted is not None and noted > KNOWN_LEDGER:
         raise SchemaOutOfDate(
             f"The ledger was migrated to revision {noted}, but this process was started with code for {KNOWN_LEDGER}. "
             "Restart the stack: tidegate down && tidegate up"
         )
 
 
-def _check_known(connection: Connection, found: str | None) -> None:
-    if found is not None and found > KNOWN_LEDGER:
+def _check_known(connection: Connection, revision: str | None) -> None:
+    if revision is not None and revision > KNOWN_LEDGER:
         check_known(connection)
 
 
-def _found(connection: Connection) -> tuple[str, str | None]:
+def _revisions(connection: Connection) -> tuple[str, str | None]:
     """Return the revision of a database that has one, and the newest that has changed its ledger, if that is recorded."""
     version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
     comment = sa.func.coalesce(sa.func.obj_description(version_table, "pg_class"), "")
-    found, noted = connection.execute(sa.select(_version(), comment)).one()
-    return found, noted.removeprefix(LEDGER_COMMENT) if noted.startswith(LEDGER_COMMENT) else None
+    revision, noted = connection.execute(sa.select(_version(), comment)).one()
+    return revision, noted.removeprefix(LEDGER_COMMENT) if noted.startswith(LEDGER_COMMENT) else None

@@ -84,9 +84,9 @@ def join(
     def count(of: sa.CTE, *conditions: Column) -> sa.ScalarSelect[int]:
         return sa.select(sa.func.count()).select_from(of).where(*conditions).scalar_subquery()
 
-    found = sa.select(*_of_key(state, touched), touched.c[WINDOW_START]).distinct().cte("found")
+    distinct = sa.select(*_of_key(state, touched), touched.c[WINDOW_START]).distinct().cte("found")
     rows = sa.select(
-        count(found).label("touched"),
+        count(distinct).label("touched"),
         count(removed).label("removed"),
         count(removed, removed.c.txid >= txid).label("newer"),
         count(sessions).label("sessions"),

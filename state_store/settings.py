@@ -143,10 +143,10 @@ class Settings:
             if f.name == "home":
                 continue
             variable = variables[f.name]
-            found = [(f"environment {variable}", environ[variable])] if environ.get(variable) else []
-            found += [(place, content[f.name]) for place, content in places if f.name in content]
-            if found:
-                origins[f.name], raw = found[0]
+            candidates = [(f"environment {variable}", environ[variable])] if environ.get(variable) else []
+            candidates += [(place, content[f.name]) for place, content in places if f.name in content]
+            if candidates:
+                origins[f.name], raw = candidates[0]
                 values[f.name] = _convert(f, raw, origins[f.name], home)
             else:
                 origins[f.name] = "default"

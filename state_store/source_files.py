@@ -91,9 +91,9 @@ def _counted_before(
     f = tables.source_file.c
     same = (f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"), f.txid != rows.c.txid)
     again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(f.pipeline == spec.name, *same)
-    found = connection.execute(again.order_by(f.name).limit(1)).one_or_none()
-    txid = found.new_txid if found else first_txid
-    what = f"{found.name} has counted in txid {found.txid}, with the same content." if found else "a file is listed twice."
+    old = connection.execute(again.order_by(f.name).limit(1)).one_or_none()
+    txid = old.new_txid if old else first_txid
+    what = f"{old.name} has counted in txid {old.txid}, with the same content." if old else "a file is listed twice."
     if spec.source_kind == "transactional":
         return SourceChanged(
             f"{spec.name} {txid}: {what} It does not count again. Give the batch up: tidegate skip {spec.name} {txid}",
@@ -120,21 +120,21 @@ def counted(connection: Connection, pipeline: str, names: Sequence[str], before_
         )
         .join(tables.batch, tables.same_batch(tables.batch, tables.source_file))
     )
-    found: dict[str, list[TakenFile]] = {}
+    by_name: dict[str, list[TakenFile]] = {}
     for name, digest, size, mtime_ns, txid, is_done in connection.execute(statement):
         taken = TakenFile(name, digest, size, mtime_ns, txid, is_committed=True, is_done=is_done)
-        found.setdefault(name, []).append(taken)
-    return found
+        by_name.setdefault(name, []).append(taken)
+    return by_name
 
 
 def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
     """Return the files of batches that have not committed, by their names."""
-    found: dict[str, list[TakenFile]] = {}
+    by_name: dict[str, list[TakenFile]] = {}
     for each in inputs:
         for file in files_of(each):
             identity = file["name"], file["sha256"], file["size"], file["mtime_ns"]
-            found.setdefault(file["name"], []).append(TakenFile(*identity, each.txid, is_committed=False, is_done=False))
-    return found
+            by_name.setdefault(file["name"], []).append(TakenFile(*identity, each.txid, is_committed=False, is_done=False))
+    return by_name
 
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:

@@ -127,22 +127,22 @@ def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, at
     staging = state_tables.staging_table_of(staged, txid, attempt)
     if connection.scalar(sa.select(sa.func.to_regclass(_quoted(staging)))) is None:
         raise _lost(staged, txid, attempt, "its table is gone")
-    found: dict[int, tuple[int, int]] = {}
+    counts: dict[int, tuple[int, int]] = {}
     if sealed:
-        found = {
+        counts = {
             row.task_attempt: (row[1], row[2])
             for row in connection.execute(
                 sa.select(staging.c.task_attempt, sa.func.count(), digest_of(staging)).group_by(staging.c.task_attempt)
             )
         }
-        for task_attempt in sorted(found.keys() - {p.task_attempt for p in sealed} - {NO_TASK}):
+        for task_attempt in sorted(counts.keys() - {p.task_attempt for p in sealed} - {NO_TASK}):
             logger.warning(
                 "%s %d:%d: Spark's task attempt %d staged %d rows of %s too; no seal names it, so they do not count",
-                *(pipeline, txid, attempt, task_attempt, found[task_attempt][0], staged.name),
+                *(pipeline, txid, attempt, task_attempt, counts[task_attempt][0], staged.name),
             )
     for p in sealed:
-        if found.get(p.task_attempt) != (p.rows, p.digest):
-            rows = found.get(p.task_attempt, (0, 0))[0]
+        if counts.get(p.task_attempt) != (p.rows, p.digest):
+            rows = counts.get(p.task_attempt, (0, 0))[0]
             raise _lost(staged, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
     return sealed
 

@@ -68,7 +68,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     """
     latest = [query for query in spec.queries if query.as_of == "latest"]
     snapshot = connection.scalar(sa.select(sa.func.pg_export_snapshot())) if latest else None
-    found = {}
+    states = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
         partitions.check_whole(connection, state_tables.STATE, state)
@@ -79,10 +79,10 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
                 pipeline=spec.name,
             )
         if query in latest:
-            found[query.of] = QueriedState(query, state, snapshot, cursors.committed(connection, query.pipeline))
+            states[query.of] = QueriedState(query, state, snapshot, cursors.committed(connection, query.pipeline))
         else:
-            found[query.of] = QueriedState(query, state)
-    return found
+            states[query.of] = QueriedState(query, state)
+    return states
 
 
 def _state(connection: Connection, spec: PipelineSpec, query: StateRead) -> StateSpec:

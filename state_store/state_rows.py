@@ -140,14 +140,14 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
     lookup.check_widths(state, keys)
     partitions.check_whole(connection, state_tables.STATE, state)
-    found: list[Row | None] = [None] * len(keys)
+    rows: list[Row | None] = [None] * len(keys)
     driver: Any = connection.connection.driver_connection
     try:
         for position, row in lookup.rows(driver, state, keys):
-            found[position] = row
+            rows[position] = row
     except (psycopg2.DataError, ValueError) as error:
         raise lookup.no_such_key(state, error) from error
-    return found
+    return rows
 
 
 def columns_of(state: StateSpec) -> list[tuple[str, str]]:
@@ -165,17 +165,17 @@ def rows_after(
     Raises: UsageError if it is no key of this state.
     """
     lookup.check_widths(state, [] if after is None else [after])
-    found: list[Sequence[Any]] = []
+    rows: list[Sequence[Any]] = []
     characters = 0
     try:
         for row in _rows_after(connection, state, after, limit + 1):
             characters += sum(len(str(value)) for value in row)
-            if len(found) == limit or (found and characters > PAGE_CHARACTERS):
-                return found, True
-            found.append(row)
+            if len(rows) == limit or (rows and characters > PAGE_CHARACTERS):
+                return rows, True
+            rows.append(row)
     except (DataError, ValueError) as error:  # psycopg2 itself refuses text that is not UTF-8
         raise lookup.no_such_key(state, getattr(error, "orig", error)) from error
-    return found, False
+    return rows, False
 
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:

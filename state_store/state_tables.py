@@ -96,12 +96,12 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     columns += [_derived_column(derived, state) for derived in state.derived]
     if state.has_txid and not state.appends:
         columns.append(Column("txid", BigInteger, nullable=False, autoincrement=False))
-    found = _table(state.table_name, metadata, [*columns, *constraints], _storage(state), after_create(state, state.table_name))
+    table = _table(state.table_name, metadata, [*columns, *constraints], _storage(state), after_create(state, state.table_name))
     if state.window and (state.window.emits or state.window.keep is not None):
-        Index(f"ix_{state.name}_{WINDOW_END}", found.c[WINDOW_END])
+        Index(f"ix_{state.name}_{WINDOW_END}", table.c[WINDOW_END])
     if state.history:
-        sa.event.listen(found, "before_drop", sa.DDL(history_views.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
-    return found
+        sa.event.listen(table, "before_drop", sa.DDL(history_views.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
+    return table
 
 
 def _storage(state: StateSpec) -> dict[str, Any]:

@@ -237,8 +237,8 @@ class StateStore(Database):
                 yield {}
                 return
             with self._transaction(doing) as connection:
-                found = state_queries.find(connection, spec, self.settings.pg_stager)
-            yield found
+                states = state_queries.find(connection, spec, self.settings.pg_stager)
+            yield states
             return
         with ExitStack() as kept:
             with self.translated_errors(doing):
@@ -248,9 +248,9 @@ class StateStore(Database):
                 patience = self.settings.lock_timeout_seconds
                 hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
                 hold_open(connection)
-                found = state_queries.find(connection, spec, self.settings.pg_stager)
+                states = state_queries.find(connection, spec, self.settings.pg_stager)
             try:
-                yield found
+                yield states
             finally:
                 unprepared.invalidate()  # it may be lost: then tasks that needed its snapshot have failed
 

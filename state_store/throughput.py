@@ -64,15 +64,15 @@ def throughput(connection: Connection, pipeline: str, days: int, known: Throughp
     cursor = connection.execute(sa.select(c.txid, c.history).where(c.pipeline == pipeline)).one_or_none()
     committed, history = (cursor.txid, cursor.history) if cursor else (0, None)
     if known is not None and known.buckets and known.history == history and known.committed <= committed:
-        found = _read(connection, pipeline, days, known.last_first, committed)
+        part = _read(connection, pipeline, days, known.last_first, committed)
         # A clock that was set back brings commits into earlier buckets: then all are read.
-        if found.buckets and found.buckets[0].at >= known.buckets[-1].at:
+        if part.buckets and part.buckets[0].at >= known.buckets[-1].at:
             begins = connection.execute(sa.select(sa.func.now())).scalar_one() - timedelta(days=days)
             settled = [bucket for bucket in known.buckets[:-1] if bucket.at >= begins]
-            return Throughput(history, committed, [*settled, *found.buckets], found.last_first)
+            return Throughput(history, committed, [*settled, *part.buckets], part.last_first)
     first = max(_first_since(connection, pipeline, committed, timedelta(days=days)), committed - MOST_COMMITS + 1)
-    found = _read(connection, pipeline, days, first, committed)
-    return Throughput(history, committed, found.buckets, found.last_first)
+    part = _read(connection, pipeline, days, first, committed)
+    return Throughput(history, committed, part.buckets, part.last_first)
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def _read(connection: Connection, pipeline: str, days: int, first: int, committe
     latency = sa.extract("epoch", k.merged_at - a.sealed_at)
 
     def percentile(share: float, seconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        found = sa.func.percentile_cont(share).within_group(sa.cast(seconds, sa.Double))
-        return sa.func.round(sa.cast(found.filter(counts), sa.Numeric), 3)
+        value = sa.func.percentile_cont(share).within_group(sa.cast(seconds, sa.Double))
+        return sa.func.round(sa.cast(value.filter(counts), sa.Numeric), 3)
 
     statement = (
         sa.select(

@@ -54,11 +54,11 @@ def _attempts(connection: Connection, pipeline: str, here: tuple[int, int]) -> d
         .where(a.pipeline == pipeline, a.txid.between(*here), a.attempt > b.attempt - ATTEMPTS_SHOWN)
         .order_by(a.txid, a.attempt)
     )
-    found: dict[int, list[dict[str, Any]]] = {}
+    by_txid: dict[int, list[dict[str, Any]]] = {}
     for row in connection.execute(statement).mappings():
         values = dict(row)
-        found.setdefault(values.pop("txid"), []).append(values)
-    return found
+        by_txid.setdefault(values.pop("txid"), []).append(values)
+    return by_txid
 
 
 def _commits(connection: Connection, pipeline: str, here: tuple[int, int]) -> dict[int, dict[str, datetime | int | bool]]:

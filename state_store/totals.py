@@ -119,12 +119,12 @@ class Settled:
             self._settle(connection, ranges)
         unread = {pipeline for pipeline, _, _ in ranges}
         known = {p.pipeline: self._sums[p.pipeline] for p in positions if p.pipeline not in unread}
-        found = _totals(connection, [_Range(pipeline, settled.through, LAST_TXID) for pipeline, settled in known.items()])
+        sums = _totals(connection, [_Range(pipeline, settled.through, LAST_TXID) for pipeline, settled in known.items()])
         for pipeline, outcomes in _outcomes_of(connection, [key for s in known.values() for key in s.open_attempts]).items():
-            found[pipeline].attempts += outcomes
+            sums[pipeline].attempts += outcomes
         for pipeline, settled in known.items():
-            found[pipeline].add(settled.totals)
-        return found
+            sums[pipeline].add(settled.totals)
+        return sums
 
     def _forget_others(self, connection: Connection, positions: Sequence[Position]) -> None:
         """Forget the sums of pipelines that are gone, have begun another history, or whose ledger is older than before."""
@@ -173,16 +173,16 @@ class Settled:
 
 def _totals(connection: Connection, ranges: Sequence[_Range]) -> dict[str, Totals]:
     """Return the sums over these ranges, for each of their pipelines."""
-    found = {pipeline: Totals() for pipeline, _, _ in ranges}
+    by_pipeline = {pipeline: Totals() for pipeline, _, _ in ranges}
     a = tables.attempt.c
     outcome = _outcome()
     attempts = _of(ranges, a.pipeline, a.txid, a.pipeline, outcome, sa.func.count()).where(outcome != OPEN)
     for pipeline, name, count in connection.execute(attempts.group_by(a.pipeline, outcome)):
-        found[pipeline].attempts[name] += count
+        by_pipeline[pipeline].attempts[name] += count
     q = tables.quarantine.c
     aside = _of(ranges, q.pipeline, q.txid, q.pipeline, sa.func.count()).where(q.state.is_not(None))
     for pipeline, count in connection.execute(aside.group_by(q.pipeline)):
-        found[pipeline].set_aside = count
+        by_pipeline[pipeline].set_aside = count
     committed = _committed(ranges)
     sums = sa.select(
         committed.c.pipeline,
@@ -191,13 +191,13 @@ def _totals(connection: Connection, ranges: Sequence[_Range]) -> dict[str, Total
         sa.func.count(committed.c.skipped_reason),
     ).group_by(committed.c.pipeline)
     for pipeline, source_rows, quarantined_rows, skipped in connection.execute(sums):
-        totals = found[pipeline]
+        totals = by_pipeline[pipeline]
         totals.source_rows, totals.quarantined_rows, totals.skipped = int(source_rows), int(quarantined_rows), skipped
     for pipeline, phase, bucket, count, microseconds in connection.execute(_durations(committed)):
-        histogram = found[pipeline].seconds[phase]
+        histogram = by_pipeline[pipeline].seconds[phase]
         histogram.counts[bucket] += count
         histogram.microseconds += int(microseconds)
-    return found
+    return by_pipeline
 
 
 def _committed(ranges: Sequence[_Range]) -> sa.CTE:
@@ -252,11 +252,11 @@ def _outcome() -> sa.ColumnElement[str]:
 
 def _open_attempts(connection: Connection, ranges: Sequence[_Range]) -> dict[str, list[tuple[str, int, int]]]:
     a = tables.attempt.c
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    by_pipeline: dict[str, list[tuple[str, int, int]]] = {}
     unended = _of(ranges, a.pipeline, a.txid, a.pipeline, a.txid, a.attempt)
     for key in connection.execute(unended.where(a.sealed_at.is_(None), a.failed_at.is_(None))):
-        found.setdefault(key[0], []).append((key[0], key[1], key[2]))
-    return found
+        by_pipeline.setdefault(key[0], []).append((key[0], key[1], key[2]))
+    return by_pipeline
 
 
 def _outcomes_of(connection: Connection, attempts: Sequence[tuple[str, int, int]]) -> Mapping[str, Counter[str]]:
@@ -264,11 +264,11 @@ def _outcomes_of(connection: Connection, attempts: Sequence[tuple[str, int, int]
     if not attempts:
         return {}
     a = tables.attempt.c
-    found: dict[str, Counter[str]] = {}
+    by_pipeline: dict[str, Counter[str]] = {}
     ended = sa.select(a.pipeline, _outcome()).where(sa.tuple_(a.pipeline, a.txid, a.attempt).in_(list(attempts)))
     for pipeline, outcome in connection.execute(ended.where(sa.or_(a.sealed_at.is_not(None), a.failed_at.is_not(None)))):
-        found.setdefault(pipeline, Counter())[outcome] += 1
-    return found
+        by_pipeline.setdefault(pipeline, Counter())[outcome] += 1
+    return by_pipeline
 
 
 def _of(ranges: Sequence[_Range], pipeline: sa.Column[Any], txid: sa.Column[Any], *columns: Any) -> sa.Select[Any]:

@@ -65,8 +65,8 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     if not waiting:
         return {}
     pipelines, txids = zip(*waiting, strict=True)
-    found = connection.execute(_TURNS, {"pipelines": list(pipelines), "txids": list(txids)})
-    return {(row[0], row[1]): Turn(*row[2:]) for row in found}
+    rows = connection.execute(_TURNS, {"pipelines": list(pipelines), "txids": list(txids)})
+    return {(row[0], row[1]): Turn(*row[2:]) for row in rows}
 
 
 def _turns() -> sa.Select[Any]:

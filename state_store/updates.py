@@ -55,11 +55,11 @@ class UpdateBatch:
 
         Raises: DeclarationInvalid for a forbidden statement, or if the transaction has ended; the errors of SQLAlchemy.
         """
-        found: Any = self._connection.execute(statement, parameters)
+        result: Any = self._connection.execute(statement, parameters)
         driver: Any = self._connection.connection.driver_connection
         if driver.info.transaction_status != TRANSACTION_STATUS_INTRANS:
             raise DeclarationInvalid(f"{self._name} has ended the transaction of its batch. It may only read and write.")
-        return found  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
 
 def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows: sa.Select[Any], *, before: bool) -> None:

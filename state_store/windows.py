@@ -109,8 +109,8 @@ class EventTime:
         if (final_until := self._final_until(self._before)) is not None:
             partials = self._set_aside(partials, _at(final_until, self._window))
         counted = partials.subquery()
-        found = sa.select(sa.func.count(), _microseconds(sa.func.max(counted.c[LAST_EVENT]))).select_from(counted)
-        rows, newest = self._connection.execute(found).one()
+        statement = sa.select(sa.func.count(), _microseconds(sa.func.max(counted.c[LAST_EVENT]))).select_from(counted)
+        rows, newest = self._connection.execute(statement).one()
         self._watermark = max((time for time in (self._watermark, newest) if time is not None), default=None)
         return pieces._replace(rows=rows, partials=partials)
 
