@@ -180,34 +180,24 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
     """
     batch_input = existing_input(connection, pipeline, txid)
     (status,) = batch_statuses(connection, pipeline, [txid], 1)
-    a, s, c = tables.attempt.c, tables.seal.c, tables.commit.c
-    attempts = (
-        sa.select(
-            *(column for column in a if column.name not in NOT_SHOWN),
-            sa.func.encode(a.source_digest, "hex").label("source_digest"),
-        )
-        .where(a.pipeline == pipeline, a.txid == txid)
-        .order_by(a.attempt)
-    )
-    seals = (
-        sa.select(s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest)
-        .where(s.pipeline == pipeline, s.txid == txid)
-        .order_by(s.attempt, s.state, s.partition)
-    )
-    commit = sa.select(
-        c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason
-    ).where(c.pipeline == pipeline, c.txid == txid)
-    r = tables.check_result.c
-    checks = sa.select(r.name, r.found).where(r.pipeline == pipeline, r.txid == txid).order_by(r.name)
+    a, s, c, r = (table.c for table in (tables.attempt, tables.seal, tables.commit, tables.check_result))
+
+    def rows(columns: Sequence[Any], *order: Any) -> list[dict[str, Any]]:
+        of = columns[0].table.c
+        statement = sa.select(*columns).where(of.pipeline == pipeline, of.txid == txid).order_by(*order)
+        return list(_dicts(connection.execute(statement)))
+
+    digest = sa.func.encode(a.source_digest, "hex").label("source_digest")
+    commit = [c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason]
     return BatchHistory(
         status,
         batch_input.metadata,
         batch_input.digest.hex(),
-        list(_dicts(connection.execute(attempts))),
-        list(_dicts(connection.execute(seals))),
-        next(_dicts(connection.execute(commit)), None),
+        rows([*(column for column in a if column.name not in NOT_SHOWN), digest], a.attempt),
+        rows([s.attempt, s.state, s.partition, s.task_attempt, s.rows, s.digest], s.attempt, s.state, s.partition),
+        next(iter(rows(commit)), None),
         newest_actions(connection, pipeline, txid)[::-1],
-        list(_dicts(connection.execute(checks))),
+        rows([r.name, r.found], r.name),
     )
 
 
