@@ -121,12 +121,11 @@ def commit_skip(
 def commit_ready(
     connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
 ) -> list[Commit]:
-    """Commit all batches that directly follow the cursor and are ready, in order, as if each were committed alone.
+    """Commit all ready batches that directly follow the cursor, in order, as if each were committed alone.
 
-    Ready is a sealed batch that passes the checks of `commit_batch` and is neither halted nor given up; the first that is
-    not ends the sequence. A batch commits alone if it has more than MAX_ROWS_TOGETHER rows, if the pipeline has updates or
-    checks, or if a state keeps previous values or has an author's combiner, sessions, or windows that become final. Returns an
-    empty list, having changed nothing, if none is ready.
+    Ready is a sealed batch that passes the checks of `commit_batch` and is neither halted nor given up; the first that is not
+    ends the sequence. A batch of more than MAX_ROWS_TOGETHER rows is committed alone, and so is each if the pipeline's
+    declaration says so (`commits_alone`). If none is ready, nothing is changed.
 
     Raises: what `commit_batch` raises; committing one by one then shows which batch is at fault.
     """

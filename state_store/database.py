@@ -150,10 +150,9 @@ def _without_time_limit() -> sa.ColumnElement[Any]:
 def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
     """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
 
-    The same settings give the same Engine, as it caches compiled statements. After it is disposed of, it may be used again.
-
-    The pool grows to the most connections ever used at once: one for a task or a command, a few for `tidegate run`. The
-    connection that was returned last is used first: its session knows the tables.
+    The same settings give the same Engine, as it caches compiled statements; it may be used again after it is disposed of. Its
+    pool grows to the most connections ever used at once, and gives out the one that was returned last: its session knows the
+    tables.
     """
     engine = sa.create_engine(
         "postgresql+psycopg2://",

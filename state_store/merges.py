@@ -64,19 +64,16 @@ def open_tables(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[Merged]:
-    """Merge everything that the newest attempts at consecutive batches have sealed; return what each batch has written.
+    """Merge what the newest attempts at consecutive batches have sealed; return what each batch has written.
 
-    A key that several batches touch is written once, which makes merging them together quicker than one by one. The states
-    come out the same, row by row, unless they are opaque: those would need the values between the batches.
+    A key that several batches touch is written once, which is quicker than one by one. The states come out the same, unless
+    they are opaque: those would need the values between the batches.
 
     Every sealed row that is not set aside must be written (I14). The condition on the txid is an alarm, not a filter: the
     cursor says that the txids are new, so a row that it rejects has another writer.
 
-    Several batches are merged together only if none could fail by itself. Where that is in doubt, because a sum comes near the
-    limit of its type, this fails, and the caller merges them one by one.
-
-    Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError, if a row has
-    another writer, or a sum is in doubt.
+    Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
+    might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
     open_tables(connection, spec)
     bad_records = [quarantine.move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]

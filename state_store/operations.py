@@ -220,7 +220,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Returns that commit, or None if the batch is skipped later, when its turn comes.
 
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
-    yet what would be skipped; SourceChanged, HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
+    yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
     """
     cursor = cursors.lock_cursor(connection, spec.name, witness)
     if txid <= cursor.txid:

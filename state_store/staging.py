@@ -57,9 +57,9 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     """Create an attempt's staging tables, which Spark's executors may fill.
 
     The caller has checked that the pipeline owns its states, and taken the attempt's number. So a table of this name was left
-    by another pipeline, which declared the state earlier and gave it away before its first commit. Its attempts can no longer
-    commit, and the table is dropped. Only two pipelines that have shared the name of an update since before that was refused
-    may lose staging that counts: its recount finds the loss, and the batch is processed again.
+    by a pipeline that gave the state away before its first commit: its attempts can no longer commit, and it is dropped. Only
+    where two pipelines have shared the name of an update since before that was refused, the other's attempt may still count:
+    its recount finds the loss, and the batch is processed again.
     """
     owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
     exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()

@@ -68,15 +68,13 @@ def metadata_of(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
 def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:
     """Return a state's table: key columns, value columns, then the columns of its kind.
 
-    Keys are the primary key, or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of
-    NULLs too; a global state has one row, which the column `snapshot` ensures. An opaque state keeps each value from before the
-    row's txid; `previous_txid` is NULL where there was no row. No index on a value or on txid: no update could be HOT. No CHECK
-    on columns that only commits write: each is evaluated twice per row of a merge.
+    Keys are the primary key; or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of NULLs
+    too. A global state has one row, which the column `snapshot` ensures. Appended rows are keyed by txid and position, and by
+    the column that divides them, if there is one. An opaque state keeps each value from before the row's txid; `previous_txid`
+    is NULL where there was no row. The table of a history has its versions; readers use its view (`readable_of`).
 
-    Appended rows are keyed by txid and position, and by the column that divides them, if there is one. Windows that are
-    recorded when they are final have an index on their end, which no update changes.
-
-    The table of a history has its versions; readers use its view (`readable_of`).
+    No index on a value or on txid: no update could be HOT. Windows that are recorded or removed have one on their end, which no
+    update changes. No CHECK on columns that only commits write: each is evaluated twice per row of a merge.
     """
     keys = [Column(k.name, sql_type(k.type), nullable=k.nullable) for k in state.row_key]
     constraints: list[sa.Constraint] = []

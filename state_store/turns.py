@@ -60,7 +60,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
 
     A turn opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later
     if more batches are being processed that could be merged with it. It is halted while the batch itself, or an earlier one,
-    waits for a person. A batch that was given up halts nothing: it is skipped in its turn.
+    waits for a person; a batch that was given up halts nothing.
     """
     if not waiting:
         return {}
