@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import sql
-from psycopg2.extras import execute_values
 
 from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
@@ -15,7 +14,9 @@ from state_store.held_tables import STATE, hold
 from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
-KEYS_PER_STATEMENT = 1000
+KEYS_PER_STATEMENT = 5000
+ROW = "s"  # what the state's row is called in a statement
+_ALL = sql.SQL("true")
 # A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
 _MODULI = r"""
     SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
@@ -116,38 +117,67 @@ def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> It
     Raises: the driver's DataError for a value that its column cannot hold.
     """
     names = [column.name for column in state.shown]
-    alike: dict[tuple[bool, ...], list[tuple[Any, ...]]] = {}
-    for position, key in enumerate(keys):
-        given = (value for value in key if value is not None)
-        alike.setdefault(tuple(value is None for value in key), []).append((position, *given))
+    selected = [sql.Identifier(ROW, name) for name in names]
+    # Without precision and scale, to which a cast would round: a key with more digits than its column is simply not found.
+    key_columns = [(key.name, key.type.name.partition("(")[0]) for key in state.row_key]
     with connection.cursor() as cursor:
-        for nulls, numbered in alike.items():
-            statement = _statement(state, names, nulls)
-            for start in range(0, len(numbered), KEYS_PER_STATEMENT):
-                for position, *row in execute_values(
-                    cursor, statement, numbered[start : start + KEYS_PER_STATEMENT], fetch=True
-                ):
-                    yield position, dict(zip(names, row, strict=True))
+        for chunk in chunks(keys):
+            cursor.execute(statement(state.name, key_columns, chunk.nulls, selected), chunk.arrays)
+            for number, *row in cursor.fetchall():
+                yield chunk.positions[number], dict(zip(names, row, strict=True))
 
 
-def _statement(state: StateSpec, names: Sequence[str], nulls: Sequence[bool]) -> sql.Composable:
-    """Return the statement for keys with NULL in these columns: IS NULL uses an index, IS NOT DISTINCT FROM does not."""
-    requested = [sql.Identifier(f"key_{place}") for place, is_null in enumerate(nulls) if not is_null]
+class Chunk(NamedTuple):
+    """Some of the keys: in which columns all of them have NULL, their positions, and arrays for the statement."""
+
+    nulls: tuple[bool, ...]
+    positions: list[int]
+    arrays: list[list[Any]]
+
+
+def chunks(keys: Sequence[Sequence[Any]]) -> Iterator[Chunk]:
+    """Divide keys by the columns in which they have NULL, and into at most KEYS_PER_STATEMENT."""
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for position, key in enumerate(keys):
+        alike.setdefault(tuple(value is None for value in key), []).append(position)
+    for nulls, positions in alike.items():
+        for start in range(0, len(positions), KEYS_PER_STATEMENT):
+            some = positions[start : start + KEYS_PER_STATEMENT]
+            arrays = [[keys[position][place] for position in some] for place, is_null in enumerate(nulls) if not is_null]
+            yield Chunk(nulls, some, [*arrays, list(range(len(some)))])
+
+
+def statement(
+    table: str,
+    key: Sequence[tuple[str, str]],
+    nulls: Sequence[bool],
+    selected: Sequence[sql.Composable],
+    condition: sql.Composable = _ALL,
+) -> sql.Composable:
+    """Return the statement for a chunk of keys, which yields each key's number in the chunk, and what is `selected` of its row.
+
+    `key` has the key's columns, each with the Postgres type in which its values are sent. IS NULL uses an index, which IS NOT
+    DISTINCT FROM does not. `selected` and `condition` are about the row ROW.
+    """
     same = [
-        sql.SQL("{} IS NULL").format(sql.Identifier("s", key.name))
+        sql.SQL("{} IS NULL").format(sql.Identifier(ROW, name))
         if is_null
-        # The type's name comes from the closed list in columns.ColumnType; without precision and scale, to which a cast
-        # would round: a key with more digits than its column is simply not found.
-        else sql.SQL("{} = requested.{}::{}").format(
-            sql.Identifier("s", key.name), sql.Identifier(f"key_{place}"), sql.SQL(key.type.name.partition("(")[0])
-        )
-        for place, (key, is_null) in enumerate(zip(state.row_key, nulls, strict=True))
+        else sql.SQL("{} = {}").format(sql.Identifier(ROW, name), sql.Identifier("requested", f"key_{place}"))
+        for place, ((name, _), is_null) in enumerate(zip(key, nulls, strict=True))
     ]
+    sent = [(place, kind) for place, ((_, kind), is_null) in enumerate(zip(key, nulls, strict=True)) if not is_null]
+    # The types' names come from the closed list in columns.ColumnType.
+    arrays = [sql.SQL("%s::{}[]").format(sql.SQL(kind)) for _, kind in sent]
+    names = [sql.Identifier(f"key_{place}") for place, _ in sent]
     return sql.SQL(
-        "SELECT requested.position, {columns} FROM (VALUES %s) AS requested ({requested}) JOIN {table} AS s ON {same}"
+        "SELECT requested.number, {selected} FROM unnest({arrays}) AS requested ({names}) "
+        "JOIN {table} AS {row} ON {same} WHERE {condition}"
     ).format(
-        columns=sql.SQL(", ").join(sql.Identifier("s", name) for name in names),
-        requested=sql.SQL(", ").join([sql.Identifier("position"), *requested]),
-        table=sql.Identifier(STATE, state.name),
-        same=sql.SQL(" AND ").join(same) if same else sql.SQL("true"),
+        selected=sql.SQL(", ").join(selected),
+        arrays=sql.SQL(", ").join([*arrays, sql.SQL("%s::integer[]")]),
+        names=sql.SQL(", ").join([*names, sql.Identifier("number")]),
+        table=sql.Identifier(STATE, table),
+        row=sql.Identifier(ROW),
+        same=sql.SQL(" AND ").join(same) if same else _ALL,
+        condition=condition,
     )

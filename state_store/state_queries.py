@@ -20,7 +20,8 @@ from state_store import cursors, overview, partitions, schema, state_tables
 from state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
 from state_store.declaration import PipelineSpec, StateRead, StateSpec
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
-from state_store.executor_reads import ALIAS, Reading
+from state_store.executor_reads import Reading
+from state_store.lookup import ROW
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class QueriedState:
 
     def reading(self, txid: int, columns: Sequence[str]) -> Reading:
         """Return how a batch's attempt reads these columns of the state."""
-        row = state_tables.state_table_of(self.spec).alias(ALIAS)
+        row = state_tables.state_table_of(self.spec).alias(ROW)
         own: dict[str, sa.ColumnElement[Any]] = {column.name: row.c[column.name] for column in self.spec.shown}
         condition: sa.ColumnElement[bool] = sa.true()
         newest = None
