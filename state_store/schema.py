@@ -24,7 +24,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
     Raises: DeclarationChanged, also if another pipeline owns a state.
     """
-    p, c = tables.pipeline.c, tables.cursor.c
+    p = tables.pipeline.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
     _check_owned(connection, spec, known.declaration if known else None)
     grant_queried(connection, spec)
@@ -35,24 +35,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
     _await_redo(connection, spec)
     if known:
-        committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
-        declaration = json.loads(json.dumps(spec.declaration))
-        changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
-        if committed and changed - {"version", "source_identity", "queries"}:
-            raise DeclarationChanged(
-                f"{spec.name} has committed {committed} batches into other states than these. Give the pipeline and its states "
-                "new names, or take the change back.",
-                pipeline=spec.name,
-            )
-        _check_inputs(connection, known.declaration["source_identity"], spec)
-        _check_planned(connection, known.source_kind, spec)
-        if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
-            raise DeclarationChanged(
-                f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
-                f"If the change is meant for the batches to come, raise the pipeline's version above "
-                f"{known.declaration['version']}.",
-                pipeline=spec.name,
-            )
+        _check_change(connection, known, spec)
     row = {
         "pipeline": spec.name,
         "source_kind": spec.source_kind,
@@ -69,6 +52,32 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
+
+
+def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> None:
+    """Refuse a declaration by which what has committed, or is planned, would have another meaning.
+
+    Raises: DeclarationChanged, MetadataCorrupt.
+    """
+    c = tables.cursor.c
+    committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
+    declaration = json.loads(json.dumps(spec.declaration))
+    changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
+    if committed and changed - {"version", "source_identity", "queries"}:
+        raise DeclarationChanged(
+            f"{spec.name} has committed {committed} batches into other states than these. Give the pipeline and its states "
+            "new names, or take the change back.",
+            pipeline=spec.name,
+        )
+    _check_inputs(connection, known.declaration["source_identity"], spec)
+    _check_planned(connection, known.source_kind, spec)
+    if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
+        raise DeclarationChanged(
+            f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
+            f"If the change is meant for the batches to come, raise the pipeline's version above "
+            f"{known.declaration['version']}.",
+            pipeline=spec.name,
+        )
 
 
 def _await_redo(connection: Connection, spec: PipelineSpec) -> None:

@@ -171,19 +171,19 @@ def _previous_input() -> sa.ScalarSelect[bytes]:
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
     """Return a run's next txid after this one that is in the window, not begun and not claimed, if any."""
     b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
+    is_free = sa.and_(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_is_alive(b.pipeline, b.txid))
     return connection.scalar(
-        sa.select(b.txid)
-        .select_from(sa.join(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch)))
+        sa.select(r.txid)
+        .join_from(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
         .join(tables.cursor, c.pipeline == r.pipeline)
-        .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid))
-        .where(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_is_alive(b.pipeline, b.txid))
+        .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid), is_free)
         .order_by(r.txid)
         .limit(1)
     )
 
 
 def claim(connection: Connection, pipeline: str, txid: int) -> None:
-    """Claim a batch for this connection, until it ends or claims another."""
+    """Claim a batch for this connection, by giving it the claim's name, until it ends or claims another."""
     connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
 
 
