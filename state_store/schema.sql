@@ -42,8 +42,8 @@ FROM tidegate.cursor k
 LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
 LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
 
--- A state table has one writer (I15 in docs/protocol.md): a trigger of each, `single_writer`, calls this. A commit names its
--- pipeline for the length of its transaction; writers that do not are refused. The grants are the first line of defence.
+-- A state table has one writer (I15 in docs/protocol.md): each has a trigger, `single_writer`, that calls this function. A commit
+-- names its pipeline for the length of its transaction; writers that do not are refused. The grants are the first line of defence.
 
 CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
@@ -89,9 +89,9 @@ CREATE AGGREGATE tidegate.latest(bigint) (SFUNC = pg_catalog.int8larger, STYPE =
 
 REVOKE EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) FROM PUBLIC;
 
--- Functions that make one array of two, and aggregates that make one of all of a key's: of different values (union), of all
--- values (list), of the smallest, of the largest, and of counts that are added up. More values than a key may keep are an
--- out-of-range error. The bounds of a histogram are declared, so all its arrays of counts have the same length.
+-- Merges of arrays: the functions (..._of_two) merge a key's array with another, the aggregates (..._of_all) all arrays of a key.
+-- They keep the different values (union), all values (list), the smallest, the largest, or add counts up. More values than a key
+-- may keep are an out-of-range error. The bounds of a histogram are declared, so all its arrays of counts have the same length.
 
 CREATE FUNCTION tidegate.checked(anyarray, most integer) RETURNS anyarray
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog AS $$
