@@ -38,6 +38,18 @@ What a crash leaves, and what follows:
     after a commit, answer lost      the retry reports already_committed
 
 A caller that lost the answer to a COMMIT never guesses: it asks under the lock (I10).
+
+The modules, by what they are about:
+
+    a batch's life   store, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns, operations
+    merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine, mending, retention
+    declarations     declaration, columns, window_spec, schema
+    tables           tables, state_tables, partitions, hash_partitions, range_partitions, history_views, revisions
+    reading states   state_rows, lookup, queries, state_queries, executor_reads
+    reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput
+    metrics          measures, totals
+    connections      database, executor_connections, session_times, held_tables, driver_errors
+    surroundings     settings, project, witness, errors
 """
 
 from typing import TYPE_CHECKING, Any

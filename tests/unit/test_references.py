@@ -51,3 +51,12 @@ def test_documents_keep_their_limits() -> None:
     assert [file.name for file in records if len(file.read_text().split()) > 200] == []
     assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == [file.name for file in records]
     assert [int(file.name[:4]) for file in records] == list(range(1, len(records) + 1))
+
+
+def test_the_store_names_all_its_modules() -> None:
+    """A stranger finds the module for a change in the docstring of the package."""
+    described = (PROJECT / "state_store/__init__.py").read_text().partition("by what they are about:")[2].partition('"""')[0]
+    groups = [re.split(r"\s{2,}", line.strip())[1].split(", ") for line in described.splitlines() if line]
+    modules = sorted(file.stem for file in (PROJECT / "state_store").glob("*.py") if file.stem != "__init__")
+
+    assert sorted(name for group in groups for name in group) == modules
