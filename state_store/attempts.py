@@ -255,15 +255,15 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
     """
     if tracked.source_hash_sum is None or attempt.number == 1:
         return
-    a, p, before = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier")
-    earlier = before.c
+    a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier")
+    e = earlier.c
     other = connection.execute(
-        sa.select(earlier.attempt, earlier.source_rows, earlier.source_hash_sum)
+        sa.select(e.attempt, e.source_rows, e.source_hash_sum)
         .select_from(tables.attempt)
-        .where(*_is(attempt), tables.same_batch(before, tables.attempt), earlier.attempt < a.attempt)
-        .where(earlier.source_digest == a.source_digest, earlier.fingerprint == a.fingerprint)
-        .where(earlier.source_hash_sum.is_not(None), p.pipeline == a.pipeline, p.source_kind == "transactional")
-        .order_by(earlier.attempt)
+        .where(*_is(attempt), tables.same_batch(earlier, tables.attempt), e.attempt < a.attempt)
+        .where(e.source_digest == a.source_digest, e.fingerprint == a.fingerprint, e.source_hash_sum.is_not(None))
+        .where(p.pipeline == a.pipeline, p.source_kind == "transactional")
+        .order_by(e.attempt)
         .limit(1)
     ).one_or_none()
     if other and (other.source_rows, other.source_hash_sum) != (tracked.source_rows, tracked.source_hash_sum):
