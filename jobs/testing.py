@@ -26,6 +26,7 @@ from jobs.pipeline import Pipeline
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
 from jobs.sources.inputs.read import merged
 from jobs.state_queries import How, answered_by
+from jobs.task_errors import reported_in
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceKind, SourceMetadata
@@ -130,7 +131,7 @@ class Bench:
             rows.update(tuple(row) for row in emitter.emit_batch(attempt, metadata).toLocalIterator())
             emitter.verify_batch(attempt, metadata)
         except Exception as error:
-            if isinstance(error, TidegateError) or (explained := emitter.explain(error)) is None:
+            if isinstance(error, TidegateError) or (explained := reported_in(error) or emitter.explain(error)) is None:
                 raise
             raise explained from error
         return rows

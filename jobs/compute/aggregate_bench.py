@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 from pyspark.sql import types as T  # noqa: N812
 
 from jobs.aggregates import Aggregate
-from jobs.compute import arrays, state_columns
 from jobs.compute.aggregate import aggregate
 from jobs.compute.spark_errors import meaning_of
 from jobs.states import State
+from jobs.task_errors import reported_in
 from state_store.columns import ValueColumn
 from state_store.settings import Settings
 from state_store.store import StateStore
@@ -81,7 +81,7 @@ class AggregateBench:
             partials = aggregate(rows, schema, state, state.spec("tried"))
             texts = partials.select(number.alias(BATCH), *map(_text, self._spec.values)).collect()
         except (PySparkException, grpc.RpcError) as error:
-            raise state_columns.explain(error) or arrays.explain(error) or meaning_of(error) from error
+            raise reported_in(error) or meaning_of(error) from error
         return {row[BATCH]: {value.name: row[value.name] for value in self._spec.values} for row in texts}
 
     def _merge(self, kept: Texts | None, partial: Texts) -> Texts:

@@ -7,10 +7,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's u
 
 from jobs.aggregates import Part
 from jobs.compute import sketches
-from jobs.marked_reports import report_behind
+from jobs.task_errors import refusal
 from state_store.errors import Overflow
 
-MARK = "TIDEGATE_TOO_MANY"
 # Times with their zone, where they have one, and all their digits.
 _TIMES = {
     "date": "yyyy-MM-dd",
@@ -22,7 +21,7 @@ _TIMES = {
 def partial(part: Part, column: Column, place: str) -> Column:
     """Return the array of a part over the rows of a key, in its order. Spark holds all values of a key in memory first.
 
-    More values than the part keeps fail the query, with a message for `explain`; Smallest and Largest keep the first ones.
+    More values than the part keeps fail the query with Overflow; Smallest and Largest keep the first ones.
     """
     if part.given:
         return sketches.partial(part, column)
@@ -34,24 +33,17 @@ def partial(part: Part, column: Column, place: str) -> Column:
     assert part.most is not None, "only a histogram has no limit"
     if part.function in ("smallest", "largest"):
         return _text(F.slice(values, 1, part.most), kind, place)
-    found = F.concat(F.size(values).cast("string"), F.lit(f" values of a key, and keeps at most {part.most}"))
-    return F.when(F.size(values) <= part.most, _text(values, kind, place)).otherwise(_refuse(place, found))
+    too_many = F.concat(F.size(values).cast("string"), F.lit(f" values of a key, and keeps at most {part.most}"))
+    return F.when(F.size(values) <= part.most, _text(values, kind, place)).otherwise(_refuse(place, too_many))
 
 
-def explain(error: Exception) -> Overflow | None:
-    """Return an error that names the state and what does not fit; None if Spark's error has another cause."""
-    if (found := report_behind(MARK, error)) is None:
-        return None
-    return Overflow(
-        f"{found['place']} would have {found['found']}. Nothing is dropped or cut: leave such rows out in the transform, or "
-        "declare another aggregate, in a pipeline or state with a new name."
+def _refuse(place: str, misfit: Column) -> Column:
+    """Return an expression that fails the query with Overflow: the array cannot have what is a `misfit`."""
+    message = (
+        "{place} would have {misfit}. Nothing is dropped or cut: leave such rows out in the transform, or declare another "
+        "aggregate, in a pipeline or state with a new name."
     )
-
-
-def _refuse(place: str, found: Column) -> Column:
-    """Return an expression that fails the query, with a message for `explain`."""
-    message = F.struct(F.lit(place).alias("place"), found.alias("found"))
-    return F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("string")
+    return refusal(Overflow, message, place=F.lit(place), misfit=misfit).cast("string")
 
 
 def _counts(part: Part, column: Column) -> list[Column]:

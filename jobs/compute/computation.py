@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.compute import arrays, quarantine, staging, state_answers, state_columns
+from jobs.compute import quarantine, staging
 from jobs.compute.aggregate import aggregate, counter_of
 from jobs.compute.executors import conninfo_of_tasks
 from jobs.compute.route import SAFE, Route, Routing, choose, is_flagged, is_untouched
@@ -32,6 +32,7 @@ from jobs.sources import ORIGIN, REFUSAL, Emitter, InputFacts, Part
 from jobs.sources.inputs.read import merged
 from jobs.state_queries import answered_by
 from jobs.states import AnyState
+from jobs.task_errors import reported_in
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED
@@ -338,12 +339,6 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
         explained = emitter.explain(error) or error
         raise type(explained)(str(explained).removeprefix(f"{attempt}: "), **attempt.identity) from error
     except (PySparkException, grpc.RpcError) as error:
-        if cause := _explain(error) or emitter.explain(error):
+        if cause := reported_in(error) or emitter.explain(error):
             raise type(cause)(str(cause), **attempt.identity) from error
         raise meaning_of(error, **attempt.identity) from error
-
-
-def _explain(error: Exception) -> errors.TidegateError | None:
-    """Return the error of ours that a Spark error reports in its text."""
-    explained = quarantine.explain(error) or state_columns.explain(error) or arrays.explain(error)
-    return explained or state_answers.explain(error)

@@ -17,7 +17,6 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.compute.session_files import on_executor
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from jobs.marked_reports import report_behind
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.formats.json_records import JsonParser
@@ -25,13 +24,13 @@ from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.read import quoted
 from jobs.states import AnyState
+from jobs.task_errors import refusal
 from state_store.errors import MalformedRecord, SourceChanged
 from state_store.executor_connections import connect
 
 if TYPE_CHECKING:
     from state_store.attempts import Attempt
 
-MARK = "TIDEGATE_FAILED_CHECK"
 SHOWN_CHARACTERS = 200
 # Of records that a task holds at a time, besides ROWS_AT_ONCE: each may have some megabytes.
 BLOCK_BYTES, ROWS_AT_ONCE = 16 * 1024 * 1024, 20
@@ -84,25 +83,16 @@ def good(records: DataFrame) -> DataFrame:
 
 
 def good_or_refuse(records: DataFrame) -> DataFrame:
-    """Return all records; the query fails at the first flagged one, with a message for `explain`."""
-    message = F.struct(
-        F.col(REFUSAL).alias("reason"),
-        F.col(ORIGIN).alias("origin"),
-        F.substring(_payload(records), 1, SHOWN_CHARACTERS).alias("payload"),
+    """Return all records; the query fails with MalformedRecord at the first flagged one."""
+    refused = refusal(
+        MalformedRecord,
+        "{place}a record is bad ({reason}): {payload}. Fix the schema or the check and raise the pipeline's version, or "
+        "declare on_poison='quarantine' to set such records aside.",
+        place=F.concat(F.col(ORIGIN), F.lit(": ")),
+        reason=F.col(REFUSAL),
+        payload=F.substring(_payload(records), 1, SHOWN_CHARACTERS),
     )
-    refuse = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast("boolean")
-    return records.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
-
-
-def explain(error: Exception) -> MalformedRecord | None:
-    """Return an error that names the record and the check; None if Spark's error has another cause."""
-    if (found := report_behind(MARK, error)) is None:
-        return None
-    place = f"{found['origin']}: " if found.get("origin") else ""
-    return MalformedRecord(
-        f"{place}a record is bad ({found['reason']}): {found.get('payload')}. Fix the schema or the check and raise the "
-        "pipeline's version, or declare on_poison='quarantine' to set such records aside."
-    )
+    return records.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refused.cast("boolean"))).drop(*HIDDEN)
 
 
 def bad(records: DataFrame) -> DataFrame:

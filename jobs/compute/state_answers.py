@@ -18,10 +18,9 @@ from pyspark.sql import types as T  # noqa: N812
 
 from jobs.compute import state_columns
 from jobs.compute.session_files import on_executor
-from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.read import quoted
 from jobs.state_queries import How
-from state_store import errors
+from jobs.task_errors import reported
 from state_store.columns import DAYS, TICKS, ColumnType
 from state_store.errors import DeclarationInvalid, TidegateError
 from state_store.executor_reads import Reading, connected
@@ -29,7 +28,6 @@ from state_store.executor_reads import Reading, connected
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
     from state_store.state_queries import QueriedState
 
-MARK = "TIDEGATE_STATE_QUERY"
 FOUND, IS_THERE = "_tidegate_found", "_tidegate_is_there"
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _ARROW_TYPES: dict[str, pa.DataType] = {
@@ -167,7 +165,7 @@ class Lookup:
                     columns = batch if isinstance(batch, tuple) else (batch,)
                     yield self._answer(connection, [_combined(column) for column in columns])
         except TidegateError as error:
-            raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
+            raise reported(error) from error
 
     def _answer(self, connection: Any, columns: list[pa.Array]) -> pa.StructArray:
         """Return what the state has for each key; Postgres is asked for each different key once."""
@@ -219,12 +217,6 @@ def _values(column: pa.Array, is_possible: Any) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-def explain(error: Exception) -> TidegateError | None:
-    """Return the error that a state query raised in a task; None if Spark's error has another cause."""
-    report = report_behind(MARK, error)
-    return None if report is None else getattr(errors, report["error"])(report["reason"])
 
 
 def _arrow_type(kind: ColumnType) -> pa.DataType:

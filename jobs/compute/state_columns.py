@@ -8,13 +8,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.marked_reports import report_behind
 from jobs.sources.files.read import quoted
+from jobs.task_errors import refusal
 from state_store.columns import ColumnType
 from state_store.declaration import StateSpec
 from state_store.errors import DeclarationInvalid, MalformedRecord
 
-MARK = "TIDEGATE_MISFIT"
 SHOWN_CHARACTERS = 200
 # The Spark types that a Postgres column takes without loss.
 _INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -80,16 +79,6 @@ def spark_type(declared: ColumnType) -> T.DataType:
     return _SPARK_TYPES[declared.name]
 
 
-def explain(error: Exception) -> MalformedRecord | None:
-    """Return an error that names the refused value; None if Spark's error has another cause."""
-    if (found := report_behind(MARK, error)) is None:
-        return None
-    return MalformedRecord(
-        f"{found['place']} has the value {found['value']}, and nothing is rounded or repaired. Round or repair it in the "
-        "transform, where what is lost is your decision, or declare another type."
-    )
-
-
 def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> bool:
     """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric column takes any decimal type."""
     numeric = declared.precision_and_scale
@@ -104,10 +93,14 @@ def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) ->
 
 
 def _or_refuse(state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column) -> Column:
-    """Return the converted value, NULL for NULL; unless `is_right`, the query fails with a message for `explain`."""
-    message = F.struct(
-        F.lit(f"State {state.name}: column {name}, declared {declared.name},").alias("place"),
-        F.substring(value.cast("string"), 1, SHOWN_CHARACTERS).alias("value"),
+    """Return the converted value, NULL for NULL; unless `is_right`, the query fails with MalformedRecord."""
+    refused = refusal(
+        MalformedRecord,
+        "State {state}: column {column}, declared {type}, has the value {value}, and nothing is rounded or repaired. Round or "
+        "repair it in the transform, where what is lost is your decision, or declare another type.",
+        state=F.lit(state.name),
+        column=F.lit(name),
+        type=F.lit(declared.name),
+        value=F.substring(value.cast("string"), 1, SHOWN_CHARACTERS),
     )
-    refusal = F.raise_error(F.concat(F.lit(f"{MARK} "), F.to_json(message))).cast(spark_type(declared))
-    return F.when(value.isNull() | F.coalesce(is_right, F.lit(False)), converted).otherwise(refusal)
+    return F.when(value.isNull() | F.coalesce(is_right, F.lit(False)), converted).otherwise(refused.cast(spark_type(declared)))

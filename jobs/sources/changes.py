@@ -196,12 +196,6 @@ class ChangesEmitter(Emitter):
                 "planned. Rows of a committed txid never change: restore the table."
             )
 
-    def explain(self, error: Exception) -> Any:
-        """Return the error that an executor raised, None if it is another error."""
-        from jobs.sources.postgres.read import refusal_in  # noqa: PLC0415 - it loads pyarrow
-
-        return refusal_in(error)
-
     def _look(self, metadata: SourceMetadata) -> _Upstream:
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
             _check_history(connection, self._source, metadata)

@@ -20,6 +20,7 @@ from jobs import PostgresTable
 from jobs.compute.session import spark_session
 from jobs.sources.postgres.query import SparkType, connected, transaction
 from jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
+from jobs.task_errors import reported_in
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.errors import (
@@ -483,10 +484,10 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_por
         emitter = PostgresReader(spark, ORDERS.selection, "transactional", conninfo=here, executors_conninfo=nowhere)
         with pytest.raises(PySparkException) as failure:
             emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata).collect()
-    explained = emitter.explain(failure.value)
+    explained = reported_in(failure.value)
     assert isinstance(explained, SourceUnavailable)
     assert "Table orders cannot be read now" in str(explained)
-    assert emitter.explain(ValueError("something else")) is None
+    assert reported_in(ValueError("something else")) is None
 
 
 def test_another_server_is_read_by_a_password_file(

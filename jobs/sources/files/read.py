@@ -17,6 +17,7 @@ from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.objects import ObjectPath, Place, for_spark, libraries_of, look, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
 from jobs.sources.files.stores import FoundObject
+from jobs.task_errors import reported_in
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
     ExecutorsUnprepared,
@@ -141,7 +142,7 @@ class FileReader(Emitter):
         try:
             batches = [batch for number in range(count) for batch in reader.read_task(number)]
         except ValueError as error:
-            raise self.explain(error) or error from None
+            raise reported_in(error) or self.explain(error) or error from None
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
 
     def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:

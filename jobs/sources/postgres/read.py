@@ -9,14 +9,13 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 
 from jobs.compute.session_files import on_executor
-from jobs.marked_reports import marked, report_behind
 from jobs.sources import Emitter
 from jobs.sources.postgres.origin import check_same_origin, look_at_origin
 from jobs.sources.postgres.query import (
@@ -29,7 +28,7 @@ from jobs.sources.postgres.query import (
     range_in_words,
     transaction,
 )
-from state_store import errors
+from jobs.task_errors import reported
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 MEMORY_BYTES = 8 << 20
 SHOWN_VALUE_CHARACTERS = 200
-MARK = "TIDEGATE_POSTGRES_TABLE"
 _ARROW_TYPES = {
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -123,16 +121,6 @@ class PostgresReader(Emitter):
         origin = look_at_origin(cursor, self._query, SourceChanged)
         check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
-    def explain(self, error: Exception) -> TidegateError | None:
-        """Return the error that an executor raised, None if it is another error."""
-        return refusal_in(error)
-
-
-def refusal_in(error: Exception) -> TidegateError | None:
-    """Return the error that a `PartsReader` raised on an executor, None if it is another error."""
-    report = report_behind(MARK, error)
-    return None if report is None else cast(TidegateError, getattr(errors, report["error"])(report["reason"]))
-
 
 def parts_of(metadata: SourceMetadata) -> list[Part]:
     """Return the parts of a batch's range, which cover it without overlap."""
@@ -160,7 +148,7 @@ class PartsReader:
                 for number in batch.column(0).to_pylist():
                     yield from read_part(on_executor(self.conninfo), self.query, self.parts[number])
         except TidegateError as error:
-            raise RuntimeError(marked(MARK, {"error": type(error).__name__, "reason": str(error)})) from error
+            raise reported(error) from error
 
 
 def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:

@@ -199,18 +199,11 @@ class ParquetReader(FileReader):
         return payloads.select(*nothing, ORIGIN, F.lit(why).alias(REFUSAL), PAYLOAD)
 
     def explain(self, error: Exception) -> TidegateError | None:
-        """Return the error for the file and row that a Spark error is about."""
-        from jobs.sources.files.formats.parquet_tasks import unreadable  # noqa: PLC0415
-        from jobs.sources.files.formats.tasks import explained  # noqa: PLC0415
-
-        if found := explained(str(error)) or unreadable(str(error)):
-            return found
-        found_in_file = super().explain(error)
-        if isinstance(found_in_file, SourceUnreadable):
-            return SourceUnreadable(
-                f"{found_in_file} Write the file again, or have its row groups looked at by another reader."
-            )
-        return found_in_file
+        """Return the error for the file that a Spark error is about."""
+        explained = super().explain(error)
+        if isinstance(explained, SourceUnreadable):
+            return SourceUnreadable(f"{explained} Write the file again, or have its row groups looked at by another reader.")
+        return explained
 
 
 def _as_json(value: Any) -> Any:

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.marked_reports import marked, report_behind
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from jobs.sources.files.objects import Place, for_arrow
+from jobs.task_errors import reported
 from state_store.columns import DAYS, TICKS
 from state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
-UNREADABLE_MARK = "TIDEGATE_UNREADABLE_FILE"
 # The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
@@ -58,8 +57,9 @@ class RowsReader(TaskReader):
             except StopIteration:
                 return
             except (OSError, pa.ArrowException) as error:
-                report = {"path": str(piece.path), "why": str(error).partition("\n")[0]}
-                raise ValueError(marked(UNREADABLE_MARK, report)) from error
+                why = str(error).partition("\n")[0]
+                unreadable = f"{piece.path} cannot be read: {why}. Write the file again, in a usual encoding."
+                raise reported(SourceUnreadable(unreadable)) from error
             yield self._converted(piece, batch, exact, row)
             row += batch.num_rows
 
@@ -87,13 +87,6 @@ class RowsReader(TaskReader):
         """Return the row as JSON, with all values in full and those of its folders' names."""
         values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.types.items()}
         return json.dumps({**values, **self.beside})
-
-
-def unreadable(text: str) -> SourceUnreadable | None:
-    """Return a task's error about a file that cannot be read, None if it is another error."""
-    if (found := report_behind(UNREADABLE_MARK, text)) is None:
-        return None
-    return SourceUnreadable(f"{found['path']} cannot be read: {found['why']}. Write the file again, in a usual encoding.")
 
 
 def convert(found: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:

@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.marked_reports import marked, report_behind
 from jobs.sources import HIDDEN
+from jobs.task_errors import reported
 from state_store.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
-MALFORMED_MARK = "TIDEGATE_MALFORMED_RECORD"
+# The message about a record that a source's schema does not fit.
+MISFIT = (
+    "{place}: the record does not fit the schema: {why}. It is {record!r}. Correct the schema and raise the pipeline's "
+    "version; a planned file must stay as it is."
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class TaskReader(ABC):
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the pieces of some tasks.
 
-        Raises: ValueError with a message that `explained` parses.
+        Raises: the exceptions of `jobs.task_errors.reported`.
         """
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -73,16 +77,5 @@ def flagged_batch(
 
 
 def malformed(place: str, why: str, record: str) -> ValueError:
-    """Return the error with which a task reports a bad record."""
-    report = {"origin": place, "why": why, "record": record[:SHOWN_RECORD_CHARACTERS]}
-    return ValueError(marked(MALFORMED_MARK, report))
-
-
-def explained(text: str) -> MalformedRecord | None:
-    """Return a task's error about a bad record, None if it is another error."""
-    if (found := report_behind(MALFORMED_MARK, text)) is None:
-        return None
-    return MalformedRecord(
-        f"{found['origin']}: the record does not fit the schema: {found['why']}. It is {found['record']!r}. Correct the schema "
-        "and raise the pipeline's version; a planned file must stay as it is."
-    )
+    """Return the exception with which a task reports a bad record."""
+    return reported(MalformedRecord(MISFIT.format(place=place, why=why, record=record[:SHOWN_RECORD_CHARACTERS])))

@@ -10,7 +10,8 @@ from jobs.sources.files.formats.time_patterns import TimePattern, check_patterns
 from jobs.sources.files.objects import Place
 from jobs.sources.files.partitions import undeclared
 from jobs.sources.files.read import FileReader, quoted
-from state_store.errors import TidegateError
+from jobs.task_errors import refusal
+from state_store.errors import MalformedRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,12 +45,6 @@ class TextFileReader(FileReader):
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=True)
         rows = payloads.select(ORIGIN, PAYLOAD).mapInArrow(PayloadsReader(self._parser, self._partitions), schema)
         return self._formatted(rows)
-
-    def explain(self, error: Exception) -> TidegateError | None:
-        """Return the error for the file and line that a Spark error is about."""
-        from jobs.sources.files.formats.tasks import explained  # noqa: PLC0415
-
-        return explained(str(error)) or super().explain(error)
 
     @property
     def _encoding(self) -> str:
@@ -128,15 +123,16 @@ class TextFileReader(FileReader):
     def _refusing(self, rows: "DataFrame") -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        from jobs.sources.files.formats.tasks import MALFORMED_MARK, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
+        from jobs.sources.files.formats.tasks import MISFIT, SHOWN_RECORD_CHARACTERS  # noqa: PLC0415
 
-        report = F.struct(
-            F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)).alias("origin"),
-            F.col(REFUSAL).alias("why"),
-            F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS).alias("record"),
+        refused = refusal(
+            MalformedRecord,
+            MISFIT,
+            place=F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)),
+            why=F.col(REFUSAL),
+            record=F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS),
         )
-        refuse = F.raise_error(F.concat(F.lit(f"{MALFORMED_MARK} "), F.to_json(report))).cast("boolean")
-        return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refuse)).drop(*HIDDEN)
+        return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refused.cast("boolean"))).drop(*HIDDEN)
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
