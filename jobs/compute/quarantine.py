@@ -18,11 +18,10 @@ from pyspark.sql import types as T  # noqa: N812
 from jobs.compute.session_files import on_executor
 from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import parse_type, quoted
 from jobs.sources.files.formats.json_records import JsonParser
 from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
 from jobs.sources.files.partitions import Partitions
-from jobs.sources.files.read import quoted
 from jobs.states import AnyState
 from jobs.task_errors import refusal
 from state_store.errors import MalformedRecord, SourceChanged
@@ -143,7 +142,7 @@ def _rows_of_json(records: DataFrame, columns: T.StructType) -> DataFrame:
     Spark's `from_json` would round decimals, and turn unreadable values into NULL.
     """
     try:
-        parser = JsonParser({field.name: kind_of(field.dataType.simpleString()) for field in columns}, by_spark=True)
+        parser = JsonParser({field.name: parse_type(field.dataType.simpleString()) for field in columns}, by_spark=True)
     except ValueError as error:
         return _flagged(records.withColumn(REFUSAL, F.lit(f"it cannot be read from JSON: {error}")), columns)
     return _not_raw(records.mapInArrow(PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)))

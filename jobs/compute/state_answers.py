@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_type
 
 from jobs.compute import state_columns
 from jobs.compute.session_files import on_executor
-from jobs.sources.files.read import quoted
+from jobs.sources.column_types import quoted
 from jobs.state_queries import How
 from jobs.task_errors import reported
-from state_store.columns import DAYS, TICKS, ColumnType
+from state_store.columns import DAYS, TICKS
 from state_store.errors import DeclarationInvalid, TidegateError
 from state_store.executor_reads import Reading, connected
 
@@ -30,17 +31,6 @@ if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
 
 FOUND, IS_THERE = "_tidegate_found", "_tidegate_is_there"
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "text": pa.string(),
-    "boolean": pa.bool_(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "date": pa.date32(),
-    "timestamptz": pa.timestamp("us", "UTC"),
-    "timestamp": pa.timestamp("us"),
-    "uuid": pa.string(),
-    "bytea": pa.binary(),
-}
 
 
 @dataclass(frozen=True)
@@ -68,14 +58,13 @@ class StateAnswers:
         schema = rows.schema
         keys = _keys(schema, state, on)
         chosen = _chosen(schema, state, columns, how)
-        kinds = {name: state.column(name) for name in chosen}
+        fields = [T.StructField(name, state_columns.spark_type(state.column(name))) for name in chosen]
         lookup = Lookup(
             self.conninfo,
             state.reading(self.txid, list(chosen)),
-            {name: _arrow_type(kind) for name, kind in kinds.items()},
+            {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in fields},
             tuple(key.type.name for key in state.spec.keys),
         )
-        fields = [T.StructField(name, state_columns.spark_type(kind)) for name, kind in kinds.items()]
         answer = T.StructType([T.StructField(IS_THERE, T.BooleanType(), nullable=False), *fields])
         # PySpark's stubs lack it.
         ask = F.arrow_udf(lookup.answers, answer).asNondeterministic()  # type: ignore[attr-defined]
@@ -217,9 +206,3 @@ def _values(column: pa.Array, is_possible: Any) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-def _arrow_type(kind: ColumnType) -> pa.DataType:
-    if numeric := kind.precision_and_scale:
-        return pa.decimal128(*numeric)
-    return pa.string() if kind.element else _ARROW_TYPES[kind.name]

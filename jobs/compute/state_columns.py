@@ -8,27 +8,16 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 from pyspark.sql import types as T  # noqa: N812
 
-from jobs.sources.files.read import quoted
+from jobs.sources.column_types import quoted
 from jobs.task_errors import refusal
 from state_store.columns import ColumnType
 from state_store.declaration import StateSpec
 from state_store.errors import DeclarationInvalid, MalformedRecord
 
 SHOWN_CHARACTERS = 200
-# The Spark types that a Postgres column takes without loss.
-_INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
-_ACCEPTED: dict[str, tuple[type[T.DataType], ...]] = {
-    "text": (T.StringType,),
-    "boolean": (T.BooleanType,),
-    "integer": _INTEGRAL,
-    "bigint": _INTEGRAL,
-    "date": (T.DateType,),
-    "timestamptz": (T.TimestampType,),
-    "timestamp": (T.TimestampNTZType,),
-    "uuid": (T.StringType,),
-    "bytea": (T.BinaryType,),
-}
+# For each type of a state's column, the Spark type in which it is computed and staged.
 _SPARK_TYPES: dict[str, T.DataType] = {
     "text": T.StringType(),
     "boolean": T.BooleanType(),
@@ -83,11 +72,11 @@ def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) ->
     """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric column takes any decimal type."""
     numeric = declared.precision_and_scale
     if numeric is None:
-        return isinstance(found, _ACCEPTED[declared.name])
+        return isinstance(found, _WHOLE if declared.name in ("integer", "bigint") else type(_SPARK_TYPES[declared.name]))
     if any_scale and isinstance(found, T.DecimalType):
         return True
     precision, scale = numeric
-    return isinstance(found, (*_INTEGRAL, *_FLOATS)) or (
+    return isinstance(found, (*_WHOLE, *_FLOATS)) or (
         isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale
     )
 

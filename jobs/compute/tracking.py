@@ -35,6 +35,7 @@ from pyspark.sql import types as T  # noqa: N812
 from jobs.library_internals import note_not_streaming
 from jobs.pipeline import Pipeline
 from jobs.sources import PAYLOAD
+from jobs.sources.column_types import quoted
 from state_store.errors import DeclarationInvalid, RowsLost
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
@@ -148,7 +149,7 @@ def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column
     parts: list[Column] = [F.lit(of)] if of else []
     for name in columns:
         if field := fields.get(name):
-            column = F.col(f"`{name.replace('`', '``')}`")
+            column = F.col(quoted(name))
             parts.append(_hashable(column, field.dataType))
             if field.nullable and name != PAYLOAD:
                 parts.append(column.isNull())  # NULL adds nothing to a hash: (1, NULL) would be (NULL, 1)

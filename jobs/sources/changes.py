@@ -15,7 +15,8 @@ import psycopg2
 from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Emitter, Source
-from jobs.sources.postgres.query import Query, SparkType
+from jobs.sources.column_types import parse_type
+from jobs.sources.postgres.query import Query
 from state_store.columns import ColumnType
 from state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
@@ -234,7 +235,7 @@ def _look(connection: Any, source: Changes) -> _Upstream:
 def _query(source: Changes, state: StateSpec) -> Query:
     assert state.stream is not None
     table, columns = state.stream
-    kinds = {column.name: SparkType.parse(_spark_name(column.type)) for column in columns}
+    kinds = {column.name: parse_type(_spark_name(column.type)) for column in columns}
     return Query(f"The changes of {source.of}", ("state", table), "", ("txid",), kinds)
 
 

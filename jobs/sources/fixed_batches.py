@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator, Emitter, Source
+from jobs.sources.column_types import columns_of
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import SourceChanged
 from state_store.settings import Settings
@@ -90,7 +91,7 @@ class FixedEmitter(Emitter):
 
     def row_schema(self) -> str:
         """Return the declared columns."""
-        return ", ".join(f"`{name}` {kind}" for name, kind in self._source.schema.items())
+        return columns_of(self._source.schema)
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the list.

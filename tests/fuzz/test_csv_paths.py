@@ -11,13 +11,13 @@ from itertools import product
 
 import pytest
 
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import parse_type
 from jobs.sources.files.formats import text_records
 from jobs.sources.files.formats.csv_records import CsvParser
 from jobs.sources.files.formats.text_records import Grammar, chunks
 
 LETTERS = ["a", '"', ",", "\n", "\r", " ", '""', "\t", "\u00e9", "\ufeff", "\0", "'", "\\", "\v", "\u2028", "\x85", "#", "\r\n"]
-KINDS = {"x": kind_of("string"), "y": kind_of("string")}
+KINDS = {"x": parse_type("string"), "y": parse_type("string")}
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 TEXTS = int(os.environ.get("FUZZ_TEXTS", "1000000" if os.environ.get("SOAK") else "10000"))
 GRAMMARS = [

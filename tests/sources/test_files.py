@@ -26,8 +26,8 @@ import pytest
 from jobs import Count, Files, Max, Pipeline, State, Sum
 from jobs.compute.session import spark_session
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources.column_types import parse_type
 from jobs.sources.files import content, typed_values
-from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.formats import parquet, text_scan
 from state_store import StateStore
 from state_store.attempts import Attempt
@@ -469,7 +469,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
 def test_a_decimal_of_too_many_digits_does_not_become_another_number(inbox: Inbox, text: str) -> None:
     """Arrow's own cast counts from the other end where 128 bits are not enough."""
     for name in ("decimal(38,0)", "decimal(38,19)"):
-        kind = kind_of(name)
+        kind = parse_type(name)
         column, bad = typed_values.from_texts(kind, pa.array(["1", text]))
         assert column.to_pylist()[1] is None
         assert list(bad) == [1]
@@ -488,11 +488,11 @@ def test_blank_lines_before_the_header_of_one_column_are_no_header(inbox: Inbox)
 def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> None:
     """Summer in 2050 is summer time, as in Python, and a repeated hour is refused."""
     texts = ["2036-07-01 12:00:00", "2037-07-01 12:00:00", "2050-07-01 12:00:00", "2050-01-01 12:00:00", "9999-07-01 12:00:00"]
-    column, bad = typed_values.from_texts(kind_of("timestamp"), pa.array([*texts, None]), zone)
+    column, bad = typed_values.from_texts(parse_type("timestamp"), pa.array([*texts, None]), zone)
     assert bad == {}
     assert column.to_pylist() == [*(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)) for text in texts), None]
     twice = {"Europe/Berlin": "2050-10-30 02:30:00", "America/New_York": "2050-11-06 01:30:00"}[zone]
-    assert list(typed_values.from_texts(kind_of("timestamp"), pa.array([twice]), zone)[1]) == [0]
+    assert list(typed_values.from_texts(parse_type("timestamp"), pa.array([twice]), zone)[1]) == [0]
 
 
 @pytest.mark.parametrize("last", ["", "x,y,z\r\n"], ids=["regular", "beside a bad record"])

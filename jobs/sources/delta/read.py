@@ -6,10 +6,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import HIDDEN, Emitter, InputFacts
+from jobs.sources.column_types import columns_of, quoted
 from jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
 from jobs.sources.files.formats.parquet import ParquetReader
 from jobs.sources.files.partitions import Partitions
-from jobs.sources.files.read import columns_of, quoted
 from state_store.declaration import SourceMetadata
 from state_store.errors import TidegateError
 from state_store.settings import Settings

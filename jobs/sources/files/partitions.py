@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from jobs.sources.files.column_types import Kind, kind_of
+from jobs.sources.column_types import SparkType, parse_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +34,9 @@ class Partitions:
                 raise ValueError(f"{name} is {kind.name}, which no folder's name can be")
 
     @cached_property
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, SparkType]:
         """Return the types by column name."""
-        return {name: kind_of(text) for name, text in self.schema.items()}
+        return {name: parse_type(text) for name, text in self.schema.items()}
 
     @property
     def types(self) -> "dict[str, pa.DataType]":

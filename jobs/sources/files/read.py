@@ -6,13 +6,14 @@ first record that does not fit fails the batch, with an error that names the pla
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.sources import Emitter, InputFacts
+from jobs.sources.column_types import columns_of
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.objects import ObjectPath, Place, for_spark, libraries_of, look, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
@@ -259,16 +260,6 @@ class FileReader(Emitter):
         if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again.")
         return SourceChanged(f"{what} {self.advice or advice}")
-
-
-def columns_of(schema: Mapping[str, str]) -> str:
-    """Return columns in Spark's notation."""
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
-
-
-def quoted(name: str) -> str:
-    """Return a column's name quoted for Spark."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:

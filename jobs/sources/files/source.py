@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.sources import Coordinator, Dataset, LeftAlone, Source
+from jobs.sources.column_types import parse_type
 from jobs.sources.files import object_listing
-from jobs.sources.files.column_types import kind_of
 from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.formats import READERS, parquet
 from jobs.sources.files.formats.text_reader import check_options, zone_of
@@ -247,7 +247,7 @@ class Files(Source):
             try:
                 check_options(self.format, self.options, known)
                 for kind in self.schema.values():
-                    kind_of(kind)
+                    parse_type(kind)
             except ValueError as error:
                 raise ValueError(f"Files({self.folder!r}): {error}") from None
 

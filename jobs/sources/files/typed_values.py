@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.sources.files.column_types import Kind
+from jobs.sources.column_types import SparkType
 from state_store.columns import TICKS
 
 # From this year on Arrow no longer applies changes of clocks; here the zones' present rules are assumed to hold for ever.
@@ -37,7 +37,7 @@ _FORMS: dict[str, str] = {
 _WRITTEN_AS_TEXT = frozenset({"decimal", "float", "date", "timestamp", "timestamp_ntz"})
 
 
-def from_texts(kind: Kind, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
+def from_texts(kind: SparkType, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
     """Return a column of this type, and the errors by index; texts with an error are NULL in it.
 
     A timestamp that names no zone is in `zone`.
@@ -56,7 +56,7 @@ def from_texts(kind: Kind, texts: pa.Array, zone: str = "UTC") -> tuple[pa.Array
     return pa.concat_arrays([left, right]), bad | {half + number: why for number, why in more.items()}
 
 
-def _cast(kind: Kind, texts: pa.Array, zone: str) -> pa.Array:
+def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
     """Cast texts, all of them or none.
 
     Raises: pyarrow.ArrowInvalid.
@@ -167,7 +167,7 @@ class Constant(str):
     __slots__ = ()
 
 
-def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
+def from_json(kind: SparkType, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.Array, dict[int, str]]:
     """Return a column of JSON values, and the errors by index; values with an error are NULL in it.
 
     A number with a point or an exponent must be a `Number`, and nested values for a text column must be texts: `JsonParser`
@@ -187,7 +187,7 @@ def from_json(kind: Kind, values: Sequence[Any], zone: str = "UTC") -> tuple[pa.
     return column, bad | more
 
 
-def _accepted(kind: Kind, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
+def _accepted(kind: SparkType, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
     """Return the values with NULL for those of a type that the column does not take, and these errors by index."""
     takes = _TAKES[kind.family]
     if takes.issuperset(map(type, values)):
@@ -196,7 +196,7 @@ def _accepted(kind: Kind, values: Sequence[Any]) -> tuple[Sequence[Any], dict[in
     return [None if number in bad else value for number, value in enumerate(values)], bad
 
 
-def _from_scalars(kind: Kind, values: Sequence[Any], zone: str) -> tuple[pa.Array, dict[int, str]]:
+def _from_scalars(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa.Array, dict[int, str]]:
     texts = [value if value is None or type(value) is str else str(value) for value in values]
     try:
         return from_texts(kind, pa.array(texts, pa.string()), zone)
@@ -208,7 +208,7 @@ def _from_scalars(kind: Kind, values: Sequence[Any], zone: str) -> tuple[pa.Arra
 
 
 def _converted(
-    kind: Kind, values: Sequence[Any], zone: str, convert: Callable[[Kind, Any, str], Any]
+    kind: SparkType, values: Sequence[Any], zone: str, convert: Callable[[SparkType, Any, str], Any]
 ) -> tuple[pa.Array, dict[int, str]]:
     bad: dict[int, str] = {}
     converted = []
@@ -221,7 +221,7 @@ def _converted(
     return pa.array(converted, kind.arrow), bad
 
 
-def _converted_alone(kind: Kind, value: Any, zone: str) -> Any:
+def _converted_alone(kind: SparkType, value: Any, zone: str) -> Any:
     del zone
     try:
         pa.array([value], kind.arrow)
@@ -232,7 +232,7 @@ def _converted_alone(kind: Kind, value: Any, zone: str) -> Any:
     return value
 
 
-def _binary(kind: Kind, value: str, zone: str) -> bytes:
+def _binary(kind: SparkType, value: str, zone: str) -> bytes:
     del zone
     try:
         return base64.b64decode(value, validate=True)
@@ -240,7 +240,7 @@ def _binary(kind: Kind, value: str, zone: str) -> bytes:
         raise ValueError(f"{kind.refusal(value)} in Base64") from None
 
 
-def _inside(kind: Kind, value: Any, zone: str) -> Any:
+def _inside(kind: SparkType, value: Any, zone: str) -> Any:
     """Convert one value inside a nested value."""
     if value is None:
         return None
@@ -252,15 +252,15 @@ def _inside(kind: Kind, value: Any, zone: str) -> Any:
     return column[0].as_py()
 
 
-def _array(kind: Kind, value: list[Any], zone: str) -> list[Any]:
+def _array(kind: SparkType, value: list[Any], zone: str) -> list[Any]:
     return [_inside(kind.parts[0][1], item, zone) for item in value]
 
 
-def _map(kind: Kind, value: dict[str, Any], zone: str) -> list[tuple[str, Any]]:
+def _map(kind: SparkType, value: dict[str, Any], zone: str) -> list[tuple[str, Any]]:
     return [(_inside(kind.parts[0][1], key, zone), _inside(kind.parts[1][1], item, zone)) for key, item in value.items()]
 
 
-def _struct(kind: Kind, value: dict[str, Any], zone: str) -> dict[str, Any]:
+def _struct(kind: SparkType, value: dict[str, Any], zone: str) -> dict[str, Any]:
     return {name: _inside(part, value.get(name), zone) for name, part in kind.parts}
 
 
@@ -284,4 +284,4 @@ _TAKES: dict[str, frozenset[type]] = {
     "map": frozenset({_NONE, dict}),
     "struct": frozenset({_NONE, dict}),
 }
-_CONVERT: dict[str, Callable[[Kind, Any, str], Any]] = {"binary": _binary, "array": _array, "map": _map, "struct": _struct}
+_CONVERT: dict[str, Callable[[SparkType, Any, str], Any]] = {"binary": _binary, "array": _array, "map": _map, "struct": _struct}

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from jobs.sources import Emitter, InputFacts
+from jobs.sources.column_types import columns_of
 from jobs.sources.files.formats.parquet import ParquetReader
 from jobs.sources.files.partitions import Partitions
-from jobs.sources.files.read import columns_of
 from jobs.sources.iceberg.source import Iceberg
 from state_store.declaration import SourceMetadata
 from state_store.errors import TidegateError

@@ -16,6 +16,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from jobs.sources.column_types import columns_of
 from jobs.sources.kafka.login import kafka_client, kafka_java_client
 from jobs.sources.kafka.source import OF_ANOTHER_SOURCE
 from jobs.sources.kafka.topic import Topic
@@ -102,7 +103,7 @@ class KafkaReader(Emitter):
 
     def row_schema(self) -> str:
         """Return the columns of the rows."""
-        return ", ".join(f"{name} {kind}" for name, kind in self._columns.items())
+        return columns_of(self._columns)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check that exactly the records of the ranges were delivered, and that none expired during the read."""

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg2
 from psycopg2 import extensions, sql
 
+from jobs.sources.column_types import SparkType, columns_of, parse_type
 from state_store import driver_errors
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
@@ -29,15 +30,11 @@ from state_store.settings import CONNECT_TIMEOUT_SECONDS
 
 Position = list[str]
 
-_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
-_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
 _INTEGERS = ("smallint", "integer", "bigint")
-# Postgres types, by name, that a Spark type takes without loss; None: any, as the text that Postgres prints.
-_ACCEPTED: dict[str, tuple[str, ...] | None] = {
-    "tinyint": _INTEGERS,
-    "smallint": _INTEGERS,
-    "int": _INTEGERS,
-    "bigint": _INTEGERS,
+# Postgres types, by name, that Spark's families of types, and its two floats, take without loss. A text takes any type, as
+# Postgres prints it.
+_ACCEPTED: dict[str, tuple[str, ...]] = {
+    "integer": _INTEGERS,
     "decimal": (*_INTEGERS, "numeric", "real", "double precision"),  # the latter by the digits that Postgres prints
     "float": ("real",),
     "double": ("double precision",),
@@ -46,8 +43,8 @@ _ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "timestamp": ("timestamp with time zone",),
     "timestamp_ntz": ("timestamp without time zone",),
     "binary": ("bytea",),
-    "string": None,
 }
+_READABLE = "tinyint, smallint, int, bigint, decimal, float, double, boolean, date, timestamp, timestamp_ntz, binary, string"
 # Settings are pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL leaves a pooler's
 # session unchanged for its other users.
 _PINNED = sql.SQL(
@@ -61,46 +58,31 @@ _TABLE = re.compile(rf"({_QUOTED}|{_PLAIN})(?:\.({_QUOTED}|{_PLAIN}))?")
 _SHOWN_QUERY_CHARACTERS = 60
 
 
-@dataclass(frozen=True)
-class SparkType:
-    """A Spark type that a column of Postgres can become: its name, and a decimal's precision and scale."""
+def readable_type(text: str) -> SparkType:
+    """Return the Spark type of this name, which a column of Postgres is read as.
 
-    name: str
-    precision: int = 0
-    scale: int = 0
+    Raises: ValueError if no column can become it without loss.
+    """
+    advice = (
+        f"Use one of {_READABLE}; declare anything else string, which is how Postgres prints it, and parse it in the transform."
+    )
+    try:
+        declared = parse_type(text)
+    except ValueError as error:
+        raise ValueError(f"{error}. {advice}") from None
+    if declared.parts:
+        raise ValueError(f"{text!r} is not read from Postgres. {advice}")
+    return declared
 
-    @classmethod
-    def parse(cls, text: str) -> "SparkType":
-        """Return the type of this name.
 
-        Raises: ValueError if no column can become it without loss.
-        """
-        plain = text.strip().lower()
-        if decimal := _DECIMAL.fullmatch(plain):
-            precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)  # Spark's defaults
-            if not scale <= precision <= 38 or precision < 1:
-                raise ValueError(f"{text!r} is no decimal: Spark's have 1 to 38 digits, and no more after the point.")
-            return cls("decimal", precision, scale)
-        plain = _ALIASES.get(plain, plain)
-        if plain not in _ACCEPTED:
-            raise ValueError(
-                f"{text!r} is not read from Postgres. Use one of {', '.join(_ACCEPTED)}; declare anything else string, which "
-                "is how Postgres prints it, and parse it in the transform."
-            )
-        return cls(plain)
-
-    def __str__(self) -> str:
-        """Return the type as Spark writes it."""
-        return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
-
-    def takes(self, postgres_type: str) -> bool:
-        """Return whether a Postgres type is accepted: every value that fits arrives unchanged."""
-        accepted = _ACCEPTED[self.name]
-        return accepted is None or postgres_type in accepted
+def takes(declared: SparkType, postgres_type: str) -> bool:
+    """Return whether every value of a Postgres type that fits a declared type arrives unchanged."""
+    name = declared.alias if declared.family == "float" else declared.family
+    return name == "text" or postgres_type in _ACCEPTED[name]
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultColumn:
     """A result column as Postgres describes it: its type, and its table and column number, 0 if it has none."""
 
     type: str
@@ -128,7 +110,7 @@ class Query:
     @property
     def row_schema(self) -> str:
         """The requested columns as Spark writes them."""
-        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns.items())
+        return columns_of({name: kind.name for name, kind in self.columns.items()})
 
     @property
     def keys(self) -> sql.Composable:
@@ -166,7 +148,7 @@ class Query:
         """The requested columns, in the form that COPY prints."""
         return sql.SQL(", ").join(_printed(name, kind) for name, kind in self.columns.items())
 
-    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, Found]:
+    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, ResultColumn]:
         """Check that the requested columns exist with types that fit, and return their descriptions.
 
         Raises: `complaint`, naming the column.
@@ -177,13 +159,13 @@ class Query:
         cursor.execute("SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in found]])
         names = dict(cursor.fetchall())
         for column, (name, kind) in zip(found, self.columns.items(), strict=True):
-            if not kind.takes(names[column.type_code]):
+            if not takes(kind, names[column.type_code]):
                 raise complaint(
                     f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
                     "Correct the schema and raise the pipeline's version, or cast the column in a query."
                 )
         return {
-            name: Found(names[c.type_code], c.table_oid or 0, c.table_column or 0)
+            name: ResultColumn(names[c.type_code], c.table_oid or 0, c.table_column or 0)
             for c, name in zip(found, self.columns, strict=True)
         }
 
@@ -290,9 +272,9 @@ def range_in_words(metadata: SourceMetadata) -> str:
 
 def _printed(name: str, kind: SparkType) -> sql.Composable:
     column = sql.Identifier(name)
-    if kind.name == "decimal":  # as text: a cast of a double keeps 15 digits; trimmed: trailing zeros would count
+    if kind.family == "decimal":  # as text: a cast of a double keeps 15 digits; trimmed: trailing zeros would count
         return sql.SQL("trim_scale({}::text::numeric)").format(column)
-    return sql.SQL("encode({}, 'hex')").format(column) if kind.name == "binary" else column
+    return sql.SQL("encode({}, 'hex')").format(column) if kind.family == "binary" else column
 
 
 def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:

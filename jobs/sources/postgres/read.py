@@ -21,7 +21,6 @@ from jobs.sources.postgres.origin import check_same_origin, look_at_origin
 from jobs.sources.postgres.query import (
     Position,
     Query,
-    SparkType,
     check_primary,
     connected,
     count_rows,
@@ -41,20 +40,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 MEMORY_BYTES = 8 << 20
 SHOWN_VALUE_CHARACTERS = 200
-_ARROW_TYPES = {
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "binary": pa.binary(),
-    "string": pa.string(),
-}
 # Everything but NULL is in quotes, so that "" stays the empty text; an empty line is a row whose only column is NULL.
 _COPY = "COPY ({}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
 _RANGE = "SELECT {} FROM {} WHERE {}"
@@ -205,7 +190,7 @@ class _Spool:
 
 def arrow_schema(query: Query) -> pa.Schema:
     """Return the declared columns as Arrow has them."""
-    return pa.schema({name: _arrow_type(kind) for name, kind in query.columns.items()})
+    return pa.schema({name: kind.arrow for name, kind in query.columns.items()})
 
 
 class _Parser:
@@ -213,8 +198,8 @@ class _Parser:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        self._types = {name: _arrow_type(kind) for name, kind in query.columns.items()}
-        self._binaries = [name for name, kind in query.columns.items() if kind.name == "binary"]
+        self._types = {name: kind.arrow for name, kind in query.columns.items()}
+        self._binaries = [name for name, kind in query.columns.items() if kind.family == "binary"]
 
     def parse(self, block: bytes) -> list[pa.RecordBatch]:
         """Return the rows of a block.
@@ -251,7 +236,7 @@ class _Parser:
         key = ", ".join(f"{name}={row[name]}" for name in self._query.key)
         return MalformedRecord(
             f"{self._query.name}, row {key}: {misfit}={row[misfit][:SHOWN_VALUE_CHARACTERS]!r} does not fit "
-            f"{self._query.columns[misfit]}. Correct the schema and raise the pipeline's version, or cast the "
+            f"{self._query.columns[misfit].name}. Correct the schema and raise the pipeline's version, or cast the "
             "column in a query."
         )
 
@@ -276,7 +261,3 @@ def _parsed(block: bytes, types: dict[str, pa.DataType]) -> pa.Table:
     )
     reading = csv.ReadOptions(column_names=list(types), block_size=len(block) + 1, use_threads=False)
     return csv.read_csv(io.BytesIO(block), reading, _PARSING, converting)
-
-
-def _arrow_type(kind: SparkType) -> pa.DataType:
-    return pa.decimal128(kind.precision, kind.scale) if kind.name == "decimal" else _ARROW_TYPES[kind.name]

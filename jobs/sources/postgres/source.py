@@ -46,10 +46,10 @@ from jobs.sources.postgres.origin import (
 from jobs.sources.postgres.query import (
     Position,
     Query,
-    SparkType,
     check_primary,
     connected,
     conninfo_of,
+    readable_type,
     shown,
     table_of,
     transaction,
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 
     from jobs.sources.postgres.read import PostgresReader
 
-_DRAWN = ("tinyint", "smallint", "int", "bigint", "decimal", "string")
+# Families of types that a sequence or a trigger may draw, and those that put rows of one time in order.
+_DRAWN = ("integer", "decimal", "text")
 _ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
 # Entries that a batch without rows takes over from the batch before it.
 _KEPT = ("gaps", "snapshot", "attached", "origin")
@@ -165,14 +166,14 @@ class PostgresTable(Source):
             table_of(self.table) if self.table is not None else (),
             (self.query or "").strip().rstrip(";"),
             (self.key,) if isinstance(self.key, str) else tuple(self.key),
-            {name: SparkType.parse(kind) for name, kind in self.schema.items()},
+            {name: readable_type(kind) for name, kind in self.schema.items()},
         )
 
     @property
     def is_by_clock(self) -> bool:
         """Whether the key is a time, not drawn from a sequence."""
         selection = self.selection
-        return selection.columns[selection.key[0]].name == "timestamp"
+        return selection.columns[selection.key[0]].family == "timestamp"
 
     @property
     def identity(self) -> str:
@@ -241,14 +242,17 @@ class PostgresTable(Source):
             raise ValueError("the key is one column, or a time and a column that tells apart rows of one time.")
         if absent := [name for name in selection.key if name not in selection.columns]:
             raise ValueError(f"key column {absent[0]} is not in the schema, which has {', '.join(selection.columns)}.")
-        kinds = [selection.columns[name].name for name in selection.key]
+        first, kinds = selection.columns[selection.key[0]].name, [selection.columns[name].family for name in selection.key]
         if kinds[0] in ("date", "timestamp_ntz"):
             raise ValueError(
-                f"key column {selection.key[0]} is {kinds[0]}: what that means depends on the writer's time zone. Use a "
+                f"key column {selection.key[0]} is {first}: what that means depends on the writer's time zone. Use a "
                 "timestamptz, declared timestamp."
             )
         if kinds[0] not in (*_DRAWN, "timestamp"):
-            raise ValueError(f"key column {selection.key[0]} is {kinds[0]}, which puts nothing in order. Use one of {_DRAWN}.")
+            raise ValueError(
+                f"key column {selection.key[0]} is {first}, which puts nothing in order. Use a whole number, a decimal, a "
+                "string or a timestamp."
+            )
         if len(kinds) > 1 and (kinds[0] != "timestamp" or kinds[1] not in _ORDERED):
             raise ValueError("a key of two columns is a timestamp, then a number, text or time.")
 

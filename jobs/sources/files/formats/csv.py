@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import parse_type
 from jobs.sources.files.formats.text_reader import TextFileReader, is_true, line_end_of, named, zone_of
 from jobs.sources.files.formats.time_patterns import FORMATS
 
@@ -24,7 +24,7 @@ class CsvReader(TextFileReader):
         from jobs.sources.files.formats.text_records import Grammar  # noqa: PLC0415
 
         options = named(self._options)
-        kinds = {name: kind_of(text) for name, text in self._schema.items()}
+        kinds = {name: parse_type(text) for name, text in self._schema.items()}
         quote = options.get("quote", '"')
         strip_left, strip_right = (is_true(self._options, f"ignore{side}whitespace") for side in ("leading", "trailing"))
         grammar = Grammar(

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from jobs.sources.column_types import SparkType
 from jobs.sources.files import typed_values
-from jobs.sources.files.column_types import Kind
 from jobs.sources.files.formats.text_records import Chunk, Grammar
 
 EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for an empty text, or remove the line'
@@ -25,7 +25,7 @@ class CsvParser:
     columns; without a header their order does.
     """
 
-    kinds: dict[str, Kind]
+    kinds: dict[str, SparkType]
     grammar: Grammar
     null: str = ""
     empty: str = ""

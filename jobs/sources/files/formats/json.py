@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import parse_type
 from jobs.sources.files.formats.text_reader import TextFileReader, line_end_of, named, zone_of
 from jobs.sources.files.formats.time_patterns import FORMATS
 
@@ -21,7 +21,7 @@ class JsonReader(TextFileReader):
 
         self._header = False
         self.may_lack = self._source.missing == "null"
-        kinds = {name: kind_of(text) for name, text in self._schema.items()}
+        kinds = {name: parse_type(text) for name, text in self._schema.items()}
         formatted = frozenset(name for name, kind in kinds.items() if FORMATS.get(kind.family) in named(self._options))
         grammar = Grammar(blanks=b" \t", line_end=line_end_of(self._options))
         return JsonParser(kinds, grammar, zone_of(self._options), formatted, frozenset(self._partitions.schema))

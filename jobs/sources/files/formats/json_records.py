@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from jobs.sources.column_types import SparkType, parse_type
 from jobs.sources.files import typed_values
-from jobs.sources.files.column_types import Kind, kind_of
 from jobs.sources.files.formats.text_records import Chunk, Grammar
 from jobs.sources.files.typed_values import Constant, Number
 
@@ -34,7 +34,7 @@ class JsonParser:
     folders, which no record may have. Records that are `by_spark`, which wrote a row, have texts for NaN and the infinities.
     """
 
-    kinds: dict[str, Kind]
+    kinds: dict[str, SparkType]
     grammar: Grammar = GRAMMAR
     zone: str = "UTC"
     formatted: frozenset[str] = frozenset()
@@ -167,4 +167,4 @@ def _skip_blanks(line: str, place: int) -> int:
     return place
 
 
-_TEXT = kind_of("string")
+_TEXT = parse_type("string")

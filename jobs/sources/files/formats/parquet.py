@@ -6,10 +6,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import columns_of, parse_type, quoted
 from jobs.sources.files.objects import ObjectPath, Place, hadoop_options
 from jobs.sources.files.partitions import Partitions, undeclared
-from jobs.sources.files.read import FileReader, columns_of, quoted
+from jobs.sources.files.read import FileReader
 from state_store.errors import SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class ParquetReader(FileReader):
         from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
 
         try:
-            parser = JsonParser({name: kind_of(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
+            parser = JsonParser({name: parse_type(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
         except ValueError as error:
             return self._refused(payloads, f"it cannot be read from JSON: {error}")
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from jobs.sources.column_types import columns_of
 from jobs.sources.files.formats.text_reader import TextFileReader, is_true, line_end_of
-from jobs.sources.files.read import columns_of
 
 if TYPE_CHECKING:
     from jobs.sources.files.formats.text_scan import Parser

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
+from jobs.sources.column_types import quoted
 from jobs.sources.files import content
 from jobs.sources.files.formats.time_patterns import TimePattern, check_patterns
 from jobs.sources.files.objects import Place
 from jobs.sources.files.partitions import undeclared
-from jobs.sources.files.read import FileReader, quoted
+from jobs.sources.files.read import FileReader
 from jobs.task_errors import refusal
 from state_store.errors import MalformedRecord
 

@@ -14,7 +14,7 @@ from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users
 from pyspark.sql.pandas.types import from_arrow_type
 
 from jobs.sources import HIDDEN
-from jobs.sources.files.column_types import kind_of
+from jobs.sources.column_types import parse_type
 from jobs.sources.files.content import text_of
 from jobs.sources.files.formats.csv_records import EMPTY_LINE, CsvParser
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
@@ -81,7 +81,7 @@ class LocalTimes:
 
     def moments(self, times: pa.Array) -> pa.Array:
         """Return the moments of times such as ``2024-01-05 10:00:00``; NULL where clocks show a time twice, or never."""
-        return from_texts(kind_of("timestamp"), times, self.zone)[0]
+        return from_texts(parse_type("timestamp"), times, self.zone)[0]
 
 
 @dataclass(frozen=True)

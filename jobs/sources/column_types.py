@@ -1,6 +1,7 @@
-"""The types that columns of text files may have, parsed from Spark's names for types."""
+"""Columns as an author declares them: types by Spark's names for them, and how Spark writes columns."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -43,14 +44,18 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The type of a declared column; `parts` are the types inside a nested type, with field names for a struct."""
+class SparkType:
+    """The type of a declared column.
+
+    `alias` is pyarrow's name of a simple type, `digits` are a decimal's precision and scale, `parts` the types inside a nested
+    type, with field names for a struct.
+    """
 
     name: str
     family: Family
     alias: str = ""
     digits: tuple[int, int] = (0, 0)
-    parts: tuple[tuple[str, "Kind"], ...] = field(default=())
+    parts: tuple[tuple[str, "SparkType"], ...] = field(default=())
 
     @cached_property
     def arrow(self) -> "pa.DataType":
@@ -77,10 +82,20 @@ class Kind:
         return f"{shown} is no {self.name}{_HINTS.get(self.family, '')}"
 
 
-def kind_of(text: str) -> Kind:
+def columns_of(schema: Mapping[str, str]) -> str:
+    """Return columns as Spark writes them: ```name` string, `amount` int``."""
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
+
+
+def quoted(name: str) -> str:
+    """Return a column's name quoted for Spark."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def parse_type(text: str) -> SparkType:
     """Parse Spark's name of a type.
 
-    Raises: ValueError for a type that text cannot have.
+    Raises: ValueError for a type that no source reads.
     """
     kind, rest = _kind_at(text.strip())
     if rest.strip():
@@ -88,7 +103,7 @@ def kind_of(text: str) -> Kind:
     return kind
 
 
-def _kind_at(text: str) -> tuple[Kind, str]:
+def _kind_at(text: str) -> tuple[SparkType, str]:
     """Return the type at the beginning of a text, and the rest of the text."""
     found = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
     if not found:
@@ -101,15 +116,15 @@ def _kind_at(text: str) -> tuple[Kind, str]:
         precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
         if not (1 <= precision <= 38 and scale <= precision):
             raise ValueError(f"{whole!r} is not a type: a decimal has up to 38 digits")
-        return Kind(f"decimal({precision},{scale})", "decimal", digits=(precision, scale)), rest
+        return SparkType(f"decimal({precision},{scale})", "decimal", digits=(precision, scale)), rest
     if found[2] or name not in _SIMPLE:
-        raise ValueError(f"{whole!r} is not a type that text can have")
+        raise ValueError(f"{whole!r} is not a type of a column")
     family, alias = _SIMPLE[name]
-    return Kind(name, family, alias), rest
+    return SparkType(name, family, alias), rest
 
 
-def _nested(name: str, rest: str) -> tuple[Kind, str]:
-    parts: list[tuple[str, Kind]] = []
+def _nested(name: str, rest: str) -> tuple[SparkType, str]:
+    parts: list[tuple[str, SparkType]] = []
     if rest.lstrip().startswith(">"):
         rest = rest.lstrip()[1:]
     else:
@@ -133,4 +148,4 @@ def _nested(name: str, rest: str) -> tuple[Kind, str]:
     fits = {"array": len(parts) == 1, "map": len(parts) == 2 and parts[0][1].family == "text"}
     if name not in families or not fits.get(name, True):
         raise ValueError(f"{name}<{inside}> is not a type that text can have")
-    return Kind(f"{name}<{inside}>", families[name], parts=tuple(parts)), rest
+    return SparkType(f"{name}<{inside}>", families[name], parts=tuple(parts)), rest
