@@ -1,38 +1,58 @@
-"""Plans batches of data files, for tables whose own log says which files come next: those of Delta Lake and of Iceberg."""
+"""Sources whose batches are data files of a table, of which the table's own log says which come next: Delta Lake, Iceberg."""
 
-from collections.abc import Iterator
-from typing import ClassVar, Generic, Protocol, TypeVar
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from jobs.sources import Coordinator
+from jobs.sources import Coordinator, Emitter, InputFacts, Source
+from jobs.sources.files.formats.parquet import ParquetReader
 from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged
+from state_store.errors import SourceChanged, TidegateError
+from state_store.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from state_store.attempts import Attempt
+
+
+class DataFilesSource(Source):
+    """A table, of which a batch has up to `max_files` data files, and more than one only if they fit into `max_bytes`."""
+
+    table: str
+    max_files: int
+    max_bytes: int | None
+    generation: int  # how often the author has begun the table again, from 1 on
+
+    @abstractmethod
+    def coordinator(self, settings: Settings) -> "DataFilesCoordinator[Any, Any]":
+        """Return a coordinator that reads the table's log as it plans."""
+
+    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
+        """Return what the table has now as the metadata of one batch, with at most so many of its files.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
+        return self.coordinator(settings).version(most_files)
+
+    def has_rows(self, metadata: SourceMetadata) -> bool:
+        """Return whether the batch has data files; others move the position past what adds no rows."""
+        return bool(metadata["data_files"])
+
+    @property
+    def reads_files(self) -> bool:
+        """Batches are files, whose sizes and rows are known before they are read."""
+        return True
 
 
 class DataFile(Protocol):
-    """A data file of a table; None if the log does not say its size."""
+    """A data file of a table."""
 
     @property
     def size(self) -> int | None:
-        """The size in bytes."""
-        ...
-
-
-class Table(Protocol):
-    """A source whose batches are data files."""
-
-    @property
-    def max_files(self) -> int:
-        """The most files of a batch."""
-        ...
-
-    @property
-    def max_bytes(self) -> int | None:
-        """The most bytes of a batch of several files."""
-        ...
-
-    @property
-    def generation(self) -> int:
-        """How often the author has begun the table again, from 1 on."""
+        """The size in bytes; None if the log does not say it."""
         ...
 
 
@@ -41,12 +61,12 @@ Position = TypeVar("Position")
 
 
 class DataFilesCoordinator(Coordinator, Generic[File, Position]):
-    """Cuts what comes next into batches; what that is, and how metadata say it, is the format's."""
+    """Divides new data files into batches; a subclass finds them, and writes them into metadata."""
 
     OWN: ClassVar[str]  # an entry that only metadata of this format have
 
-    def __init__(self, table: Table, place: object) -> None:
-        self._limits = table
+    def __init__(self, source: DataFilesSource, place: object) -> None:
+        self._limits = source
         self._place = place  # as messages call the table
         self._new: Iterator[tuple[File | None, Position]] | None = None
         self._next: tuple[File | None, Position] | None = None
@@ -69,13 +89,17 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
         files, position = self._take(self._new)
         return None if position is None else self._metadata(files, position)
 
+    @abstractmethod
+    def version(self, most_files: int) -> SourceMetadata:
+        """Return what the table has now, as `DataFilesSource.version` does."""
+
+    @abstractmethod
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[File | None, Position]]:
         """Yield each new file with the position after it; no file for a part of the log that adds no rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _metadata(self, files: list[File], position: Position) -> SourceMetadata:
         """Return the metadata of a batch of these files."""
-        raise NotImplementedError
 
     def _goes_with(self, file: File, others: list[File]) -> bool:  # noqa: ARG002 - of formats whose files differ
         """Return whether a file may be in one batch with those before it."""
@@ -112,3 +136,89 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
                 "Declare the newer one again."
             )
         return bool(before < now)
+
+    def _other_table(self, why: str) -> SourceChanged:
+        return SourceChanged(
+            f"{self._place} is another table than the one that has been read: {why}. Nothing is planned. Put the table back, "
+            f"or declare generation={self._limits.generation + 1} and raise the pipeline's version, to count what it has now "
+            "as well."
+        )
+
+
+class DataFilesReader(Emitter):
+    """Reads the data files of one batch as `Files` reads Parquet files: checked before and after Spark."""
+
+    USUAL: ClassVar[str]  # the reader of payloads, and of batches without files
+
+    def __init__(self, spark: "SparkSession", settings: Settings) -> None:
+        self.advice: str | None = None  # as that of `FileReader`
+        self._spark = spark
+        self._home = settings.home
+        self._readers: dict[str, ParquetReader] = {}
+
+    @abstractmethod
+    def _make_reader(self, name: str) -> ParquetReader:
+        """Return a reader of this name, as `_reader_of` gives it."""
+
+    @abstractmethod
+    def _reader_of(self, file: Mapping[str, Any], metadata: SourceMetadata) -> str:
+        """Return the name of the reader that a data file needs."""
+
+    def _entry(self, file: dict[str, Any]) -> dict[str, Any]:
+        """Return a data file as its reader expects it."""
+        return file
+
+    def _united(self, parts: "Sequence[DataFrame]") -> "DataFrame":
+        """Return the rows of all readers."""
+        return reduce(lambda left, right: left.unionByName(right), parts)
+
+    def _reader(self, name: str) -> ParquetReader:
+        if name not in self._readers:
+            self._readers[name] = self._make_reader(name)
+            self._readers[name].advice = self.advice
+        return self._readers[name]
+
+    def _shares(self, metadata: SourceMetadata) -> list[tuple[ParquetReader, SourceMetadata]]:
+        """Return the readers that a batch needs, each with its files."""
+        files: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for file in metadata["data_files"]:
+            files[self._reader_of(file, metadata)].append(self._entry(file))
+        return [(self._reader(name), {"files": share}) for name, share in (files or {self.USUAL: []}).items()]
+
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows of the data files, after checking the files' digests."""
+        return self._united([reader.emit_batch(attempt, share) for reader, share in self._shares(metadata)])
+
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+        """Return the rows with their file as ORIGIN; rows that do not fit the schema are flagged by a REFUSAL."""
+        return self._united([reader.emit_records(attempt, share) for reader, share in self._shares(metadata)])
+
+    def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
+        """Return the number of data files, their size, and their number of rows."""
+        facts = [reader.facts(attempt, share) for reader, share in self._shares(metadata)]
+        return InputFacts(
+            files=sum(each.files for each in facts),
+            bytes=sum(each.bytes or 0 for each in facts),
+            rows=sum(each.rows or 0 for each in facts),
+            is_verified=True,
+        )
+
+    def expected_rows(self, metadata: SourceMetadata) -> int | None:
+        """Return the number of rows in the checked files, counted without Spark."""
+        return sum(reader.expected_rows(share) or 0 for reader, share in self._shares(metadata))
+
+    def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+        """Check the digests again, to find files that changed during the read.
+
+        Raises: RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable.
+        """
+        for reader, share in self._shares(metadata):
+            reader.verify_batch(attempt, share)
+
+    def explain(self, error: Exception) -> TidegateError | None:
+        """Return the error for a changed or unreadable file."""
+        return next((cause for reader in self._readers.values() if (cause := reader.explain(error))), None)
+
+    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+        """Parse quarantined rows, which were kept as JSON, by today's schema."""
+        return self._reader(self.USUAL).parse_payloads(payloads)

@@ -256,9 +256,3 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
                 )
         change = {} if file.change is None else {"change": file.change}
         return {**found, "partition": partition, "commit_version": file.version, **change}
-
-    def _other_table(self, why: str) -> SourceChanged:
-        return SourceChanged(
-            f"{self._folder} is another table than the one that has been read: {why}. Nothing is planned. Put the table back, "
-            f"or declare generation={self._source.generation + 1} and raise the pipeline's version, to count this one as well."
-        )

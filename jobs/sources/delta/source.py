@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jobs.sources import Coordinator, Dataset, Source
+from jobs.sources import Dataset
+from jobs.sources.data_files import DataFilesSource
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.files.source import Files
 from state_store.declaration import SourceKind, SourceMetadata
@@ -15,6 +16,7 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.sources.delta.plan import DeltaCoordinator
     from jobs.sources.delta.read import DeltaReader
 
 # What Delta calls the columns of its change data feed, and their types.
@@ -23,7 +25,7 @@ CHANGE_COLUMNS = {CHANGE_TYPE: "string", COMMIT_VERSION: "bigint"}
 
 
 @dataclass(frozen=True)
-class Delta(Source):
+class Delta(DataFilesSource):
     """A Delta table, on a disk or in a store (docs/storage.md): ``Delta("s3a://lake/sales", schema={"shop": "string"})``.
 
     The first plan takes the table's newest snapshot, and what follows are the rows that later versions add. With
@@ -99,20 +101,11 @@ class Delta(Source):
         parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes, *generation]
         return f"delta {json.dumps(parts)}"
 
-    def coordinator(self, settings: Settings) -> Coordinator:
+    def coordinator(self, settings: Settings) -> "DeltaCoordinator":
         """Return a coordinator that reads the table's log as it plans."""
         from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return DeltaCoordinator(self, settings)
-
-    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
-        """Return what the table has now as the metadata of one batch, with at most so many of its files.
-
-        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
-        """
-        from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415
-
-        return DeltaCoordinator(self, settings).version(most_files)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
         """Return a reader of the data files that the metadata name."""
@@ -120,15 +113,6 @@ class Delta(Source):
 
         return DeltaReader(self, spark, settings)
 
-    def has_rows(self, metadata: SourceMetadata) -> bool:
-        """Return whether the batch has data files; others move the position past versions that add no rows."""
-        return bool(metadata["data_files"])
-
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the table, and the batch's data files as the locations in it."""
         return self.files.datasets({"files": metadata["data_files"]}, settings)
-
-    @property
-    def reads_files(self) -> bool:
-        """Batches are files, whose sizes and rows are known before they are read."""
-        return True

@@ -217,10 +217,3 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         if file.size != found["size"]:
             raise SourceUnreadable(f"{place / file.name} has {found['size']} bytes, and {file.size} by the table's manifest.")
         return {**found, "partition": {}, "may_lack": [name for name in self._source.schema if name not in file.columns]}
-
-    def _other_table(self, why: str) -> SourceChanged:
-        return SourceChanged(
-            f"{self._source.table} is another table than the one that has been read: {why}. Nothing is planned. Put the table "
-            f"back, or declare generation={self._source.generation + 1} and raise the pipeline's version, to count what it has "
-            "now as well."
-        )

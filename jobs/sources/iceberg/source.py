@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jobs.sources import Coordinator, Dataset, Source
+from jobs.sources import Dataset
+from jobs.sources.data_files import DataFilesSource
 from jobs.sources.files.source import Files
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.settings import Settings
@@ -13,11 +14,12 @@ from state_store.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.sources.iceberg.plan import IcebergCoordinator
     from jobs.sources.iceberg.read import IcebergReader
 
 
 @dataclass(frozen=True)
-class Iceberg(Source):
+class Iceberg(DataFilesSource):
     """An Iceberg table of a catalog: ``Iceberg("lake.sales.orders", schema={"shop": "string", "amount": "bigint"})``.
 
     `table` is the name of a catalog, as PyIceberg knows it from its own file or environment, and that of a table in it.
@@ -72,20 +74,11 @@ class Iceberg(Source):
         generation = [self.generation] if self.generation > 1 else []
         return f"iceberg {json.dumps([self.table, list(self.schema.items()), *generation])}"
 
-    def coordinator(self, settings: Settings) -> Coordinator:
+    def coordinator(self, settings: Settings) -> "IcebergCoordinator":
         """Return a coordinator that loads the table from its catalog as it plans."""
         from jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return IcebergCoordinator(self, settings)
-
-    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
-        """Return what the table has now as the metadata of one batch, with at most so many of its files.
-
-        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
-        """
-        from jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415
-
-        return IcebergCoordinator(self, settings).version(most_files)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "IcebergReader":
         """Return a reader of the data files that the metadata name."""
@@ -93,15 +86,6 @@ class Iceberg(Source):
 
         return IcebergReader(self, spark, settings)
 
-    def has_rows(self, metadata: SourceMetadata) -> bool:
-        """Return whether the batch has data files; others move the position past snapshots that add no rows."""
-        return bool(metadata["data_files"])
-
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the place of the table's files, and the batch's data files as the locations in it."""
         return self.files(metadata["root"]).datasets({"files": metadata["data_files"]}, settings)
-
-    @property
-    def reads_files(self) -> bool:
-        """Batches are files, whose sizes and rows are known before they are read."""
-        return True
