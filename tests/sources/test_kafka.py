@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from jobs import Count, FixedBatches, Kafka, Pipeline, State
 from jobs.compute.session import spark_session
 from jobs.sources.kafka.login import kafka_client
-from jobs.sources.kafka.source import fair_shares
+from jobs.sources.kafka.plan import fair_shares
 from jobs.sources.kafka.topic import Topic
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt

@@ -14,37 +14,12 @@ rows. From the last six entries the next plan finds late rows, with keys in rang
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from psycopg2 import sql
-
-from jobs.sources import Coordinator, Dataset, Source
-from jobs.sources.postgres.functions import check_functions
-from jobs.sources.postgres.in_flight import highest_key, long_open, settled_by_clock, settled_by_sequence
-from jobs.sources.postgres.late import (
-    GAPS,
-    check_altered,
-    check_drawn,
-    check_gaps,
-    check_in_time,
-    check_keys,
-    check_newest_range,
-    check_sequence,
-    check_times,
-    gaps_of,
-)
-from jobs.sources.postgres.origin import (
-    START_AGAIN,
-    Origin,
-    Sequence,
-    check_same_origin,
-    drawn_by,
-    look_at_origin,
-    look_at_sequences,
-)
+from jobs.sources import Dataset, Source
+from jobs.sources.postgres.in_flight import long_open
+from jobs.sources.postgres.origin import look_at_origin
 from jobs.sources.postgres.query import (
-    Position,
     Query,
     check_primary,
     connected,
@@ -54,9 +29,8 @@ from jobs.sources.postgres.query import (
     table_of,
     transaction,
 )
-from jobs.sources.postgres.seen import Partitions, attached, check_attached, partitions_of, snapshot_of
 from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import SourceChanged, SourceUnreadable
+from state_store.errors import SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,13 +39,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from jobs.sources.postgres.plan import PostgresCoordinator
     from jobs.sources.postgres.read import PostgresReader
 
 # Families of types that a sequence or a trigger may draw, and those that put rows of one time in order.
 _DRAWN = ("integer", "decimal", "text")
 _ORDERED = (*_DRAWN, "date", "timestamp", "timestamp_ntz")
-# Entries that a batch without rows takes over from the batch before it.
-_KEPT = ("gaps", "snapshot", "attached", "origin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +161,8 @@ class PostgresTable(Source):
 
     def coordinator(self, settings: Settings) -> "PostgresCoordinator":
         """Return a coordinator that plans ranges; it connects on its first request."""
+        from jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
+
         return PostgresCoordinator(self, self._conninfo(settings, "plan"))
 
     def held_back(self, settings: Settings) -> str | None:
@@ -255,197 +230,3 @@ class PostgresTable(Source):
             )
         if len(kinds) > 1 and (kinds[0] != "timestamp" or kinds[1] not in _ORDERED):
             raise ValueError("a key of two columns is a timestamp, then a number, text or time.")
-
-
-class PostgresCoordinator(Coordinator):
-    """Plans ranges; all ranges of one plan are among the rows that were settled when it first looked at the table."""
-
-    def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
-        self._source = source
-        self._query = source.selection
-        self._conninfo = conninfo
-        self._look: _Look | None = None
-
-    def initialize_transaction(
-        self,
-        txid: int,  # noqa: ARG002 - ranges follow each other by the key alone
-        previous_metadata: SourceMetadata | None,
-        current_metadata: SourceMetadata | None,
-    ) -> SourceMetadata | None:
-        """Return the next range of settled rows, None if there are none.
-
-        A saved range is kept, unless the range before it now ends elsewhere.
-
-        Raises: SourceUnavailable, SourceUnreadable, SourceChanged, AccessRefused, MalformedRecord for rows without a key.
-        """
-        if current_metadata is not None and self._source.kind == "transactional":
-            return current_metadata
-        after, is_continued = self._position(previous_metadata)
-        before = previous_metadata if is_continued else None
-        begin = after, self._source.generation
-        if current_metadata is not None and (current_metadata["after"], current_metadata.get("generation", 1)) == begin:
-            return current_metadata
-        with connected(self._conninfo, self._query) as connection:
-            if self._look is None:
-                self._look = self._look_around(connection, after, before)
-            look = self._look
-            following = self._cut(connection, after, look, previous_metadata) if look.settled is not None else None
-            if before is not None:
-                self._check_late(connection, look, before)
-        if following is None and current_metadata is not None:
-            kept = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
-            return {"after": after, "to": after, "splits": [], "rows": 0, **kept, "generation": self._source.generation}
-        return following
-
-    def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
-        """Return the start of the next range, and whether the table has to be the same as before.
-
-        Raises: SourceChanged.
-        """
-        if previous is None:
-            return None, False
-        before, now = previous.get("generation", 1), self._source.generation
-        if before > now:
-            raise SourceChanged(
-                f"{self._query.name}: rows of generation {before} were read already, so generation={now} cannot be read any "
-                "more. Declare the newer one again."
-            )
-        if before == now:
-            return previous["to"], True
-        return (previous["to"] if self._source.keeps_position else None), False
-
-    def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
-        """Check that the table is the same as before; find the settled rows.
-
-        `previous` is the previous batch's metadata; None if there is none, or a new generation begins.
-        """
-        source, query = self._source, self._query
-        with transaction(connection) as cursor:
-            check_primary(cursor, query)
-            origin = look_at_origin(cursor, query, SourceUnreadable)
-            check_functions(cursor, query, origin)
-            if previous is not None:
-                check_same_origin(query, previous.get("origin"), origin, source.generation)
-                check_in_time(cursor, query, previous)
-            check_keys(cursor, query, origin.types)
-            highest = None if source.is_by_clock else highest_key(cursor, query, after)
-            sequences, drawn = self._look_at_sequences(cursor, origin)
-            if drawn is not None and previous is not None:
-                check_sequence(query, drawn, previous, self._advice)
-            if drawn is not None:
-                check_drawn(cursor, query, origin.types, drawn, after, highest)
-        if source.is_by_clock:
-            settled = settled_by_clock(connection, query, origin.read, after, source.wait_seconds, source.margin_seconds)
-        else:
-            settled = settled_by_sequence(connection, query, origin.read, highest, source.wait_seconds)
-        snapshot = None
-        if settled is not None:
-            with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
-                snapshot = snapshot_of(cursor)
-        return _Look(settled, snapshot, origin, sequences)
-
-    def _look_at_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
-        """Return the sequences that may draw the key, and the one that does; a time is not drawn."""
-        if self._source.is_by_clock:
-            return [], None
-        sequences = look_at_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
-        return sequences, drawn_by(self._query, origin, sequences, is_promised=self._source.key_is_drawn)
-
-    def _cut(
-        self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
-    ) -> SourceMetadata | None:
-        """Return the range of the next `max_rows` rows, and those that share the last key."""
-        source = self._source
-        assert look.snapshot is not None
-        ends, partitions = self._ends(connection, after, look)
-        if not ends:
-            return None
-        rows, keys, gaps, *to = ends[-1]
-        splits: list[Position] = []
-        for _, _, _, *split in ends[:-1]:
-            if split != to and split not in splits[-1:]:  # rows that share a key stay in one part
-                splits.append(split)
-        metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "generation": source.generation}
-        # The plan's first snapshot: rows that it does not show are late for all of its ranges.
-        metadata |= {"snapshot": look.snapshot, "attached": attached(partitions, look.snapshot)}
-        metadata |= {"origin": look.origin.metadata(look.sequences)}
-        if source.kind == "transactional":
-            metadata["keys"] = keys
-        if gaps is not None or (previous and "gaps" in previous):
-            known = (previous or {}).get("gaps", []) if after is not None else []
-            metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
-        return metadata
-
-    def _ends(self, connection: Any, after: Position | None, look: "_Look") -> tuple[list[Any], Partitions]:
-        """Return the ends of the next range's parts, and the partitions that the table had all the while."""
-        table = look.origin.table if self._query.table else None
-        while True:
-            with transaction(connection) as cursor:
-                partitions = partitions_of(cursor, table)
-                cursor.execute(self._statement(after, look))
-                ends = cursor.fetchall()
-                if partitions_of(cursor, table) == partitions:
-                    return ends, partitions
-
-    def _check_late(self, connection: Any, look: "_Look", previous: SourceMetadata) -> None:
-        """Refuse rows that came too late for the previous ranges.
-
-        It looks after the next range was cut: what comes later still is not in the snapshot, and found by the next plan.
-        """
-        source, query = self._source, self._query
-        is_strict = source.kind == "transactional"
-        with transaction(connection) as cursor:
-            origin = look_at_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten since
-            if origin.table is not None and query.table:
-                check_attached(cursor, query, origin.table, previous, self._advice)
-            if look.is_checked:
-                return
-            _, drawn = self._look_at_sequences(cursor, origin)
-            if drawn is not None:
-                check_altered(cursor, query, origin, drawn, previous, self._advice)
-            if is_strict:
-                check_gaps(cursor, query, previous)
-                check_newest_range(cursor, query, previous)
-            elif source.is_by_clock:
-                check_times(cursor, query, origin, previous, source.max_rows)
-        look.is_checked = True
-
-    @property
-    def _advice(self) -> str:
-        return START_AGAIN.format(generation=self._source.generation + 1)
-
-    def _statement(self, after: Position | None, look: "_Look") -> sql.Composed:
-        """Return the query for the last key of each part of the next range; it uses the key's index."""
-        source, query = self._source, self._query
-        assert look.settled is not None
-        digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)
-        return sql.SQL(
-            "WITH tidegate_batch AS MATERIALIZED ("
-            " SELECT {keys} FROM {relation} WHERE {beyond} AND {settled} ORDER BY {keys} FETCH FIRST {rows} ROWS WITH TIES"
-            "), tidegate_numbered AS ("
-            " SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS tidegate_n, count(*) OVER () AS tidegate_total"
-            " FROM tidegate_batch"
-            ") SELECT tidegate_n, {digest}, {gaps}, {position}"
-            " FROM tidegate_numbered WHERE tidegate_n % {step} = 0 OR tidegate_n = tidegate_total ORDER BY tidegate_n"
-        ).format(
-            position=query.position,
-            keys=query.keys,
-            relation=query.relation,
-            beyond=query.beyond(after),
-            settled=look.settled,
-            digest=digest if source.kind == "transactional" else sql.SQL("NULL"),
-            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.origin.types, after),
-            rows=sql.Literal(source.max_rows),
-            step=sql.Literal(ceil(source.max_rows / source.partitions)),
-        )
-
-
-@dataclass
-class _Look:
-    """The findings of one plan: the settled rows' condition and a snapshot, None if there are none; origin and sequences."""
-
-    settled: sql.Composable | None
-    snapshot: str | None
-    origin: Origin
-    sequences: list[Sequence]
-    is_checked: bool = False
