@@ -56,9 +56,7 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
 
 def unknown(name: str, known: Collection[str]) -> UnknownPipeline:
     """Return the error that there is no pipeline of this name, with the names of those that there are."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
-    return UnknownPipeline(f"There is no pipeline {name}. {hint}Pipelines: {', '.join(known) or 'none'}.", pipeline=name)
+    return UnknownPipeline(f"There is no pipeline {name}. {_choice('Pipelines', name, known)}", pipeline=name)
 
 
 def all_pipelines() -> list[Pipeline]:
@@ -79,10 +77,8 @@ class Queries(NamedTuple):
         """
         if name in self.known:
             return self.known[name]
-        close = difflib.get_close_matches(name, self.known, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
         broken = "".join(f" Those of {pipeline} are not known: {why}." for pipeline, why in self.broken.items())
-        raise UsageError(f"There is no query {name}. {hint}Queries: {', '.join(self.known) or 'none'}.{broken}")
+        raise UsageError(f"There is no query {name}. {_choice('Queries', name, self.known)}{broken}")
 
 
 def all_queries() -> Queries:
@@ -116,6 +112,13 @@ def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
     if not isinstance(queries, list | tuple) or not all(isinstance(query, Query) for query in queries):
         raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).", pipeline=pipeline)
     return place, list(queries)
+
+
+def _choice(what: str, name: str, known: Collection[str]) -> str:
+    """Return the name that was probably meant, and all that there are."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"{hint}{what}: {', '.join(known) or 'none'}."
 
 
 def _own_names() -> list[str]:

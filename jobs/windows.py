@@ -10,9 +10,9 @@ docs/windows.md explains them, late rows, and when a window is final.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, get_args
+from typing import get_args
 
 from jobs.aggregates import Part
 from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
@@ -29,18 +29,74 @@ LONGEST = timedelta(days=366_000)
 class Window(ABC):
     """How a state divides time; `Tumbling` describes what all windows have in common."""
 
+    column: str = field(kw_only=False)
     type: TimeType = "timestamptz"
     final_after: str | timedelta | None = None
     emit_final: bool = False
     keep: str | timedelta | None = None
 
     def __post_init__(self) -> None:
+        """Check the declaration.
+
+        Raises: ValueError, TypeError.
+        """
+        if self.type not in get_args(TimeType):
+            raise ValueError(f"{self._name} has type={self.type!r}; use timestamptz or timestamp.")
         _ = self.spec
 
     @property
     @abstractmethod
     def spec(self) -> WindowSpec:
         """Return the store's view of these windows."""
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self).__name__}({self.column!r})"
+
+    def _length(self, what: str, given: str | timedelta, *, least: int = 1) -> int:
+        """Return a duration in microseconds; `what` is the name of its argument.
+
+        Raises: ValueError, TypeError.
+        """
+        if isinstance(given, str):
+            match = _DURATION.fullmatch(given)
+            if match is None:
+                raise ValueError(
+                    f"{self._name}: {given!r} is no duration. Write {what} as a whole number and a unit, such as '15 minutes': "
+                    "microseconds to weeks. Months and years have no fixed length."
+                )
+            length = int(match[1]) * (timedelta(**{f"{match[2]}s": 1}) // _MICROSECOND)
+        elif isinstance(given, timedelta):
+            length = given // _MICROSECOND
+        else:
+            raise TypeError(f"{self._name}: {what} is {given!r}; write it as text, such as '15 minutes', or as a timedelta.")
+        if not least <= length <= LONGEST // _MICROSECOND:
+            raise ValueError(
+                f"{self._name}: {what} is {given}; use at least {least} microsecond, and at most {LONGEST.days} days."
+            )
+        return length
+
+    def _final(self) -> tuple[int | None, bool, int | None]:
+        """Return when windows are final, whether they are then recorded, and when they are removed.
+
+        Raises: ValueError, TypeError.
+        """
+        if self.final_after is None:
+            if self.emit_final:
+                raise ValueError(f"{self._name}: emit_final needs final_after, which says when.")
+            if self.keep is not None:
+                raise ValueError(f"{self._name}: keep needs final_after. A late row would begin a removed window from zero.")
+            return None, False, None
+        final_after = self._length("final_after", self.final_after, least=0)
+        if self.keep is None:
+            return final_after, self.emit_final, None
+        keep = self._length("keep", self.keep, least=0)
+        if keep < final_after:
+            raise ValueError(
+                f"{self._name}: keep is {self.keep}, less than final_after, {self.final_after}. A late row would begin a "
+                "removed window from zero."
+            )
+        return final_after, self.emit_final, keep
 
 
 @dataclass(frozen=True)
@@ -64,16 +120,15 @@ class Tumbling(Window):
     Durations are texts, such as "90 seconds", "15 minutes", "1 hour", "2 days", "1 week", or `datetime.timedelta`.
     """
 
-    column: str
     size: str | timedelta
     offset: str | timedelta = timedelta(0)
 
     @property
     def spec(self) -> WindowSpec:
         """Return the store's view of these windows."""
-        size = _length(self, "size", self.size)
-        offset = _length(self, "offset", self.offset, least=0) % size
-        return WindowSpec("tumbling", self.column, _time_type(self), size, size, offset, *_final(self))
+        size = self._length("size", self.size)
+        offset = self._length("offset", self.offset, least=0) % size
+        return WindowSpec("tumbling", self.column, self.type, size, size, offset, *self._final())
 
 
 @dataclass(frozen=True)
@@ -84,7 +139,6 @@ class Sliding(Window):
     1,000. The rest is as in `Tumbling`.
     """
 
-    column: str
     size: str | timedelta
     every: str | timedelta
     offset: str | timedelta = timedelta(0)
@@ -92,16 +146,15 @@ class Sliding(Window):
     @property
     def spec(self) -> WindowSpec:
         """Return the store's view of these windows."""
-        size, every = _length(self, "size", self.size), _length(self, "every", self.every)
+        size, every = self._length("size", self.size), self._length("every", self.every)
         if size % every:
-            raise ValueError(f"Sliding({self.column!r}): the size, {self.size}, has to be a multiple of `every`, {self.every}.")
+            raise ValueError(f"{self._name}: the size, {self.size}, has to be a multiple of `every`, {self.every}.")
         if size // every > MOST_PER_ROW:
             raise ValueError(
-                f"Sliding({self.column!r}): each row would be in {size // every} windows; {MOST_PER_ROW} are possible. "
-                "Make `every` longer."
+                f"{self._name}: each row would be in {size // every} windows; {MOST_PER_ROW} are possible. Make `every` longer."
             )
-        offset = _length(self, "offset", self.offset, least=0) % every
-        return WindowSpec("sliding", self.column, _time_type(self), size, every, offset, *_final(self))
+        offset = self._length("offset", self.offset, least=0) % every
+        return WindowSpec("sliding", self.column, self.type, size, every, offset, *self._final())
 
 
 @dataclass(frozen=True)
@@ -115,14 +168,13 @@ class Session(Window):
     and so is one that is older than what is kept.
     """
 
-    column: str
     gap: str | timedelta
 
     @property
     def spec(self) -> WindowSpec:
         """Return the store's view of these windows."""
-        gap = _length(self, "gap", self.gap)
-        return WindowSpec("session", self.column, _time_type(self), gap, gap, 0, *_final(self))
+        gap = self._length("gap", self.gap)
+        return WindowSpec("session", self.column, self.type, gap, gap, 0, *self._final())
 
 
 def parts_of(window: WindowSpec) -> Sequence[Part]:
@@ -132,57 +184,3 @@ def parts_of(window: WindowSpec) -> Sequence[Part]:
         Part(LAST_EVENT, window.type, "max", "max", window.column),
         Part(CORRECTIONS, "bigint", "sum", "no_corrections"),
     ]
-
-
-def _length(window: Any, what: str, given: str | timedelta, *, least: int = 1) -> int:
-    """Return a duration in microseconds.
-
-    Raises: ValueError, TypeError.
-    """
-    place = f"{type(window).__name__}({window.column!r})"
-    if isinstance(given, str):
-        found = _DURATION.fullmatch(given)
-        if found is None:
-            raise ValueError(
-                f"{place}: {given!r} is no duration. Write {what} as a whole number and a unit, such as '15 minutes': "
-                "microseconds to weeks. Months and years have no fixed length."
-            )
-        length = int(found[1]) * (timedelta(**{f"{found[2]}s": 1}) // _MICROSECOND)
-    elif isinstance(given, timedelta):
-        length = given // _MICROSECOND
-    else:
-        raise TypeError(f"{place}: {what} is {given!r}; write it as text, such as '15 minutes', or as a timedelta.")
-    if not least <= length <= LONGEST // _MICROSECOND:
-        raise ValueError(f"{place}: {what} is {given}; use at least {least} microsecond, and at most {LONGEST.days} days.")
-    return length
-
-
-def _final(window: Any) -> tuple[int | None, bool, int | None]:
-    """Return when windows are final, whether they are then recorded, and when they are removed.
-
-    Raises: ValueError, TypeError.
-    """
-    place = f"{type(window).__name__}({window.column!r})"
-    if window.final_after is None:
-        if window.emit_final:
-            raise ValueError(f"{place}: emit_final needs final_after, which says when.")
-        if window.keep is not None:
-            raise ValueError(f"{place}: keep needs final_after. A late row would begin a removed window from zero.")
-        return None, False, None
-    final_after = _length(window, "final_after", window.final_after, least=0)
-    if window.keep is None:
-        return final_after, window.emit_final, None
-    keep = _length(window, "keep", window.keep, least=0)
-    if keep < final_after:
-        raise ValueError(
-            f"{place}: keep is {window.keep}, less than final_after, {window.final_after}. A late row would begin a "
-            "removed window from zero."
-        )
-    return final_after, window.emit_final, keep
-
-
-def _time_type(window: Any) -> TimeType:
-    if window.type not in get_args(TimeType):
-        raise ValueError(f"{type(window).__name__}({window.column!r}) has type={window.type!r}; use timestamptz or timestamp.")
-    found: TimeType = window.type
-    return found
