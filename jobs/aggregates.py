@@ -8,10 +8,10 @@ like the aggregate. Others keep several, beside a value that Postgres derives fr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from state_store.columns import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
 
@@ -28,7 +28,7 @@ Function = Literal[
 ]  # fmt: skip
 
 # A column of the rows and its Postgres type.
-Kept = tuple[str, str]
+TypedColumn = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Aggregate(Protocol):
         """Return the columns that are derived from these, if there are any."""
 
 
-class _Kept:
+class Plain:
     """An aggregate whose value is itself kept."""
 
     def derived(self, name: str) -> None:
@@ -81,7 +81,7 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class Count(_Kept):
+class Count(Plain):
     """Count the rows, or with a column those where it is not NULL. Kept as bigint."""
 
     column: str | None = None
@@ -92,7 +92,7 @@ class Count(_Kept):
 
 
 @dataclass(frozen=True)
-class Sum(_Kept):
+class Sum(Plain):
     """Add up a whole-number or decimal column; NULLs add nothing. `type` is bigint or numeric(precision,scale).
 
     A transform that makes decimals of doubles decides what becomes of NaN and infinities: Spark casts them to NULL, in ANSI
@@ -112,7 +112,7 @@ class Sum(_Kept):
 
 
 @dataclass(frozen=True)
-class Min(_Kept):
+class Min(Plain):
     """Keep the smallest value; NULL until there is one."""
 
     column: str
@@ -124,7 +124,7 @@ class Min(_Kept):
 
 
 @dataclass(frozen=True)
-class Max(_Kept):
+class Max(Plain):
     """Keep the largest value; NULL until there is one."""
 
     column: str
@@ -172,7 +172,7 @@ class Variance:
     scale: int = 0
     digits: int = 6
     population: bool = False
-    _formula: Formula = field(default="variance", init=False, repr=False)
+    _formula: ClassVar[Formula] = "variance"
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale <= SQUARED_DIGITS:
@@ -199,11 +199,11 @@ class Variance:
 class StdDev(Variance):
     """Keep the standard deviation of a number column: the root of the variance, and otherwise like `Variance`."""
 
-    _formula: Formula = field(default="stddev", init=False, repr=False)
+    _formula = "stddev"
 
 
 @dataclass(frozen=True)
-class BoolAnd(_Kept):
+class BoolAnd(Plain):
     """Keep whether a boolean column is true in all rows where it is not NULL; NULL until there is a value."""
 
     column: str
@@ -214,7 +214,7 @@ class BoolAnd(_Kept):
 
 
 @dataclass(frozen=True)
-class BoolOr(_Kept):
+class BoolOr(Plain):
     """Keep whether a boolean column is true in any row; NULL until there is a value."""
 
     column: str
@@ -225,43 +225,62 @@ class BoolOr(_Kept):
 
 
 @dataclass(frozen=True)
-class BitAnd(_Kept):
+class _Bits(Plain):
+    """Bits of the values of a whole-number column; NULL until there is a value."""
+
+    column: str
+    type: Literal["integer", "bigint"] = "bigint"
+    _which: ClassVar[Literal["bit_and", "bit_or", "bit_xor"]]
+
+    def __post_init__(self) -> None:
+        if self.type not in ("integer", "bigint"):
+            raise ValueError(f"{type(self).__name__}({self.column!r}) cannot be kept as {self.type}: use bigint.")
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the bits."""
+        return [Part(name, self.type, self._which, self._which, self.column)]
+
+
+@dataclass(frozen=True)
+class BitAnd(_Bits):
     """Keep the bits that are set in all values of a whole-number column; NULL until there is a value."""
 
-    column: str
-    type: Literal["integer", "bigint"] = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the bits."""
-        return [Part(name, _whole(self), "bit_and", "bit_and", self.column)]
+    _which = "bit_and"
 
 
 @dataclass(frozen=True)
-class BitOr(_Kept):
+class BitOr(_Bits):
     """Keep the bits that are set in any value of a whole-number column; NULL until there is a value."""
 
-    column: str
-    type: Literal["integer", "bigint"] = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the bits."""
-        return [Part(name, _whole(self), "bit_or", "bit_or", self.column)]
+    _which = "bit_or"
 
 
 @dataclass(frozen=True)
-class BitXor(_Kept):
+class BitXor(_Bits):
     """Keep the bits that are set in an odd number of values of a whole-number column; NULL until there is a value."""
 
-    column: str
-    type: Literal["integer", "bigint"] = "bigint"
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the bits."""
-        return [Part(name, _whole(self), "bit_xor", "bit_xor", self.column)]
+    _which = "bit_xor"
 
 
 @dataclass(frozen=True)
-class First(_Kept):
+class _FromOneRow(Plain):
+    """A column's value from the row at one end of an order, and the ordering columns of that row."""
+
+    column: str
+    type: str
+    by: Mapping[str, str]
+    _which: ClassVar[Literal["first", "last"]]
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the ordering columns and the value."""
+        if not self.by:
+            raise ValueError(f"{name} needs at least one column in `by`, which says which row is the {self._which}.")
+        ordering = {f"{name}_{column}": (column, kind) for column, kind in self.by.items()}
+        return in_order(ordering, {name: (self.column, self.type)}, self._which)
+
+
+@dataclass(frozen=True)
+class First(_FromOneRow):
     """Keep a column's value from the first row in an order, which may be NULL.
 
     `by` maps the ordering columns to their Postgres types, the most significant first. They are kept too, as
@@ -269,17 +288,11 @@ class First(_Kept):
     those that have a value there.
     """
 
-    column: str
-    type: str
-    by: Mapping[str, str]
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the ordering columns and the value."""
-        return _value_in_order(name, self, "first")
+    _which = "first"
 
 
 @dataclass(frozen=True)
-class Last(_Kept):
+class Last(_FromOneRow):
     """Keep a column's value from the last row in an order, which may be NULL.
 
     `by` maps the ordering columns to their Postgres types, the most significant first. They are kept too, as
@@ -287,17 +300,11 @@ class Last(_Kept):
     those that have a value there.
     """
 
-    column: str
-    type: str
-    by: Mapping[str, str]
-
-    def parts(self, name: str) -> Sequence[Part]:
-        """Return the ordering columns and the value."""
-        return _value_in_order(name, self, "last")
+    _which = "last"
 
 
 @dataclass(frozen=True)
-class CollectSet(_Kept):
+class CollectSet(Plain):
     """Keep the different values of a column, in their order, as an array; NULLs are left out.
 
     A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
@@ -313,7 +320,7 @@ class CollectSet(_Kept):
 
 
 @dataclass(frozen=True)
-class CollectList(_Kept):
+class CollectList(Plain):
     """Keep all values of a column, repeated ones too, in their order, as an array; NULLs are left out.
 
     A key with more than `most` of them is refused, and its batch with it: nothing is dropped.
@@ -329,7 +336,7 @@ class CollectList(_Kept):
 
 
 @dataclass(frozen=True)
-class Smallest(_Kept):
+class Smallest(Plain):
     """Keep the `count` smallest values of a column, repeated ones too, in ascending order, as an array."""
 
     column: str
@@ -342,7 +349,7 @@ class Smallest(_Kept):
 
 
 @dataclass(frozen=True)
-class Largest(_Kept):
+class Largest(Plain):
     """Keep the `count` largest values of a column (top-k), repeated ones too, in descending order, as an array."""
 
     column: str
@@ -355,7 +362,7 @@ class Largest(_Kept):
 
 
 @dataclass(frozen=True)
-class Histogram(_Kept):
+class Histogram(Plain):
     """Count the values of a number column between ascending bounds, as an array with one number more than there are bounds.
 
     The first number counts values below the first bound, the last one those from the last bound on; a value that equals a bound
@@ -387,30 +394,16 @@ def _decimal(scale: int) -> str:
     return f"numeric(38,{scale})"
 
 
-def _whole(aggregate: Any) -> str:
-    if aggregate.type not in ("integer", "bigint"):
-        raise ValueError(f"{type(aggregate).__name__}({aggregate.column!r}) cannot be kept as {aggregate.type}: use bigint.")
-    kept: str = aggregate.type
-    return kept
-
-
 def _array(name: str, element: str, merge: Merge, function: Function, column: str, most: int) -> Part:
     if not 1 <= most <= MOST_ELEMENTS:
         raise ValueError(f"{name} would keep up to {most} values of {column!r}; use 1 to {MOST_ELEMENTS}.")
     return Part(name, f"{element}[]", merge, function, column, element, most=most)
 
 
-def in_order(ordering: Mapping[str, Kept], values: Mapping[str, Kept], which: Literal["first", "last"]) -> list[Part]:
+def in_order(ordering: Mapping[str, TypedColumn], values: Mapping[str, TypedColumn], which: Literal["first", "last"]) -> list[Part]:
     """Return the parts that keep the first or last row: `ordering` decides, and where that is equal, the values do.
 
     Both map names of kept columns to the column of the rows and its Postgres type.
     """
     kept = {**ordering, **values}
     return [Part(name, kind, which, which, column, order=tuple(kept)) for name, (column, kind) in kept.items()]
-
-
-def _value_in_order(name: str, aggregate: First | Last, which: Literal["first", "last"]) -> list[Part]:
-    if not aggregate.by:
-        raise ValueError(f"{name} needs at least one column in `by`, which says which row is the {which}.")
-    ordering = {f"{name}_{column}": (column, kind) for column, kind in aggregate.by.items()}
-    return in_order(ordering, {name: (aggregate.column, aggregate.type)}, which)

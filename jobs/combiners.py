@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jobs.aggregates import Part, _Kept
+from jobs.aggregates import Part, Plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from sqlalchemy import ColumnElement
 
 
-class Combiner(_Kept, ABC):
+class Combiner(Plain, ABC):
     """An author's own aggregate of a column: a frozen dataclass that inherits this, whose fields are part of its meaning.
 
     It must give the same in any split and order of the rows: `combine` is associative and commutative, and `zero` changes
