@@ -400,10 +400,12 @@ def _array(name: str, element: str, merge: Merge, function: Function, column: st
     return Part(name, f"{element}[]", merge, function, column, element, most=most)
 
 
-def in_order(ordering: Mapping[str, TypedColumn], values: Mapping[str, TypedColumn], which: Literal["first", "last"]) -> list[Part]:
+def in_order(
+    ordering: Mapping[str, TypedColumn], values: Mapping[str, TypedColumn], which: Literal["first", "last"]
+) -> list[Part]:
     """Return the parts that keep the first or last row: `ordering` decides, and where that is equal, the values do.
 
     Both map names of kept columns to the column of the rows and its Postgres type.
     """
-    kept = {**ordering, **values}
-    return [Part(name, kind, which, which, column, order=tuple(kept)) for name, (column, kind) in kept.items()]
+    columns = {**ordering, **values}
+    return [Part(name, kind, which, which, column, order=tuple(columns)) for name, (column, kind) in columns.items()]

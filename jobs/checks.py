@@ -67,8 +67,8 @@ def no_nulls(state: str, *columns: str) -> Finds:
     def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
         import sqlalchemy as sa  # noqa: PLC0415
 
-        brought = batch.partials(state)
-        return sa.select(brought).where(sa.or_(*(brought.c[name].is_(None) for name in columns)))
+        partials = batch.partials(state)
+        return sa.select(partials).where(sa.or_(*(partials.c[name].is_(None) for name in columns)))
 
     return finds
 
@@ -93,9 +93,9 @@ def unique(state: str, *columns: str) -> Finds:
     def finds(batch: "CheckedBatch") -> "sa.Select[Any]":
         import sqlalchemy as sa  # noqa: PLC0415
 
-        after, brought = batch.state(state), batch.partials(state)
+        after, partials = batch.state(state), batch.partials(state)
         values = [after.c[name] for name in columns]
-        of_batch = sa.select(*(brought.c[name] for name in columns))
+        of_batch = sa.select(*(partials.c[name] for name in columns))
         return sa.select(*values).where(sa.tuple_(*values).in_(of_batch)).group_by(*values).having(sa.func.count() > 1)
 
     return finds
@@ -114,7 +114,7 @@ def like_before(least: float, most: float, *, batches: int = 10) -> Finds:
         newest = sa.select(before.c.source_rows).order_by(before.c.txid.desc()).limit(batches).subquery("newest")
         mean = sa.select(sa.func.avg(newest.c.source_rows)).scalar_subquery()
         rows = sa.literal(batch.source_rows, sa.BigInteger)
-        found = sa.select(rows.label("source_rows"), sa.func.round(mean, 1).label("mean_before"))
-        return found.where(sa.not_(rows.between(mean * least, mean * most)))
+        numbers = sa.select(rows.label("source_rows"), sa.func.round(mean, 1).label("mean_before"))
+        return numbers.where(sa.not_(rows.between(mean * least, mean * most)))
 
     return finds

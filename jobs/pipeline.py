@@ -91,13 +91,13 @@ class Pipeline:
         ):
             if value is not None and value < least:
                 raise ValueError(f"Pipeline {self.name} has {name} of {value}; it must be at least {least}.")
-        for name, chosen, choice in (
+        for name, choice, choices in (
             ("guarantee", self.guarantee, Guarantee),
             ("on_poison", self.on_poison, PoisonPolicy),
             ("tracking", self.tracking, Tracking),
         ):
-            if chosen not in get_args(choice):
-                raise ValueError(f"Pipeline {self.name} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
+            if choice not in get_args(choices):
+                raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
         self.source.check_pipeline(self)
         if self.queries and self.transform is None:
             raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")

@@ -80,8 +80,8 @@ class Query:
     @property
     def usage(self) -> str:
         """The arguments as a person types them: ``NAME WORD...``."""
-        shown = (f"{name.upper()}..." if ColumnType(kind).element else name.upper() for name, kind in self.arguments.items())
-        return " ".join((self.name, *shown))
+        words = (f"{name.upper()}..." if ColumnType(kind).element else name.upper() for name, kind in self.arguments.items())
+        return " ".join((self.name, *words))
 
     def in_order(self, values: Sequence[str]) -> dict[str, Any]:
         """Return values, given in the arguments' order, by argument; an array takes all values that are left.
@@ -93,5 +93,5 @@ class Query:
         single = names[:-1] if takes_rest else names
         if len(values) < len(single) or (len(values) > len(single) and not takes_rest):
             raise ValueError(f"Query {self.name} is asked as: {self.usage}. {len(values)} values are given.")
-        given: dict[str, Any] = dict(zip(single, values, strict=False))
-        return {**given, names[-1]: list(values[len(single) :])} if takes_rest else given
+        by_name: dict[str, Any] = dict(zip(single, values, strict=False))
+        return {**by_name, names[-1]: list(values[len(single) :])} if takes_rest else by_name

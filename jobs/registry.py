@@ -43,20 +43,20 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
     if isinstance(name, Pipeline):
         return name
     if name in _own_names():
-        place, found = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
+        place, definition = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
     elif point := _entry_point(name):
-        place, found = point.value, point.load()
+        place, definition = point.value, point.load()
     else:
         raise unknown(name, pipeline_names())
-    pipeline = getattr(found, "PIPELINE", found)
+    pipeline = getattr(definition, "PIPELINE", definition)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).", pipeline=name)
     return pipeline
 
 
-def unknown(name: str, known: Collection[str]) -> UnknownPipeline:
+def unknown(name: str, names: Collection[str]) -> UnknownPipeline:
     """Return the error that there is no pipeline of this name, with the names of those that there are."""
-    return UnknownPipeline(f"There is no pipeline {name}. {_choice('Pipelines', name, known)}", pipeline=name)
+    return UnknownPipeline(f"There is no pipeline {name}. {_choice('Pipelines', name, names)}", pipeline=name)
 
 
 def all_pipelines() -> list[Pipeline]:
@@ -86,7 +86,7 @@ def all_queries() -> Queries:
 
     Raises: SettingsInvalid if two queries have the same name.
     """
-    found: dict[str, tuple[Query, str]] = {}
+    by_name: dict[str, tuple[Query, str]] = {}
     broken: dict[str, str] = {}
     for pipeline in pipeline_names():
         try:
@@ -95,10 +95,10 @@ def all_queries() -> Queries:
             broken[pipeline] = f"{type(error).__name__}: {error}".rstrip(".")
             continue
         for query in queries:
-            other, where = found.setdefault(query.name, (query, place))
+            other, where = by_name.setdefault(query.name, (query, place))
             if other is not query:
                 raise SettingsInvalid(f"Query {query.name} is declared in {where} and in {place}. Rename one of them.")
-    return Queries({name: found[name][0] for name in sorted(found)}, broken)
+    return Queries({name: by_name[name][0] for name in sorted(by_name)}, broken)
 
 
 def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
@@ -114,11 +114,11 @@ def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
     return place, list(queries)
 
 
-def _choice(what: str, name: str, known: Collection[str]) -> str:
+def _choice(what: str, name: str, names: Collection[str]) -> str:
     """Return the name that was probably meant, and all that there are."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
-    return f"{hint}{what}: {', '.join(known) or 'none'}."
+    return f"{hint}{what}: {', '.join(names) or 'none'}."
 
 
 def _own_names() -> list[str]:

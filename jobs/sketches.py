@@ -74,33 +74,33 @@ class ApproxQuantiles:
     signed: bool = False
 
     def __post_init__(self) -> None:
-        said = f"ApproxQuantiles({self.column!r})"
+        me = f"ApproxQuantiles({self.column!r})"
         digits, _ = ColumnType(self.type).precision_and_scale or (0, 0)
         if self.type not in ("integer", "bigint") and not 1 <= digits <= WHOLE_DIGITS:
-            raise ValueError(f"{said} cannot read {self.type}: use integer, bigint, or numeric of up to {WHOLE_DIGITS} digits.")
+            raise ValueError(f"{me} cannot read {self.type}: use integer, bigint, or numeric of up to {WHOLE_DIGITS} digits.")
         if not 0.001 <= self.error <= 0.3:
-            raise ValueError(f"{said} has an error of {self.error}; it must be from 0.001 to 0.3.")
+            raise ValueError(f"{me} has an error of {self.error}; it must be from 0.001 to 0.3.")
         if not self.probabilities or not all(0 < chance < 1 for chance in self._chances()):
-            raise ValueError(f"{said} needs probabilities between 0 and 1, such as 0.99, not {list(self.probabilities)}.")
+            raise ValueError(f"{me} needs probabilities between 0 and 1, such as 0.99, not {list(self.probabilities)}.")
         if self.most < 1 or self._most_units * self._per_octave >= LARGEST_PRODUCT:
-            raise ValueError(f"{said} has a range up to {self.most}; use at least 1, and at most what {self.type} can hold.")
+            raise ValueError(f"{me} has a range up to {self.most}; use at least 1, and at most what {self.type} can hold.")
         if self._length > MOST_ELEMENTS:
             raise ValueError(
-                f"{said} would keep {self._length} counts per key; at most {MOST_ELEMENTS} are possible. Allow a larger error, "
+                f"{me} would keep {self._length} counts per key; at most {MOST_ELEMENTS} are possible. Allow a larger error, "
                 "or declare a smaller range, or fewer decimals."
             )
 
     def parts(self, name: str) -> Sequence[Part]:
         """Return the counts."""
-        given = (self._per_octave, self._most_units, self._negatives, self._scale)
-        return [Part(f"{name}_counts", "bigint[]", "counts", "size_counts", self.column, self.type, given=given)]
+        sizes = (self._per_octave, self._most_units, self._negatives, self._scale)
+        return [Part(f"{name}_counts", "bigint[]", "counts", "size_counts", self.column, self.type, given=sizes)]
 
     def derived(self, name: str) -> Sequence[DerivedColumn]:
         """Return the quantiles."""
-        made_of, given = (f"{name}_counts",), (self._per_octave, self._negatives, self._scale)
+        made_of, sizes = (f"{name}_counts",), (self._per_octave, self._negatives, self._scale)
         kind = ColumnType(f"numeric(38,{self._scale + EXACT_DIGITS})")
         return [
-            DerivedColumn(f"{name}_p{_percent(chance)}", kind, "quantile", made_of, (str(chance), *given))
+            DerivedColumn(f"{name}_p{_percent(chance)}", kind, "quantile", made_of, (str(chance), *sizes))
             for chance in self._chances()
         ]
 

@@ -123,8 +123,8 @@ class State(_Keyed):
     @cached_property
     def derived(self) -> tuple[DerivedColumn, ...]:
         """Return the columns that Postgres derives from others."""
-        found = (aggregate.derived(name) for name, aggregate in self.aggregates.items())
-        several = ((each,) if isinstance(each, DerivedColumn) else each or () for each in found)
+        derived = (aggregate.derived(name) for name, aggregate in self.aggregates.items())
+        several = ((each,) if isinstance(each, DerivedColumn) else each or () for each in derived)
         return tuple(column for columns in several for column in columns)
 
 

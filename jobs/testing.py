@@ -78,19 +78,19 @@ class Bench:
         for txid in range(first_txid, first_txid + MAX_BATCHES):
             if not coordinator.is_ready(txid):
                 return planned
-            found = coordinator.initialize_transaction(txid, previous, None)
-            if found is None:
+            metadata = coordinator.initialize_transaction(txid, previous, None)
+            if metadata is None:
                 return planned
-            previous = self._inputs[txid] = _saved(found)
+            previous = self._inputs[txid] = _saved(metadata)
             planned.append(previous)
         raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and the plan went on.")
 
     def plan_again(self, txid: int, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return the source's new metadata for a batch that is tried again."""
-        found = self._coordinator().initialize_transaction(txid, previous, current)
-        if found is None:
+        metadata = self._coordinator().initialize_transaction(txid, previous, current)
+        if metadata is None:
             return None
-        self._inputs[txid] = _saved(found)
+        self._inputs[txid] = _saved(metadata)
         return self._inputs[txid]
 
     def ack(self, txid: int, metadata: SourceMetadata) -> None:
@@ -281,9 +281,9 @@ def records_are_the_rows(bench: Bench) -> None:
     rows = emitter.emit_batch(attempt, metadata)
     records = bench.feed.source.emitter(bench.spark, bench.settings).emit_records(attempt, metadata)
     declared = bench.spark.createDataFrame([], emitter.row_schema()).schema
-    found, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, declared))
-    if found != expected:
-        raise BrokenPromise(f"row_schema has the columns: it says {expected}, the rows have {found}.")
+    columns, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, declared))
+    if columns != expected:
+        raise BrokenPromise(f"row_schema has the columns: it says {expected}, the rows have {columns}.")
     refused = records.where(f"{REFUSAL} IS NOT NULL").count()
     if refused:
         raise BrokenPromise(f"good rows are not refused: {refused} of them were.")
@@ -343,12 +343,12 @@ class GivenStates:
         if of not in self.states:
             raise DeclarationInvalid(f"The transform queries {of}, and no rows of it are given: states={{{of!r}: ...}}.")
         state = self.states[of]
-        chosen = columns if columns is not None else {name: name for name in state.columns if name not in (*on, "txid")}
+        aliases = columns if columns is not None else {name: name for name in state.columns if name not in (*on, "txid")}
         keys = [state[key].alias(f"_key_{number}") for number, key in enumerate(on)]
-        given = state.select(*keys, *(state[name].alias(alias) for name, alias in chosen.items()))
-        same = [rows[name].eqNullSafe(given[f"_key_{number}"]) for number, name in enumerate(on.values())]
+        found_rows = state.select(*keys, *(state[name].alias(alias) for name, alias in aliases.items()))
+        same = [rows[name].eqNullSafe(found_rows[f"_key_{number}"]) for number, name in enumerate(on.values())]
         kinds = {"left": "left", "inner": "inner", "anti": "left_anti"}
-        return rows.join(given, same or [F.lit(True)], kinds[how]).drop(*(f"_key_{number}" for number in range(len(keys))))
+        return rows.join(found_rows, same or [F.lit(True)], kinds[how]).drop(*(f"_key_{number}" for number in range(len(keys))))
 
 
 def check_aggregate(aggregate: Aggregate, rows: DataFrame, settings: Settings, *, splits: int = 6, seed: int = 0) -> None:
@@ -391,8 +391,8 @@ def _saved(metadata: SourceMetadata) -> SourceMetadata:
     return saved
 
 
-def _same(promise: str, expected: Rows, found: Rows) -> None:
-    if missing := expected - found:
+def _same(promise: str, expected: Rows, actual: Rows) -> None:
+    if missing := expected - actual:
         raise BrokenPromise(f"{promise}: {missing.total()} rows are missing, such as {next(iter(missing))}.")
-    if doubled := found - expected:
+    if doubled := actual - expected:
         raise BrokenPromise(f"{promise}: {doubled.total()} rows are too many, such as {next(iter(doubled))}.")

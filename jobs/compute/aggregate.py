@@ -37,8 +37,8 @@ def aggregate(
     anchors = {ROWS: F.count(F.lit(1)), HASH: hash_sum(ID)}
     if spec.appends:
         anchors = {ROWS: F.lit(1), HASH: F.col(ID)}
-    chosen = [name for name, is_needed in ((ROWS, counted), (HASH, follow == "rows")) if is_needed]
-    values = [*_values(schema, state, spec), *(anchors[name].alias(name) for name in chosen)]
+    anchor_names = [name for name, is_needed in ((ROWS, counted), (HASH, follow == "rows")) if is_needed]
+    values = [*_values(schema, state, spec), *(anchors[name].alias(name) for name in anchor_names)]
     if spec.appends:
         partials = rows.select(F.monotonically_increasing_id().alias(POSITION), *values)
     else:
@@ -109,8 +109,8 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
         return F.when(F.count(column) > 0, part.own.partial(column)).otherwise(F.lit(part.own.zero))
     if part.value_column.type.element:
         return arrays.partial(part, column, place)
-    found: Column = getattr(F, part.function)(column)
-    return found
+    value: Column = getattr(F, part.function)(column)
+    return value
 
 
 def _of_row_in_order(part: Part, inputs: Mapping[str, Column]) -> Column:

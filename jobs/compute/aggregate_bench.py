@@ -50,9 +50,9 @@ class AggregateBench:
         one_by_one: Split = [[row] for row in rows[:MOST_ALONE]] + ([rows[MOST_ALONE:]] if len(rows) > MOST_ALONE else [])
         batches: list[Split] = [[rows], one_by_one, *(self._split(rows) for _ in range(splits))]
         (nothing,) = self._read(self._overall, []).values()
-        found = self._read(self._keyed, [batch for split in batches for batch in split])
+        by_number = self._read(self._keyed, [batch for split in batches for batch in split])
         numbers = count()
-        partials = [[found.get(next(numbers), nothing) for _ in split] for split in batches]
+        partials = [[by_number.get(next(numbers), nothing) for _ in split] for split in batches]
         with StateStore.connect(self._settings) as store:
             self._store = store
             whole = self._merge(None, partials[0][0])
@@ -109,7 +109,7 @@ def _text(value: ValueColumn) -> Column:
     return column.cast("string").alias(value.name)
 
 
-def _same(promise: str, expected: Texts, found: Texts) -> None:
+def _same(promise: str, expected: Texts, actual: Texts) -> None:
     for name in expected:
-        if expected[name] != found[name]:
-            raise BrokenPromise(f"{promise}: {name} is {expected[name]} and {found[name]}.")
+        if expected[name] != actual[name]:
+            raise BrokenPromise(f"{promise}: {name} is {expected[name]} and {actual[name]}.")

@@ -65,22 +65,22 @@ def stage_batch(
     ):
         store.note_spark(attempt, application_of(spark), tag)
         with store.queried_states(pipeline.spec) as states:
-            done = _Computation(store, pipeline, attempt, emitter, spark, states).run(routing)
+            computed = _Computation(store, pipeline, attempt, emitter, spark, states).run(routing)
         if QUARANTINED in attempt.source_metadata:
-            quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], done.emitted.rows)
+            quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], computed.emitted.rows)
         else:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
-        source_rows=done.emitted.rows,
-        source_hash_sum=done.emitted.hash,
-        quarantined_rows=done.emitted.flagged,
-        transformed_rows=done.returned.rows,
-        transformed_hash_sum=done.returned.hash,
-        staged_bytes=sum(staged.bytes for staged in done.staged),
-        staged_at=done.staged_at,
+        source_rows=computed.emitted.rows,
+        source_hash_sum=computed.emitted.hash,
+        quarantined_rows=computed.emitted.flagged,
+        transformed_rows=computed.returned.rows,
+        transformed_hash_sum=computed.returned.hash,
+        staged_bytes=sum(staged.bytes for staged in computed.staged),
+        staged_at=computed.staged_at,
     )
-    store.seal(attempt, [partition for staged in done.staged for partition in staged.partitions], sums)
-    logger.info("%s sealed: %d source rows, %d partials", attempt, done.emitted.rows, sum(s.rows for s in done.staged))
+    store.seal(attempt, [partition for staged in computed.staged for partition in staged.partitions], sums)
+    logger.info("%s sealed: %d source rows, %d partials", attempt, computed.emitted.rows, sum(s.rows for s in computed.staged))
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,9 @@ class _Computation:
         if pipeline.transform is None:
             good = emitted.rows - emitted.flagged
             check_complete(attempt, "the rows without a transform", RowSums(good), RowSums(returned.rows))
-        for (name, state), done in zip(pipeline.states.items(), staged, strict=True):
+        for (name, state), rows_staged in zip(pipeline.states.items(), staged, strict=True):
             if used is not None and not state.unanchored:
-                check_complete(attempt, f"state {name}", returned, done.reconciled)
+                check_complete(attempt, f"state {name}", returned, rows_staged.reconciled)
         if emitted.flagged:
             staged.append(self._stage_bad(_merged(tracked, route)[0].drop(ID), emitted))
         return _Computed(emitted, returned, staged, datetime.now(UTC))
@@ -223,11 +223,11 @@ class _Computation:
             partials = aggregate(records, schema, state, spec, follow="partials")
             partials = followed.attach_partials(partials, counter_of(state))
             staged.append(self._stage(state, spec, partials, route))
-            found = followed.sums()
-            if found.rows != expected_rows:  # if the source has changed, its error is raised rather than RowsLost
+            sums = followed.sums()
+            if sums.rows != expected_rows:  # if the source has changed, its error is raised rather than RowsLost
                 self._emitter.verify_batch(self._attempt, self._attempt.source_metadata)
-            check_complete(self._attempt, f"the partials of state {name}", RowSums(expected_rows), RowSums(found.rows))
-            check_complete(self._attempt, f"state {name}", found, staged[-1].reconciled)
+            check_complete(self._attempt, f"the partials of state {name}", RowSums(expected_rows), RowSums(sums.rows))
+            check_complete(self._attempt, f"state {name}", sums, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
     def _track(self, name: str, part: Part, route: Route, place: str) -> "_Tracked":

@@ -103,10 +103,10 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
     """
     if not are_elsewhere(settings):
         return None
-    found = dict(_our_modules())
+    files = dict(_our_modules())
     for name in sorted({*modules, *further_modules(settings)}):
-        found |= {path: file.read_bytes() for path, file in _travelling(name)}
-    return Artifacts(found, dict(_named_files(_files_of_connection(settings))), frozenset(packages))
+        files |= {path: file.read_bytes() for path, file in _travelling(name)}
+    return Artifacts(files, dict(_named_files(_files_of_connection(settings))), frozenset(packages))
 
 
 def further_modules(settings: Settings) -> list[str]:
@@ -134,16 +134,16 @@ def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
 
 def modules_of(pipeline: Pipeline) -> set[str]:
     """Return the author's modules that define a pipeline's transform and sources."""
-    found = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
-    found |= {type(part).__module__ for part in _parts(pipeline.source)}
-    return {name for name in found if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
+    modules = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
+    modules |= {type(part).__module__ for part in _parts(pipeline.source)}
+    return {name for name in modules if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
 
 
 def packages_of(pipeline: Pipeline) -> set[str]:
     """Return the packages that tasks of a pipeline need besides what all tasks need."""
     references = pipeline.source.references.values() if isinstance(pipeline.source, Inputs) else []
-    read = [*_parts(pipeline.source), *(reference.files for reference in references)]
-    return {name for part in read for name in part.executor_packages}
+    sources = [*_parts(pipeline.source), *(reference.files for reference in references)]
+    return {name for part in sources for name in part.executor_packages}
 
 
 def _parts(source: Source) -> list[Source]:

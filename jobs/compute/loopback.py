@@ -75,9 +75,9 @@ class Server:
         listening = self._at_the_address(_sockets(self._port, LISTENING))
         if listening and listening == self._checked:
             return
-        found = self._at_the_address(_sockets(self._port, ALL))
-        self._refuse({sock.user for sock in found})
-        self._checked = listening if [sock for sock in found if sock.state == LISTENS] == listening else None
+        sockets = self._at_the_address(_sockets(self._port, ALL))
+        self._refuse({sock.user for sock in sockets})
+        self._checked = listening if [sock for sock in sockets if sock.state == LISTENS] == listening else None
 
     def _at_the_address(self, sockets: list[Socket]) -> list[Socket]:
         """Return the sockets that connections to the address may lead to."""
@@ -117,10 +117,10 @@ def can_see_all() -> bool:
 def _sockets(port: int, states: int) -> list[Socket]:
     """Return the sockets of this machine with this local port, in some states."""
     try:
-        found = [sock for family in TABLES for sock in _ask(family, port, states)]
+        sockets = [sock for family in TABLES for sock in _ask(family, port, states)]
     except OSError:  # a sandbox without sock_diag; the tables are much slower
-        found = [sock for family in TABLES for sock in _look_up(family, port) if states & 1 << sock.state]
-    return sorted(found)
+        sockets = [sock for family in TABLES for sock in _look_up(family, port) if states & 1 << sock.state]
+    return sorted(sockets)
 
 
 def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socket]:
@@ -136,11 +136,11 @@ def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socke
                     return
                 if kind == IS_ERROR:
                     raise OSError(-struct.unpack_from("=i", answer, start + 16)[0], "sock_diag")
-                found, state = struct.unpack_from("=BB", answer, start + 16)
+                its_family, state = struct.unpack_from("=BB", answer, start + 16)
                 (local,) = struct.unpack_from("!H", answer, start + 20)
                 user, number = struct.unpack_from("=II", answer, start + 80)
                 if local == port:
-                    packed = answer[start + 24 : start + (28 if found == socket.AF_INET else 40)]
+                    packed = answer[start + 24 : start + (28 if its_family == socket.AF_INET else 40)]
                     yield Socket(_text(packed), state, user, number)
                 start += (length + 3) & ~3
 

@@ -39,14 +39,14 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     Raises: DeclarationInvalid.
     """
     plan = plan_of(returned, rows)
-    found = set(_of_text(plan, columns) if isinstance(plan, str) else _of_message(*plan, columns))
-    if refused := sorted(name for name in found if name):
+    operations = set(_of_text(plan, columns) if isinstance(plan, str) else _of_message(*plan, columns))
+    if refused := sorted(name for name in operations if name):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
             "among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
             "carry what is needed, such as a time of their own."
         )
-    if "" in found:
+    if "" in operations:
         logger.warning(
             "The transform keeps some of several rows: by dropDuplicates() over some columns, or limit() of sorted rows. "
             "If these differ in other columns, or are equal in the order, which of them stays is not the same each time."
@@ -116,10 +116,10 @@ def _parts(message: Any) -> Iterator[Any]:
 
 
 def _of_sql(text: str, columns: Collection[str]) -> Iterator[str]:
-    known = {column.lower() for column in columns}
+    column_names = {column.lower() for column in columns}
     for called, brackets in _CALL.findall(_QUOTED.sub("", text)):
         name = called.lower()
-        if (name in _FUNCTIONS and (brackets or (name in _BARE and name not in known))) or (
+        if (name in _FUNCTIONS and (brackets or (name in _BARE and name not in column_names))) or (
             name == _CLOCK and brackets.endswith(")")
         ):
             yield f"{name}()"

@@ -158,14 +158,14 @@ def _not_raw(rows: DataFrame) -> DataFrame:
     return rows.withColumn(PAYLOAD, F.when(F.col(REFUSAL).isNotNull(), F.concat(F.lit(NOT_RAW), F.col(PAYLOAD))))
 
 
-def check_all_read(attempt: "Attempt", planned: int, found: int) -> None:
+def check_all_read(attempt: "Attempt", planned: int, count: int) -> None:
     """Refuse a replay that read more or fewer records than were taken out of quarantine for it.
 
     Raises: SourceChanged.
     """
-    if planned != found:
+    if planned != count:
         raise SourceChanged(
-            f"{attempt}: {planned} records were taken out of quarantine for this batch, but {found} are there. Put back the "
+            f"{attempt}: {planned} records were taken out of quarantine for this batch, but {count} are there. Put back the "
             f"rows of tidegate.quarantine with replayed_txid {attempt.txid}; or give the batch up: "
             f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "...", and those that are left wait in quarantine again.'
         )
@@ -173,8 +173,8 @@ def check_all_read(attempt: "Attempt", planned: int, found: int) -> None:
 
 def _payload(records: DataFrame) -> Column:
     columns = [F.col(quoted(name)) for name in records.columns if name not in HIDDEN]
-    kept = F.ltrim(F.col(PAYLOAD), F.lit(NOT_RAW))
-    return F.coalesce(kept, F.to_json(F.struct(*columns), _AS_JSON))
+    payload = F.ltrim(F.col(PAYLOAD), F.lit(NOT_RAW))
+    return F.coalesce(payload, F.to_json(F.struct(*columns), _AS_JSON))
 
 
 @dataclass(frozen=True)
@@ -200,17 +200,17 @@ class _WaitingReader:
                     yield from self._in_blocks(cursor)
 
     def _in_blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-        found: list[tuple[str | None, str]] = []
+        block: list[tuple[str | None, str]] = []
         size = 0
         for origin, original, mended in rows:
             payload = self._payload(original, mended)
-            found.append((origin, payload))
+            block.append((origin, payload))
             size += len(payload)
-            if size >= BLOCK_BYTES or len(found) >= ROWS_PER_BLOCK:
-                yield _batch(found)
-                found, size = [], 0
-        if found:
-            yield _batch(found)
+            if size >= BLOCK_BYTES or len(block) >= ROWS_PER_BLOCK:
+                yield _batch(block)
+                block, size = [], 0
+        if block:
+            yield _batch(block)
 
     def _payload(self, original: str, mended: str | None) -> str:
         if mended is None:

@@ -250,11 +250,11 @@ def _configured(session: SparkSession, settings: Settings, rows_are_short: bool)
         # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer for small batches.
         "spark.sql.shuffle.partitions": str(settings.staging_connections),
     }
-    found = session.conf.getAll  # one round trip; a session that is joined has most often been configured already
+    current = session.conf.getAll  # one round trip; a session that is joined has most often been configured already
     for name, value in expected.items():
-        if found.get(name) != value:
+        if current.get(name) != value:
             session.conf.set(name, value)
-    _applications[session] = found.get("spark.app.id", "unknown")
+    _applications[session] = current.get("spark.app.id", "unknown")
     return session
 
 

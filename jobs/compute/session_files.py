@@ -24,10 +24,10 @@ def on_executor(conninfo: Mapping[str, Any]) -> dict[str, Any]:
 
     Spark lets all accounts execute the files that it fetches; libpq ignores a password file over which others have any right.
     """
-    found = dict(conninfo)
+    parameters = dict(conninfo)
     for name, value in conninfo.items():
         if isinstance(value, SessionFile):
             path = Path(SparkFiles.get(value.name))
             path.chmod(0o600)
-            found[name] = str(path)
-    return found
+            parameters[name] = str(path)
+    return parameters

@@ -277,8 +277,8 @@ class PartialsReader:
         )
 
     def _key_of(self, batch: pa.RecordBatch, number: int) -> str:
-        shown = (f"{key.name}={_shown(batch.column(key.name)[number])}" for key in self._staged.keys)
-        return f"({', '.join(shown)})"
+        parts = (f"{key.name}={_shown(batch.column(key.name)[number])}" for key in self._staged.keys)
+        return f"({', '.join(parts)})"
 
 
 def _shown(value: pa.Scalar) -> str:

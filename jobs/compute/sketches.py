@@ -66,26 +66,26 @@ def _counts(column: Column, per_octave: int, most: int, negatives: int, scale: i
     )
     # With as many bins as there are places, none is joined with another: the counts are exact.
     bins = F.histogram_numeric(place.cast("int"), F.lit(length))
-    found = F.coalesce(F.array_sort(bins), F.array().cast("array<struct<x:int,y:double>>"))
-    return F.concat(F.lit("{"), _dense(found, length), F.lit("}"))
+    pairs = F.coalesce(F.array_sort(bins), F.array().cast("array<struct<x:int,y:double>>"))
+    return F.concat(F.lit("{"), _dense(pairs, length), F.lit("}"))
 
 
 def _dense(bins: Column, length: int) -> Column:
     """Return a count per place as text, of pairs of place and count in the order of the places; a place may come repeatedly."""
 
-    def with_last(found: Column) -> Column:
-        return F.when(found.place < 0, F.lit("")).otherwise(F.concat(found.text, found.n.cast("string"), F.lit(",")))
+    def with_last(state: Column) -> Column:
+        return F.when(state.place < 0, F.lit("")).otherwise(F.concat(state.text, state.n.cast("string"), F.lit(",")))
 
-    def add(found: Column, each: Column) -> Column:
+    def add(state: Column, each: Column) -> Column:
         n = each.y.cast("bigint")
-        gap = F.repeat(F.lit("0,"), each.x - found.place - 1)
-        return F.when(each.x == found.place, _struct(found.text, found.place, found.n + n)).otherwise(
-            _struct(F.concat(with_last(found), gap), each.x, n)
+        gap = F.repeat(F.lit("0,"), each.x - state.place - 1)
+        return F.when(each.x == state.place, _struct(state.text, state.place, state.n + n)).otherwise(
+            _struct(F.concat(with_last(state), gap), each.x, n)
         )
 
-    def finish(found: Column) -> Column:
-        zeros = F.repeat(F.lit("0,"), F.lit(length - 1) - found.place)
-        return F.rtrim(F.concat(with_last(found), zeros), F.lit(","))
+    def finish(state: Column) -> Column:
+        zeros = F.repeat(F.lit("0,"), F.lit(length - 1) - state.place)
+        return F.rtrim(F.concat(with_last(state), zeros), F.lit(","))
 
     nothing = _struct(F.lit(""), F.lit(-1), F.lit(0).cast("bigint"))
     return F.aggregate(bins, nothing, add, finish)

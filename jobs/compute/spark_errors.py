@@ -108,8 +108,8 @@ def raised_in_python(text: str) -> list[tuple[str, str]]:
     """
     raised = []
     for block in text.split(_TRACEBACK)[1:]:
-        if found := next(_raised(block.splitlines()[1:]), None):
-            raised.append(found)
+        if exception := next(_raised(block.splitlines()[1:]), None):
+            raised.append(exception)
     return raised
 
 

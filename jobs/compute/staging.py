@@ -45,8 +45,8 @@ def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows:
     staging = str(staging_table_of(spec, attempt.txid, attempt.number).name)  # plain text, because executors lack SQLAlchemy
     digest = digest_statement(spec, attempt.txid, attempt.number)
     # Executors may lack the author's modules, so the author's code is left out.
-    sent = spec.without_code if isinstance(spec, StateSpec) else spec
-    task = sink.StagingSink(conninfo_of_tasks(settings), staging, sent, digest, counter)
+    plain_spec = spec.without_code if isinstance(spec, StateSpec) else spec
+    task = sink.StagingSink(conninfo_of_tasks(settings), staging, plain_spec, digest, counter)
     # As Arrow, because collect() would ask the server how to return binary columns.
     table = rows.mapInArrow(task, sink.ANSWER).toArrow()
     answers = [sink.Answer(**answer) for answer in table.to_pylist()]

@@ -50,18 +50,18 @@ class StateAnswers:
         Raises: DeclarationInvalid.
         """
         if (state := self.states.get(of)) is None:
-            known = ", ".join(self.states) or "none"
+            declared = ", ".join(self.states) or "none"
             raise DeclarationInvalid(
                 f"The transform queries {of}, which its pipeline does not declare. Add queries=[StateQuery({of!r})]. "
-                f"Declared: {known}."
+                f"Declared: {declared}."
             )
         schema = rows.schema
         keys = _keys(schema, state, on)
-        chosen = _chosen(schema, state, columns, how)
-        fields = [T.StructField(name, state_columns.spark_type(state.column(name))) for name in chosen]
+        aliases = _chosen(schema, state, columns, how)
+        fields = [T.StructField(name, state_columns.spark_type(state.column(name))) for name in aliases]
         lookup = Lookup(
             self.conninfo,
-            state.reading(self.txid, list(chosen)),
+            state.reading(self.txid, list(aliases)),
             {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in fields},
             tuple(key.type.name for key in state.spec.keys),
         )
@@ -69,12 +69,12 @@ class StateAnswers:
         # PySpark's stubs lack it.
         ask = F.arrow_udf(lookup.answers, answer).asNondeterministic()  # type: ignore[attr-defined]
         # Each task that asks has a connection of its own.
-        found = rows.coalesce(self.tasks).select("*", ask(*(keys or [F.lit(0)])).alias(FOUND))
+        answered = rows.coalesce(self.tasks).select("*", ask(*(keys or [F.lit(0)])).alias(FOUND))
         if how != "left":
             is_there = F.col(FOUND).getField(IS_THERE)
-            found = found.where(is_there if how == "inner" else ~is_there)
+            answered = answered.where(is_there if how == "inner" else ~is_there)
         own = [F.col(quoted(name)) for name in schema.names]
-        return found.select(*own, *(F.col(FOUND).getField(name).alias(alias) for name, alias in chosen.items()))
+        return answered.select(*own, *(F.col(FOUND).getField(name).alias(alias) for name, alias in aliases.items()))
 
 
 def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) -> list[Any]:
@@ -94,10 +94,10 @@ def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) ->
             raise DeclarationInvalid(
                 f"{begin} takes {key.name} from column {name}, and the rows have {', '.join(schema.names)}."
             )
-        found = schema[name].dataType
-        if isinstance(found, T.FloatType | T.DoubleType) or not state_columns.fits(found, key.type, any_scale=True):
+        kind = schema[name].dataType
+        if isinstance(kind, T.FloatType | T.DoubleType) or not state_columns.fits(kind, key.type, any_scale=True):
             raise DeclarationInvalid(
-                f"{begin}: its key {key.name} is {key.type.name}, column {name} of the rows is {found.simpleString()}. Cast it."
+                f"{begin}: its key {key.name} is {key.type.name}, column {name} of the rows is {kind.simpleString()}. Cast it."
             )
         column = F.col(quoted(name))
         keys.append(F.lower(column) if key.type.name == "uuid" else column)
@@ -116,17 +116,17 @@ def _chosen(schema: T.StructType, state: "QueriedState", columns: Mapping[str, s
                 f'{begin} with how="anti" keeps rows that the state does not have: it has no columns for them.'
             )
         return {}
-    known = [column.name for column in state.spec.shown]
-    chosen = dict(columns) if columns is not None else {value.name: value.name for value in state.spec.results}
-    if strange := [name for name in chosen if name not in known]:
-        raise DeclarationInvalid(f"{begin} asks for column {strange[0]}, and the state has {', '.join(known)}.")
-    names = [name.lower() for name in (*schema.names, *chosen.values())]  # to Spark, Seats and seats are the same
-    if twice := [name for name in chosen.values() if names.count(name.lower()) > 1]:
+    names_there = [column.name for column in state.spec.shown]
+    aliases = dict(columns) if columns is not None else {value.name: value.name for value in state.spec.results}
+    if strange := [name for name in aliases if name not in names_there]:
+        raise DeclarationInvalid(f"{begin} asks for column {strange[0]}, and the state has {', '.join(names_there)}.")
+    names = [name.lower() for name in (*schema.names, *aliases.values())]  # to Spark, Seats and seats are the same
+    if twice := [name for name in aliases.values() if names.count(name.lower()) > 1]:
         raise DeclarationInvalid(
             f"{begin} would give the rows a second column {twice[0]}. Give it another name: "
-            f'columns={{"{next(name for name, alias in chosen.items() if alias == twice[0])}": "..."}}.'
+            f'columns={{"{next(name for name, alias in aliases.items() if alias == twice[0])}": "..."}}.'
         )
-    return chosen
+    return aliases
 
 
 @dataclass(frozen=True)
@@ -163,17 +163,17 @@ class Lookup:
         for column, kind in zip(columns, self.kinds, strict=True):
             is_possible = pc.and_(is_possible, _can_be_stored(column, kind))
         rows_of_keys = list(zip(*(_values(column, is_possible) for column in columns), strict=True)) if columns else [()] * size
-        wanted = list(dict.fromkeys(key for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True) if is_it))
+        distinct = list(dict.fromkeys(key for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True) if is_it))
         place: dict[tuple[Any, ...], int] = {}
-        found: list[tuple[Any, ...]] = []
-        for position, row in self.reading.rows(connection, wanted):
-            place[wanted[position]] = len(found)
-            found.append(row)
+        state_rows: list[tuple[Any, ...]] = []
+        for position, row in self.reading.rows(connection, distinct):
+            place[distinct[position]] = len(state_rows)
+            state_rows.append(row)
         # In the list, a key that cannot be stored consists of NULLs, as a stored key may: only possible keys match.
         places = [place.get(key) if is_it else None for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True)]
         indices = pa.array(places, pa.int64())
         columns_found = [
-            pa.array([_plain(row[number]) for row in found], kind).take(indices)
+            pa.array([_plain(row[number]) for row in state_rows], kind).take(indices)
             for number, kind in enumerate(self.result.values())
         ]
         return pa.StructArray.from_arrays([indices.is_valid(), *columns_found], [IS_THERE, *self.result])

@@ -45,15 +45,15 @@ def column_of(schema: T.StructType, state: StateSpec, name: str, declared: Colum
     column = F.col(quoted(name))
     if declared is None:
         return column
-    found = field.dataType
-    if not fits(found, declared):
+    kind = field.dataType
+    if not fits(kind, declared):
         raise DeclarationInvalid(
-            f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {found.simpleString()}. "
+            f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {kind.simpleString()}. "
             "Cast it in the transform, where what is lost is your decision."
         )
-    if isinstance(found, _FLOATS):
+    if isinstance(kind, _FLOATS):
         decimal = column.cast("string").try_cast(spark_type(declared))
-        return _or_refuse(state, name, declared, column, decimal, decimal.cast(found) == column)
+        return _or_refuse(state, name, declared, column, decimal, decimal.cast(kind) == column)
     if declared.name == "uuid":
         return _or_refuse(state, name, declared, column, F.lower(column), F.lower(column).rlike(_UUID))
     return column.cast(spark_type(declared))
@@ -68,16 +68,16 @@ def spark_type(declared: ColumnType) -> T.DataType:
     return _SPARK_TYPES[declared.name]
 
 
-def fits(found: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> bool:
+def fits(kind: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> bool:
     """Return whether a column takes a Spark type without loss; with `any_scale`, a numeric column takes any decimal type."""
     numeric = declared.precision_and_scale
     if numeric is None:
-        return isinstance(found, _WHOLE if declared.name in ("integer", "bigint") else type(_SPARK_TYPES[declared.name]))
-    if any_scale and isinstance(found, T.DecimalType):
+        return isinstance(kind, _WHOLE if declared.name in ("integer", "bigint") else type(_SPARK_TYPES[declared.name]))
+    if any_scale and isinstance(kind, T.DecimalType):
         return True
     precision, scale = numeric
-    return isinstance(found, (*_WHOLE, *_FLOATS)) or (
-        isinstance(found, T.DecimalType) and found.scale <= scale and found.precision - found.scale <= precision - scale
+    return isinstance(kind, (*_WHOLE, *_FLOATS)) or (
+        isinstance(kind, T.DecimalType) and kind.scale <= scale and kind.precision - kind.scale <= precision - scale
     )
 
 

@@ -97,15 +97,15 @@ class Tracker:
 
         Raises: DeclarationInvalid if the rows did not pass through the observed DataFrame.
         """
-        found: dict[str, Any] = self._observation.get
-        if "rows" not in found:
+        observed: dict[str, Any] = self._observation.get
+        if "rows" not in observed:
             of = f"input {self._of}: each row of each input has to be read" if self._of else "its input"
             raise DeclarationInvalid(
                 f"The transform returns rows that it has not made from {of}. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, join, groupBy and the like."
             )
-        hashes = signed(((found["high"] or 0) << HALF_BITS) + (found["low"] or 0)) if self._is_tracked else None
-        return RowSums(found["rows"] or 0, hashes, found.get("flagged", 0))
+        hashes = signed(((observed["high"] or 0) << HALF_BITS) + (observed["low"] or 0)) if self._is_tracked else None
+        return RowSums(observed["rows"] or 0, hashes, observed.get("flagged", 0))
 
 
 def with_id(rows: DataFrame, schema: T.StructType, columns: Iterable[str], of: str = "") -> DataFrame:
@@ -135,9 +135,9 @@ def _named(sums: tuple[Column, Column]) -> list[Column]:
 
 def total(sums: Sequence[RowSums]) -> RowSums:
     """Return the sums of rows that passed several places, modulo 2^64."""
-    hashes = [found.hash for found in sums]
+    hashes = [each.hash for each in sums]
     added = None if None in hashes else signed(sum(number or 0 for number in hashes))
-    return RowSums(sum(found.rows for found in sums), added, sum(found.flagged for found in sums))
+    return RowSums(sum(each.rows for each in sums), added, sum(each.flagged for each in sums))
 
 
 def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column:

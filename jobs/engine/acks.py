@@ -13,20 +13,20 @@ from state_store.commits import Commit
 logger = logging.getLogger(__name__)
 
 
-def ack(store: StateStore, pipeline: Pipeline, done: Commit) -> bool:
+def ack(store: StateStore, pipeline: Pipeline, commit: Commit) -> bool:
     """Give the source the ack of a committed or skipped batch; then record the ack.
 
     Return False if the source raises: the error is logged, the batch stays committed, and the next plan gives the ack again.
     """
     if not pipeline.source.wants_acks:
         return True
-    metadata = store.source_metadata(pipeline.name, done.txid)
+    metadata = store.source_metadata(pipeline.name, commit.txid)
     if QUARANTINED not in metadata:
-        attempt = Attempt(pipeline.name, done.txid, done.attempt, metadata)
+        attempt = Attempt(pipeline.name, commit.txid, commit.attempt, metadata)
         message = f"{attempt}: ack failed; the next run tries again"
         if not call_source(message, lambda: pipeline.source.ack(attempt, store.settings)):
             return False
-    store.note_ack(pipeline.name, done.txid, done.attempt)
+    store.note_ack(pipeline.name, commit.txid, commit.attempt)
     return True
 
 
@@ -36,13 +36,13 @@ def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
     Stop at the first ack that fails: the next would most often fail for the same reason, slowly. A source that wants none,
     because it was declared otherwise when a batch was planned, is owed none any more.
     """
-    for done in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
+    for commit in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
         if not pipeline.source.wants_acks:
-            store.note_ack(pipeline.name, done.txid, done.attempt)
+            store.note_ack(pipeline.name, commit.txid, commit.attempt)
             continue
-        if not ack(store, pipeline, done):
+        if not ack(store, pipeline, commit):
             return
-        logger.info("%s %s: its overdue ack was given", pipeline.name, done.txid)
+        logger.info("%s %s: its overdue ack was given", pipeline.name, commit.txid)
 
 
 def call_source(message: str, call: Callable[[], None]) -> bool:

@@ -51,7 +51,7 @@ class Committer:
             for tries_left in reversed(range(RESTAGE_TRIES)):
                 try:
                     together = {commit.txid: commit for commit in self._try_together()}
-                    done = together.get(txid) or self._commit_alone(txid)
+                    own = together.get(txid) or self._commit_alone(txid)
                     break
                 except StagingLost as lost:
                     if not tries_left:
@@ -59,12 +59,12 @@ class Committer:
                     with about(pipeline.name, txid, lost.attempt):
                         logger.warning("%s", lost)
                     restage(txid)
-            has_ack = done.already_committed and store.turn(pipeline.name, txid).done
+            has_ack = own.already_committed and store.turn(pipeline.name, txid).done
             if txid not in together and not has_ack:
-                ack(store, pipeline, done)
-            if not done.already_committed:
+                ack(store, pipeline, own)
+            if not own.already_committed:
                 self._drain(max(together, default=txid) + 1)
-            return done
+            return own
 
     def commit_ready(self) -> None:
         """Commit the sealed batches after the cursor, unless another task is committing.
@@ -73,8 +73,8 @@ class Committer:
         the first uncommitted batch.
         """
         following = self._store.committed(self._pipeline.name) + 1
-        while self._opens(following) and (done := self._try_together(wait=False)):
-            following = done[-1].txid + 1
+        while self._opens(following) and (commits := self._try_together(wait=False)):
+            following = commits[-1].txid + 1
 
     def redo(self, txid: int, reason: str, without: Collection[str]) -> Commit:
         """Replace the last committed batch's effect on the states by its newest attempt's; then give the source the ack.
@@ -85,9 +85,9 @@ class Committer:
         """
         pipeline = self._pipeline
         request = Redo(self._owner, reason, pipeline.source.wants_acks, without)
-        done = self._store.redo_batch(pipeline.spec, txid, request)
-        ack(self._store, pipeline, done)
-        return done
+        commit = self._store.redo_batch(pipeline.spec, txid, request)
+        ack(self._store, pipeline, commit)
+        return commit
 
     def _drain(self, txid: int) -> None:
         """Commit this batch and those that directly follow, while their turns are open.
@@ -97,16 +97,16 @@ class Committer:
         together = True
         while self._opens(txid):
             try:
-                done = self._try_together() if together else []
-                together = bool(done)  # a failed joint commit would fail again: from here on, each batch commits alone
-                done = done or [self._commit_alone(txid)]
+                commits = self._try_together() if together else []
+                together = bool(commits)  # a failed joint commit would fail again: from here on, each batch commits alone
+                commits = commits or [self._commit_alone(txid)]
             except TidegateError as stop:
                 with about(self._pipeline.name, txid):
                     logger.info("%s %s is left to its own task: %s", self._pipeline.name, txid, stop)
                 return
-            if done[-1].already_committed:
+            if commits[-1].already_committed:
                 return
-            txid = done[-1].txid + 1
+            txid = commits[-1].txid + 1
 
     def _opens(self, txid: int) -> bool:
         turn = self._store.turn(self._pipeline.name, txid)
@@ -114,10 +114,10 @@ class Committer:
 
     def _commit_alone(self, txid: int) -> Commit:
         timeout = self._pipeline.message_timeout_seconds
-        done = self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
-        if not done.already_committed:
-            self._notify([done])
-        return done
+        commit = self._store.commit_batch(self._pipeline.spec, txid, self._owner, attempt_timeout_seconds=timeout)
+        if not commit.already_committed:
+            self._notify([commit])
+        return commit
 
     def _try_together(self, *, wait: bool = True) -> list[Commit]:
         """Commit the sealed batches after the cursor in one transaction; [] if another task commits, or on any error.
@@ -140,9 +140,9 @@ class Committer:
             self._notify(done)
         return done
 
-    def _notify(self, done: Sequence[Commit]) -> None:
+    def _notify(self, commits: Sequence[Commit]) -> None:
         for listener in self._listeners:
-            listener.on_committed(self._store, self._pipeline.name, [commit.txid for commit in done])
+            listener.on_committed(self._store, self._pipeline.name, [commit.txid for commit in commits])
 
     def _log_why_not_together(self, error: Exception) -> None:
         unexpected = None if isinstance(error, TidegateError) else error

@@ -125,13 +125,13 @@ class Processor:
         """Begin an attempt, with a new plan of the batch if the store asks for one."""
         new_input: NewInput | None = None
         while True:
-            begun = self._store.start_attempt(
+            attempt = self._store.start_attempt(
                 self._pipeline.spec, txid, self._owner, mode=mode, airflow=self._airflow, new_input=new_input
             )
-            if not isinstance(begun, ReplanNeeded):
-                return begun
-            metadata = replan(self._store, self._pipeline, txid, begun)
-            new_input = NewInput(encode_metadata(metadata), begun.continues)
+            if not isinstance(attempt, ReplanNeeded):
+                return attempt
+            metadata = replan(self._store, self._pipeline, txid, attempt)
+            new_input = NewInput(encode_metadata(metadata), attempt.continues)
 
     def _stage(self, attempt: Attempt) -> None:
         pipeline = self._pipeline

@@ -91,9 +91,9 @@ class Spans(Listener):
             return
         # The transaction may have begun before the seal, and waited for the cursor's lock.
         sealed_at = times.ended_at if times.sealed_at is not None else None
-        begun = max(times.committed_at, sealed_at or times.committed_at)
+        turn_came_at = max(times.committed_at, sealed_at or times.committed_at)
         if sealed_at is not None:
-            self._record("wait", sealed_at, begun, _key(times))
+            self._record("wait", sealed_at, turn_came_at, _key(times))
         about = {
             **_key(times),
             "owner": times.committed_by,
@@ -101,7 +101,7 @@ class Spans(Listener):
             "quarantined_rows": times.quarantined_rows,
             "skipped": times.skipped_reason is not None,
         }
-        self._record("commit", begun, times.merged_at, about)
+        self._record("commit", turn_came_at, times.merged_at, about)
 
     def _record(self, name: str, begin: datetime, end: datetime, about: Attributes, *, error: str | None = None) -> Self:
         """Record one span; return a recorder of its children. After a clock was set back, its length is zero, not negative."""

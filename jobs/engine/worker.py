@@ -182,10 +182,10 @@ class Worker:
 
         Raises: the errors of `Committer.commit`.
         """
-        done = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
+        commit = self._committer.commit(txid, restage=lambda lost: self.process(lost, mode="restage"))
         for listener in self.listeners:
             listener.on_commit_task(self.store, self.name, txid)
-        return done
+        return commit
 
     def redo(self, txid: int, reason: str, *, without: Collection[str] = ()) -> Commit:
         """Process the last committed batch again, and replace its effect on the states (I13). For opaque states only.
@@ -201,10 +201,10 @@ class Worker:
         self.store.check_not_followed(self.pipeline.spec, txid, without)
         self._processor.stage_for_redo(txid)
         with StateStore.connect(settings, user=settings.pg_owner) as owners_store:
-            done = replace(self, store=owners_store)._committer.redo(txid, reason, without)
+            commit = replace(self, store=owners_store)._committer.redo(txid, reason, without)
         for listener in self.listeners:
             listener.on_commit_task(self.store, self.name, txid)
-        return done
+        return commit
 
     def report_exhausted(self, txid: int, reason: str) -> None:
         """Halt a batch that no task will retry by itself; a later run clears the halt.

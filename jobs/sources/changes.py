@@ -190,10 +190,10 @@ class ChangesEmitter(Emitter):
         with _connected(self._settings, self._settings.pg_user, self._source) as connection, connection.cursor() as cursor:
             condition = query.between(metadata["after"], metadata["to"])
             cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
-            (found,) = cursor.fetchone()
-        if found != metadata["rows"]:
+            (rows,) = cursor.fetchone()
+        if rows != metadata["rows"]:
             raise SourceChanged(
-                f"{query.name} has {found} row(s) in txids {_range(metadata)}, but {metadata['rows']} when the batch was "
+                f"{query.name} has {rows} row(s) in txids {_range(metadata)}, but {metadata['rows']} when the batch was "
                 "planned. Rows of a committed txid never change: restore the table."
             )
 
@@ -216,12 +216,12 @@ def _look(connection: Any, source: Changes) -> _Upstream:
 
     with connection.cursor() as cursor:
         cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})
-        found = cursor.fetchone()
-    if found is None:
+        row = cursor.fetchone()
+    if row is None:
         raise SourceUnreadable(
             f"Changes({source.of!r}): pipeline {source.pipeline} is not registered. Declare it, then run: tidegate migrate"
         )
-    committed, declaration, pruned = found
+    committed, declaration, pruned = row
     state = spec_of(declaration).state(source.state)
     if state is None or state.stream is None:
         why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
@@ -267,8 +267,8 @@ def _cut(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int
 def _commit(connection: Any, source: Changes, txid: int) -> str | None:
     with connection.cursor() as cursor:
         cursor.execute(_COMMIT, [source.pipeline, txid])
-        found = cursor.fetchone()
-    return found[0] if found else None
+        row = cursor.fetchone()
+    return row[0] if row else None
 
 
 def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -> None:

@@ -78,8 +78,8 @@ class SparkType:
     def refusal(self, value: object) -> str:
         """Return why a value is not of this type."""
         text = repr(value)
-        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-        return f"{shown} is no {self.name}{_HINTS.get(self.family, '')}"
+        excerpt = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+        return f"{excerpt} is no {self.name}{_HINTS.get(self.family, '')}"
 
 
 def columns_of(schema: Mapping[str, str]) -> str:
@@ -105,19 +105,19 @@ def parse_type(text: str) -> SparkType:
 
 def _kind_at(text: str) -> tuple[SparkType, str]:
     """Return the type at the beginning of a text, and the rest of the text."""
-    found = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
-    if not found:
+    match = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
+    if not match:
         raise ValueError(f"{text!r} is not a type")
-    name, rest = found[1].lower(), text[found.end() :]
-    if found[2] == "<":
+    name, rest = match[1].lower(), text[match.end() :]
+    if match[2] == "<":
         return _nested(name, rest)
-    whole = found[0].strip()
+    whole = match[0].strip()
     if decimal := _DECIMAL.fullmatch(whole):
         precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
         if not (1 <= precision <= 38 and scale <= precision):
             raise ValueError(f"{whole!r} is not a type: a decimal has up to 38 digits")
         return SparkType(f"decimal({precision},{scale})", "decimal", digits=(precision, scale)), rest
-    if found[2] or name not in _SIMPLE:
+    if match[2] or name not in _SIMPLE:
         raise ValueError(f"{whole!r} is not a type of a column")
     family, alias = _SIMPLE[name]
     return SparkType(name, family, alias), rest

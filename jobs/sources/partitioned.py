@@ -51,14 +51,14 @@ class PartitionedCoordinator(Coordinator):
         """
         if current_metadata is not None and self._kind == "transactional":
             return current_metadata
-        known = {**previous_metadata["idle"], **previous_metadata["partitions"]} if previous_metadata else {}
+        last_slices = {**previous_metadata["idle"], **previous_metadata["partitions"]} if previous_metadata else {}
         names = sorted(self._partitions.names())
-        if gone := sorted(known.keys() - set(names)):
+        if gone := sorted(last_slices.keys() - set(names)):
             self._miss(txid, PartitionUnavailable(f"Partition {', '.join(gone)} of the source has vanished."))
         slices: dict[str, SourceMetadata] = {}
         for name in names:
             try:
-                following = self._partitions.next_slice(name, known.get(name))
+                following = self._partitions.next_slice(name, last_slices.get(name))
             except PartitionUnavailable as unavailable:
                 self._miss(txid, unavailable)
                 continue
@@ -66,7 +66,7 @@ class PartitionedCoordinator(Coordinator):
                 slices[name] = following
         if not slices and current_metadata is None:
             return None
-        return {"partitions": slices, "idle": {name: last for name, last in known.items() if name not in slices}}
+        return {"partitions": slices, "idle": {name: last for name, last in last_slices.items() if name not in slices}}
 
     def _miss(self, txid: int, unavailable: PartitionUnavailable) -> None:
         if self._kind == "transactional":

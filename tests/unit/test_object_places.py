@@ -12,7 +12,7 @@ import pytest
 from jobs import Files, Reference
 from jobs.sources.files import object_listing, objects
 from jobs.sources.files.objects import ObjectPath
-from jobs.sources.files.stores import FoundObject, buckets
+from jobs.sources.files.stores import ObjectInfo, buckets
 from state_store import Settings
 from state_store.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
 from state_store.source_files import TakenFile
@@ -106,12 +106,12 @@ class Ledger:
         """Take note of nothing."""
 
 
-def found(name: str, etag: str | None = "1") -> FoundObject:
+def found(name: str, etag: str | None = "1") -> ObjectInfo:
     """Describe an object of one byte."""
-    return FoundObject(f"in/{name}", 1, 0, etag, None)
+    return ObjectInfo(f"in/{name}", 1, 0, etag, None)
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[FoundObject]], ledger: Ledger, **source: Any) -> list[list[str]]:
+def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[ObjectInfo]], ledger: Ledger, **source: Any) -> list[list[str]]:
     """Plan batches until there is nothing new; return their objects' names."""
     monkeypatch.setattr(object_listing, "listed", lambda _place, _after=None, _enters=None: iter(pages))
     coordinator = Files("s3a://lake/in", format="csv", schema=COLUMNS, **source).coordinator(Settings())
@@ -179,7 +179,7 @@ def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("obstore.get", get)
     monkeypatch.setattr(buckets, "_client", lambda _url: None)
     monkeypatch.setattr(objects, "_store", buckets.Bucket)
-    monkeypatch.setattr(objects, "look", lambda path: FoundObject(path.key, len(content), 0, "1", None))
+    monkeypatch.setattr(objects, "look", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
     with ObjectPath("s3a://lake", "in/a", "1").open() as file:
         assert file.read() == content
         assert file.seek(-10, io.SEEK_END) == len(content) - 10

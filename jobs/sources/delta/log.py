@@ -131,15 +131,15 @@ class Log:
         for line in self._lines(version):
             digest.update(line)
             action = self._action(version, line)
-            for name, found in action.items():
+            for name, details in action.items():
                 if name in ("add", "remove"):
-                    self._count(commit, name, found)
+                    self._count(commit, name, details)
                 elif name == "cdc":
                     commit.change_files += 1
                 elif name == "commitInfo":
-                    commit.operation = str(found.get("operation") or commit.operation)
+                    commit.operation = str(details.get("operation") or commit.operation)
                 else:
-                    actions[name] = found
+                    actions[name] = details
         commit.digest = digest.hexdigest()
         if "protocol" in actions:
             self._check_protocol(actions["protocol"])
@@ -169,12 +169,12 @@ class Log:
         for line in self._lines(commit.version):
             action = self._action(commit.version, line)
             if by_row:
-                if found := action.get("cdc"):
-                    yield self._data_file(found, commit.version, None)
-            elif (found := action.get("add")) and _changes_rows(found):
-                yield self._data_file(found, commit.version)
-            elif changes and (found := action.get("remove")) and _changes_rows(found):
-                yield self._data_file(found, commit.version, "delete")
+                if details := action.get("cdc"):
+                    yield self._data_file(details, commit.version, None)
+            elif (details := action.get("add")) and _changes_rows(details):
+                yield self._data_file(details, commit.version)
+            elif changes and (details := action.get("remove")) and _changes_rows(details):
+                yield self._data_file(details, commit.version, "delete")
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Return the table as of a version; None for the newest.
@@ -191,15 +191,15 @@ class Log:
                 f"{self.table} is no Delta table: {self._folder} has no version. Correct the pipeline's Delta(...)."
             )
         version = newest if version is None else version
-        begun = max((each for each in checkpoints if each <= version), default=None)
-        table = None if begun is None else self._table_in(checkpoints[begun])
+        base = max((each for each in checkpoints if each <= version), default=None)
+        table = None if base is None else self._table_in(checkpoints[base])
         since: dict[tuple[str, str | None], DataFile | None] = {}
-        for each in range(0 if begun is None else begun + 1, version + 1):
+        for each in range(0 if base is None else base + 1, version + 1):
             table = self._commit_before(each, newest).table or table
             self._note(each, since)
         if table is None:
             raise SourceUnreadable(f"{self._folder} does not say what the table is up to version {version}.")
-        return Snapshot(version, table, () if begun is None else checkpoints[begun], since)
+        return Snapshot(version, table, () if base is None else checkpoints[base], since)
 
     def files_in(self, snapshot: Snapshot) -> Iterator[DataFile]:
         """Yield the files of a snapshot, in no certain order.
@@ -209,9 +209,9 @@ class Log:
         for name in snapshot.checkpoint:
             for row in self._rows(name, _OF_FILES):
                 if row["add"] is not None:
-                    found = self._data_file(row["add"], snapshot.version)
-                    if found.key not in snapshot.since:
-                        yield self._whole(found)
+                    file = self._data_file(row["add"], snapshot.version)
+                    if file.key not in snapshot.since:
+                        yield self._whole(file)
         for each in snapshot.since.values():
             if each is not None:
                 yield self._whole(replace(each, version=snapshot.version))
@@ -220,15 +220,15 @@ class Log:
         for line in self._lines(version):
             action = self._action(version, line)
             for name in ("remove", "add"):
-                if found := action.get(name):
-                    file = self._data_file(found, version)
+                if details := action.get(name):
+                    file = self._data_file(details, version)
                     since[file.key] = file if name == "add" else None
 
     def _names(self) -> Iterator[str]:
         """Yield the names in the log's folder."""
         if isinstance(self._folder, ObjectPath):
             for page in listed(self._folder):
-                yield from (found.key[len(self._folder.key) + 1 :] for found in page)
+                yield from (each.key[len(self._folder.key) + 1 :] for each in page)
             return
         try:
             yield from (path.name for path in self._folder.iterdir())
@@ -253,14 +253,14 @@ class Log:
 
     def _action(self, version: int, line: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(line) if line.strip() else {}
+            action = json.loads(line) if line.strip() else {}
         except ValueError as error:
             raise SourceUnreadable(
                 f"Version {version} of {self.table} cannot be read: its log has a line that is no JSON ({error})."
             ) from None
-        if not isinstance(found, dict):
+        if not isinstance(action, dict):
             raise SourceUnreadable(f"Version {version} of {self.table} cannot be read: its log has a line that is no action.")
-        return found
+        return action
 
     def _rows(self, name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of a checkpoint's file, with these columns of their actions."""
@@ -322,15 +322,15 @@ class Log:
     def _unsupported(self, what: str) -> SourceUnreadable:
         return SourceUnreadable(f"{self.table} requires {what} of its readers, which Tidegate does not support.")
 
-    def _table_of(self, found: Mapping[str, Any]) -> Table:
-        configuration = dict(found.get("configuration") or {})
+    def _table_of(self, metadata: Mapping[str, Any]) -> Table:
+        configuration = dict(metadata.get("configuration") or {})
         if (mode := configuration.get("delta.columnMapping.mode", "none")) != "none":
             raise SourceUnreadable(
                 f"{self.table} has other names for its columns in its files (column mapping by {mode}), which is not read."
             )
-        columns = [field["name"] for field in json.loads(found["schemaString"])["fields"]]
+        columns = [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
         records_changes = configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
-        return Table(found["id"], tuple(columns), tuple(found["partitionColumns"] or ()), records_changes)
+        return Table(metadata["id"], tuple(columns), tuple(metadata["partitionColumns"] or ()), records_changes)
 
 
 def _changes_rows(action: Mapping[str, Any]) -> bool:
@@ -353,5 +353,5 @@ def _checkpoints_among(names: list[str]) -> dict[int, tuple[str, ...]]:
                 single[int(match[1])] = (name,)
             else:
                 parts.setdefault((int(match[1]), int(match[3])), []).append(name)
-    whole = {version: tuple(sorted(found)) for (version, count), found in parts.items() if len(found) == count}
+    whole = {version: tuple(sorted(files)) for (version, count), files in parts.items() if len(files) == count}
     return whole | single

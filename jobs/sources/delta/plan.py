@@ -83,18 +83,18 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each new file with the position after it; no file for a version that adds no rows."""
-        begun: Commit | None = None
+        unfinished: Commit | None = None
         if previous is None or self._begins_again(previous):
             position = self._begin()
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
-            begun = self._version_of(position)
+            unfinished = self._version_of(position)
             self._check_declared(previous)
         if position.snapshot:
             yield from self._rest_of_snapshot(position)
         elif position.taken is not None:
-            begun = begun or next(self._log.following(position.version - 1))
-            yield from self._files_of(begun, position.table, position.taken)
+            unfinished = unfinished or next(self._log.following(position.version - 1))
+            yield from self._files_of(unfinished, position.table, position.taken)
         for commit in self._log.following(position.version):
             if self._counts(commit, position.table):
                 yield from self._files_of(commit, position.table, 0)
@@ -136,12 +136,12 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
         Raises: SourceChanged if the log has another version of this number, or ends before it.
         """
-        found = self._find(position.version)
-        if found is None and position.commit is not None and next(self._log.following(position.version), None) is None:
+        commit = self._find(position.version)
+        if commit is None and position.commit is not None and next(self._log.following(position.version), None) is None:
             raise self._other_table(f"its log ends before version {position.version}, which has been read")
-        if found is not None and position.commit not in (None, found.digest):
+        if commit is not None and position.commit not in (None, commit.digest):
             raise self._other_table(f"version {position.version} of its log is not the one that has been read")
-        return found
+        return commit
 
     def _find(self, version: int) -> Commit | None:
         try:
@@ -229,18 +229,19 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         Raises: RangeExpired if it is gone; SourceUnreadable.
         """
         try:
-            found = self._source.files.identity_of(self._folder, file.name)
+            identity = self._source.files.identity_of(self._folder, file.name)
         except FileNotFoundError:
-            found = None
-        if found is None:
+            identity = None
+        if identity is None:
             raise RangeExpired(
                 f"{self._folder / file.name}, which version {file.version} has, is gone: the table no longer needs it, and "
                 "VACUUM removed it (delta.deletedFileRetentionDuration). Put it back, or declare the next generation with a "
                 "later starting_version, and raise the pipeline's version."
             )
-        if file.size not in (None, found["size"]):
+        if file.size not in (None, identity["size"]):
             raise SourceUnreadable(
-                f"{self._folder / file.name} has {found['size']} bytes, and {file.size} in the log of version {file.version}."
+                f"{self._folder / file.name} has {identity['size']} bytes, and {file.size} in the log of version "
+                f"{file.version}."
             )
         if lacking := [name for name in self._source.partitions if name not in file.partition]:
             raise SourceUnreadable(
@@ -255,4 +256,4 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
                     f"wrote it. Declare {name} as timestamp_ntz, or as string."
                 )
         change = {} if file.change is None else {"change": file.change}
-        return {**found, "partition": partition, "commit_version": file.version, **change}
+        return {**identity, "partition": partition, "commit_version": file.version, **change}

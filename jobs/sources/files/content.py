@@ -73,13 +73,13 @@ def digest_of(content: IO[bytes]) -> str:
 
 def grown_from(path: Path, size: int, sha256: str, *, within: Path | None = None) -> bool:
     """Return whether a file has grown from content of this size and digest."""
-    digest, left = hashlib.sha256(), size
+    digest, remaining = hashlib.sha256(), size
     try:
         with open_file(path, within) as content:
-            while left and (block := content.read(min(READ_BLOCK_BYTES, left))):
+            while remaining and (block := content.read(min(READ_BLOCK_BYTES, remaining))):
                 digest.update(block)
-                left -= len(block)
-            return not left and digest.hexdigest() == sha256 and bool(content.read(1))
+                remaining -= len(block)
+            return not remaining and digest.hexdigest() == sha256 and bool(content.read(1))
     except OSError:
         return False  # the answer only adds detail to a message about a file that is refused anyway
 
@@ -89,11 +89,11 @@ def codec_of(encoding: str) -> str:
 
     Raises: LookupError if there is none of this name that turns bytes into text.
     """
-    found = codecs.lookup(encoding)
-    if not is_text_encoding(found):
+    codec = codecs.lookup(encoding)
+    if not is_text_encoding(codec):
         raise LookupError(encoding)
     # `text_of` removes the byte order mark; Python's decoder for utf-8-sig loses an incomplete mark.
-    return UTF8 if found.name == "utf-8-sig" else found.name
+    return UTF8 if codec.name == "utf-8-sig" else codec.name
 
 
 def text_of(
@@ -143,9 +143,9 @@ def _blocks(path: Place, content: IO[bytes], start: int, end: int | None) -> Ite
         yield from _unpacked_bz2(content)
     else:
         content.seek(start)
-        left = float("inf") if end is None else end - start
-        while left > 0 and (block := content.read(int(min(READ_BLOCK_BYTES, left)))):
-            left -= len(block)
+        remaining = float("inf") if end is None else end - start
+        while remaining > 0 and (block := content.read(int(min(READ_BLOCK_BYTES, remaining)))):
+            remaining -= len(block)
             yield block
 
 

@@ -92,11 +92,11 @@ class DoneFolder:
             raise self._not_movable(source, error.strerror) from error
 
 
-def _is_same(path: Path, found: os.stat_result, file: Mapping[str, Any]) -> bool:
+def _is_same(path: Path, status: os.stat_result, file: Mapping[str, Any]) -> bool:
     """Return whether a file has its planned content. It is read only if its modification time differs."""
-    if found.st_size != file["size"]:
+    if status.st_size != file["size"]:
         return False
-    if found.st_mtime_ns == file["mtime_ns"]:
+    if status.st_mtime_ns == file["mtime_ns"]:
         return True
     with open_file(path) as content:
         return bool(digest_of(content) == file["sha256"])

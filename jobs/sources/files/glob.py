@@ -55,15 +55,15 @@ class Glob:
 
         Without `strict`, names that writers reserve are names like any other.
         """
-        found = set()
+        inside = set()
         for number, place in places:
             part, is_last = self._alternatives[number][place], place == len(self._alternatives[number]) - 1
             if part == "**":
                 if not strict or not _is_hidden(name):
-                    found.add((number, place))
+                    inside.add((number, place))
             elif not is_last and self._takes(part, name, strict=strict):
-                found.add((number, place + 1))
-        return self._opened(found)
+                inside.add((number, place + 1))
+        return self._opened(inside)
 
     def takes(self, places: frozenset[Place], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
@@ -94,13 +94,13 @@ class Glob:
 
     def _opened(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
         """Return these places, and those after a ``**``, which may stand for no folder at all."""
-        found = set()
+        opened = set()
         for number, place in places:
-            found.add((number, place))
+            opened.add((number, place))
             while self._alternatives[number][place] == "**":
                 place += 1  # noqa: PLW2901 - "**" is never the last
-                found.add((number, place))
-        return frozenset(found)
+                opened.add((number, place))
+        return frozenset(opened)
 
 
 def _check_signs(pattern: str) -> None:

@@ -44,7 +44,7 @@ class Listing:
             str(self.folder),
             self.pattern,
             len(self.names),
-            {why: sorted(found) for why, found in sorted(self.left_alone.items())},
+            {why: sorted(names) for why, names in sorted(self.left_alone.items())},
         )
 
 
@@ -65,11 +65,11 @@ def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Lis
 class _Walk:
     """One walk through a folder, as far as the glob leads."""
 
-    def __init__(self, folder: Path, glob: Glob, found: Listing, *, follow_links: bool) -> None:
+    def __init__(self, folder: Path, glob: Glob, listing: Listing, *, follow_links: bool) -> None:
         self.glob = glob
         self._folder = folder
         self._real = os.path.realpath(folder)
-        self._found = found
+        self._found = listing
         self._follow_links = follow_links
         # The real path of each file that is reached by a link.
         self._linked: dict[str, str] = {}
@@ -83,10 +83,10 @@ class _Walk:
         while self._ahead:
             self._list(*self._ahead.popleft())
         names = set(self._found.names)
-        taken: dict[str, str] = {}
+        name_of: dict[str, str] = {}
         for name, real in sorted(self._linked.items()):
             own = os.path.relpath(real, self._real)
-            if (own in names and own not in self._linked) or taken.setdefault(real, name) != name:
+            if (own in names and own not in self._linked) or name_of.setdefault(real, name) != name:
                 names.discard(name)
                 self._found.left_alone[SAME_FILE].append(name)
         self._found.names = sorted(names)
@@ -98,7 +98,7 @@ class _Walk:
         path = self._folder / below
         try:
             with os.scandir(path) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                children = sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError:
             if below:
                 return  # it was removed during the walk
@@ -108,7 +108,7 @@ class _Walk:
                 f"{'A folder in the' if below else 'The'} source folder {printable(path)} cannot be listed: {error.strerror}. "
                 "Make it readable, or move it away."
             ) from error
-        for entry in found:
+        for entry in children:
             name = below + entry.name
             if _is_folder(entry):
                 self._look_at_folder(entry, name, places, above, by_link=by_link)
@@ -146,16 +146,17 @@ class _Walk:
             self._ahead.append((f"{name}/", inside, (*above, real), True))
 
 
-def _check_encoding(found: Listing) -> None:
+def _check_encoding(listing: Listing) -> None:
     """Refuse names that another process would read as others, because its locale is another: each file would count twice.
 
     Raises: SettingsInvalid.
     """
     encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8" and (name := next((name for name in found.names if not name.isascii()), None)):
+    if encoding != "utf-8" and (name := next((name for name in listing.names if not name.isascii()), None)):
         raise SettingsInvalid(
-            f"{found.folder} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as its "
-            "locale says: to others they are other names. Let it have a locale of UTF-8 (LC_ALL=C.UTF-8), or set PYTHONUTF8=1."
+            f"{listing.folder} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as "
+            "its locale says: to others they are other names. Let it have a locale of UTF-8 (LC_ALL=C.UTF-8), or set "
+            "PYTHONUTF8=1."
         )
 
 
@@ -189,9 +190,9 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
     return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
 
 
-def is_young(found: os.stat_result, min_age_seconds: int) -> bool:
+def is_young(status: os.stat_result, min_age_seconds: int) -> bool:
     """Return whether a file may still be written, by its age; a time far in the future is no sign of that."""
-    return abs(time.time() - found.st_mtime) < min_age_seconds
+    return abs(time.time() - status.st_mtime) < min_age_seconds
 
 
 def young_among(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, completed, identified, unfinished
 from jobs.sources.files.object_listing import EVERYTHING, named_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
-from jobs.sources.files.objects import ObjectPath, for_spark, look, url_for_spark
+from jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
 from jobs.sources.files.stores import PAGE
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
@@ -57,17 +57,17 @@ class ManifestsCoordinator(ObjectsCoordinator):
 
         Raises: SourceChanged, SourceUnreadable, SourceUnavailable.
         """
-        for read, names in self._unread(previous):
-            for start in range(read.read, len(names), PAGE):
+        for progress, names in self._unread(previous):
+            for start in range(progress.read, len(names), PAGE):
                 numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
-                found = {name: self._named(name, read) for name in numbers}
-                for name in self._not_taken(found, txid, set()):
+                objects = {name: self._named(name, progress) for name in numbers}
+                for name in self._not_taken(objects, txid, set()):
                     if name in self._read_at:  # taken by this plan, which the history does not know yet
                         continue
-                    entry = identified(self._source, self._place, name, found[name])
+                    entry = identified(self._source, self._place, name, objects[name])
                     if entry is None:
-                        raise self._missing(name, read)
-                    self._read_at[name] = read._replace(read=numbers[name])
+                        raise self._missing(name, progress)
+                    self._read_at[name] = progress._replace(read=numbers[name])
                     yield entry
 
     def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Read, list[str]]]:
@@ -94,20 +94,20 @@ class ManifestsCoordinator(ObjectsCoordinator):
         """
         path = self._manifests / name
         try:
-            found = look(path)
-            if found.size > MAX_MANIFEST_BYTES:
+            info = describe(path)
+            if info.size > MAX_MANIFEST_BYTES:
                 raise SourceUnreadable(
-                    f"{path} has {found.size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}: write several."
+                    f"{path} has {info.size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}: write several."
                 )
-            with replace(path, etag=found.etag).open() as file:
+            with replace(path, etag=info.etag).open() as file:
                 content = file.read()
         except FileNotFoundError:
-            read = "of which not all names have been read" if last else "while it was read"
-            raise SourceChanged(f"Manifest {path} is gone, {read}. Put it back.") from None
+            state = "of which not all names have been read" if last else "while it was read"
+            raise SourceChanged(f"Manifest {path} is gone, {state}. Put it back.") from None
         digest = sha256(content).hexdigest()
         names = list(dict.fromkeys(self._name_in(path, number, line) for number, line in _lines(path, content)))
-        known = last.read if last and last.sha256 == digest else 0
-        return _Read(name, digest, known, len(names)), names
+        names_read = last.read if last and last.sha256 == digest else 0
+        return _Read(name, digest, names_read, len(names)), names
 
     def _name_in(self, path: ObjectPath, number: int, line: str) -> str:
         """Return the name of an object below the source's place, as a manifest may have it with the place.
@@ -124,26 +124,26 @@ class ManifestsCoordinator(ObjectsCoordinator):
             )
         return name
 
-    def _named(self, name: str, read: _Read) -> Any:
+    def _named(self, name: str, progress: _Read) -> Any:
         try:
-            found = look(self._place / name)
+            info = describe(self._place / name)
         except FileNotFoundError:
-            raise self._missing(name, read) from None
+            raise self._missing(name, progress) from None
         except ValueError as error:
             raise SourceUnreadable(
-                f"Manifest {self._manifests / read.name} names {name!r}, which is no name of an object below {self._place}: "
-                f"{error}."
+                f"Manifest {self._manifests / progress.name} names {name!r}, which is no name of an object below "
+                f"{self._place}: {error}."
             ) from error
-        if found.is_open:
+        if info.is_open:
             raise SourceUnavailable(
-                f"Manifest {self._manifests / read.name} names {name}, and {self._place / name} is open for writing. Nothing "
-                "new is planned until it is closed."
+                f"Manifest {self._manifests / progress.name} names {name}, and {self._place / name} is open for writing. "
+                "Nothing new is planned until it is closed."
             )
-        return completed(self._source, self._place / name, found) or found
+        return completed(self._source, self._place / name, info) or info
 
-    def _missing(self, name: str, read: _Read) -> SourceUnavailable:
+    def _missing(self, name: str, progress: _Read) -> SourceUnavailable:
         return SourceUnavailable(
-            f"Manifest {self._manifests / read.name} names {name}, and there is no {self._place / name}. Nothing new is "
+            f"Manifest {self._manifests / progress.name} names {name}, and there is no {self._place / name}. Nothing new is "
             "planned until it is there; or write the manifest again without it."
         )
 

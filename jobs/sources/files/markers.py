@@ -7,12 +7,12 @@ source's own folder needs the marker there.
 import stat
 from collections.abc import Iterable, Iterator
 
-from jobs.sources.files.objects import ObjectPath, Place, look
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.objects import ObjectPath, Place, describe
+from jobs.sources.files.stores import ObjectInfo
 from state_store.errors import SourceUnavailable, SourceUnreadable
 
 # What tells a marker from one that was written later: an object's description; a file's inode number and modification time.
-Written = FoundObject | tuple[int, int]
+Written = ObjectInfo | tuple[int, int]
 
 
 class Markers:
@@ -64,13 +64,13 @@ class Markers:
         path = self._place / (f"{folder}/{self._marker}" if folder else f"{self._marker}")
         try:
             if isinstance(path, ObjectPath):
-                return look(path)
-            found = path.stat()
+                return describe(path)
+            status = path.stat()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be looked up: {error.strerror}. Make its folder readable.") from error
-        return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+        return (status.st_ino, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def unmarked_in(names: Iterable[str], marker: str) -> list[str]:

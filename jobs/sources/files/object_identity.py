@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources.files.content import digest_of
 from jobs.sources.files.formats.parquet import check_name
 from jobs.sources.files.listing import UNCHECKED
-from jobs.sources.files.objects import ObjectPath, look
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.objects import ObjectPath, describe
+from jobs.sources.files.stores import ObjectInfo
 from state_store.errors import SourceChanged, SourceUnreadable
 
 if TYPE_CHECKING:
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 LONGEST_NAME_BYTES = 1024  # of a key, in every store
 
 
-def completed(source: "Files", path: ObjectPath, found: FoundObject) -> FoundObject | None:
+def completed(source: "Files", path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
     """Return an object with its ETag and version, which a listing may lack; None if it is gone, or no object at all.
 
     Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
 
     Raises: SourceUnreadable, SourceUnavailable.
     """
-    if found.size and found.identity is not None and not source.versions and not source.marker:
-        return found
+    if listed.size and listed.identity is not None and not source.versions and not source.marker:
+        return listed
     try:  # a listing may also show an empty object that stands for a folder, under the folder's name
-        return replace(look(path), key=found.key)
+        return replace(describe(path), key=listed.key)
     except FileNotFoundError:
         return None
 
 
-def unfinished(found: FoundObject, min_age_seconds: int) -> str | None:
+def unfinished(info: ObjectInfo, min_age_seconds: int) -> str | None:
     """Return why an object may still be written; None if it is whole."""
-    if found.is_open:
+    if info.is_open:
         return "is open for writing"
-    if time.time() - found.mtime_ns / 10**9 < min_age_seconds:
+    if time.time() - info.mtime_ns / 10**9 < min_age_seconds:
         return f"changed less than {min_age_seconds} s ago"
     return None
 
 
-def identified(source: "Files", place: ObjectPath, name: str, found: FoundObject) -> dict[str, Any] | None:
+def identified(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
     """Return a completed object's entry in the metadata; None if it is gone.
 
     Raises: SourceUnreadable, SourceUnavailable.
@@ -58,19 +58,19 @@ def identified(source: "Files", place: ObjectPath, name: str, found: FoundObject
         check_name(path)
     if len(name.encode()) > LONGEST_NAME_BYTES:
         raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-    described = {"name": name, "size": found.size, "mtime_ns": found.mtime_ns}
-    if found.identity is None:
+    entry = {"name": name, "size": info.size, "mtime_ns": info.mtime_ns}
+    if info.identity is None:
         try:
             with path.open() as content:
-                return {**described, "sha256": digest_of(content)}
+                return {**entry, "sha256": digest_of(content)}
         except SourceChanged:
             return None
-    entry = {**described, "sha256": found.identity, "etag": found.etag}
+    entry = {**entry, "sha256": info.identity, "etag": info.etag}
     if not source.versions:
         return entry
-    if found.version is None:
+    if info.version is None:
         raise SourceUnreadable(
             f"{path} has no version: the bucket does not keep them. Let its administrator turn versioning on, or leave "
             "versions out of Files(...)."
         )
-    return {**entry, "version": found.version}
+    return {**entry, "version": info.version}

@@ -10,19 +10,19 @@ from jobs.sources.files.glob import HIDDEN, Glob, Place
 from jobs.sources.files.listing import NOT_REACHED
 from jobs.sources.files.markers import unmarked_in
 from jobs.sources.files.objects import ObjectPath, listed
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.stores import ObjectInfo
 
 FOLDER = "stands for a folder"
 EVERYTHING = "**"  # the glob of all names but hidden ones
 LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
-def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, FoundObject]]:
+def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, ObjectInfo]]:
     """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
     sieve = _Sieve(pattern)
     for page in listed(place, after, sieve.enters):
-        names = {name_in(place, found): found for found in page}
-        yield {name: found for name, found in names.items() if sieve.why_not(name) is None}
+        names = {name_in(place, each): each for each in page}
+        yield {name: each for name, each in names.items() if sieve.why_not(name) is None}
 
 
 def not_taken(pattern: str, names: Iterable[str]) -> list[str]:
@@ -33,18 +33,18 @@ def not_taken(pattern: str, names: Iterable[str]) -> list[str]:
 
 def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
     """Return which of the first LOOKED_AT names are not read, by reason."""
-    sieve, read = _Sieve(pattern), 0
+    sieve, matching = _Sieve(pattern), 0
     names: dict[str, list[str]] = defaultdict(list)
-    objects = (found for page in listed(place) for found in page)
-    for found in islice(objects, LOOKED_AT):
-        name = name_in(place, found)
+    objects = (each for page in listed(place) for each in page)
+    for each in islice(objects, LOOKED_AT):
+        name = name_in(place, each)
         why = sieve.why_not(name)
         if why is None:
-            read += 1
+            matching += 1
         else:
             names[why].append(name)
     where = str(place) if next(objects, None) is None else f"{place} (its first {LOOKED_AT} names)"
-    return LeftAlone(where, pattern, read, dict(sorted(names.items())))
+    return LeftAlone(where, pattern, matching, dict(sorted(names.items())))
 
 
 def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
@@ -53,13 +53,13 @@ def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[s
         return []
     since = (time.time() - min_age_seconds) * 10**9
     objects = (item for page in named_objects(place, pattern) for item in page.items())
-    return [name for name, found in islice(objects, LOOKED_AT) if found.mtime_ns > since]
+    return [name for name, info in islice(objects, LOOKED_AT) if info.mtime_ns > since]
 
 
 def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
     """Return the folders that are not complete, among the first LOOKED_AT names."""
     sieve = _Sieve(pattern)
-    names = (name_in(place, found) for page in listed(place) for found in page)
+    names = (name_in(place, each) for page in listed(place) for each in page)
     of_files = [name for name in islice(names, LOOKED_AT) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None]
     last = of_files[-1] if next(names, None) is not None and of_files else None  # its folder's marker may be further on
     return [folder for folder in unmarked_in(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
@@ -100,6 +100,6 @@ class _Sieve:
             self._places = inside
 
 
-def name_in(place: ObjectPath, found: FoundObject) -> str:
+def name_in(place: ObjectPath, info: ObjectInfo) -> str:
     """Return an object's name below a place."""
-    return found.key[len(place.key) + 1 :] if place.key else found.key
+    return info.key[len(place.key) + 1 :] if place.key else info.key

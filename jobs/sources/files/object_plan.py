@@ -16,9 +16,9 @@ from jobs.sources import Coordinator, History
 from jobs.sources.files.markers import Markers
 from jobs.sources.files.object_identity import completed, identified, unfinished
 from jobs.sources.files.object_listing import named_objects, not_taken
-from jobs.sources.files.objects import ObjectPath, look, pinned
+from jobs.sources.files.objects import ObjectPath, describe, pinned
 from jobs.sources.files.plan import planned_elsewhere
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.stores import ObjectInfo
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged
@@ -75,12 +75,12 @@ class ObjectsCoordinator(Coordinator):
 
     def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
         """Return what the metadata keep of how far the place was listed, after a batch took these objects."""
-        found = {}
+        entries = {}
         if self._source.names_grow:
-            found[AFTER] = files[-1]["name"] if files else self._last_name(previous)
+            entries[AFTER] = files[-1]["name"] if files else self._last_name(previous)
         if self._source.names_grow or self._source.kind != "transactional":
-            found[PLACE] = str(self._place)
-        return found
+            entries[PLACE] = str(self._place)
+        return entries
 
     def _taken(self, kept: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Take new objects until the batch, which already has some, is full."""
@@ -106,26 +106,26 @@ class ObjectsCoordinator(Coordinator):
         before = {file["name"] for file in previous["files"]} if previous else set()
         for page in named_objects(self._place, self._source.glob, after):
             for name in self._not_taken(page, txid, before):
-                found, is_held_back = self._looked_at(name, page[name])
+                info, is_held_back = self._looked_at(name, page[name])
                 if is_held_back and self._source.names_grow:
                     return  # if a later name were taken, this one would never be read
-                entry = identified(self._source, self._place, name, found) if found and not is_held_back else None
+                entry = identified(self._source, self._place, name, info) if info and not is_held_back else None
                 if entry:
                     yield entry
                 elif page[name].size and self._source.names_grow:
                     return  # it is gone, perhaps for the moment in which it is replaced; an empty one stands for a folder
 
-    def _looked_at(self, name: str, listed: FoundObject) -> tuple[FoundObject | None, bool]:
+    def _looked_at(self, name: str, listed: ObjectInfo) -> tuple[ObjectInfo | None, bool]:
         """Return an object with its ETag, None if it is gone; and whether it is left to a later plan."""
         if self._waits_for_marker(name):
             return listed, True
-        found = completed(self._source, self._place / name, listed)
-        if found and (why := unfinished(found, self._min_age_seconds)):
+        info = completed(self._source, self._place / name, listed)
+        if info and (why := unfinished(info, self._min_age_seconds)):
             logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
-            return found, True
-        return found, False
+            return info, True
+        return info, False
 
-    def _not_taken(self, page: dict[str, FoundObject], txid: int, before: set[str]) -> list[str]:
+    def _not_taken(self, page: dict[str, ObjectInfo], txid: int, before: set[str]) -> list[str]:
         """Return the names in a page that no batch before the txid has taken; without a history, none but those `before`."""
         if self._history is None:
             return [name for name in page if name not in before]
@@ -142,12 +142,12 @@ class ObjectsCoordinator(Coordinator):
             self._unmarked.add(folder)
         return folder is not None
 
-    def _is_new(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> bool:
+    def _is_new(self, name: str, listed: ObjectInfo, earlier: Sequence[TakenFile]) -> bool:
         """Return whether no batch has taken an object.
 
         Raises: SourceChanged if it has other content than what has counted under its name.
         """
-        if not earlier or self._same(name, found, earlier):
+        if not earlier or self._same(name, listed, earlier):
             return not earlier
         last = max(earlier, key=lambda file: file.txid)
         if last.is_committed:
@@ -158,21 +158,21 @@ class ObjectsCoordinator(Coordinator):
             )
         return False  # its own batch reports the change, when it is read
 
-    def _same(self, name: str, found: FoundObject, earlier: Sequence[TakenFile]) -> TakenFile | None:
+    def _same(self, name: str, listed: ObjectInfo, earlier: Sequence[TakenFile]) -> TakenFile | None:
         """Return the taken object with the same content; if the listing tells no ETag, one of the same time is the same."""
-        candidates = [file for file in earlier if file.size == found.size]
-        identity = found.identity
+        candidates = [file for file in earlier if file.size == listed.size]
+        identity = listed.identity
         if candidates and identity is None:
-            if same := next((file for file in candidates if file.mtime_ns == found.mtime_ns), None):
+            if same := next((file for file in candidates if file.mtime_ns == listed.mtime_ns), None):
                 return same
-            complete = completed(self._source, self._place / name, found)
+            complete = completed(self._source, self._place / name, listed)
             entry = None if complete is None else identified(self._source, self._place, name, complete)
             if entry is None:
                 return candidates[0]  # gone since it was listed
             identity = entry["sha256"]
         same = next((file for file in candidates if file.sha256 == identity), None)
-        if same is not None and same.is_committed and found.identity is None:
-            self._touched.append(replace(same, mtime_ns=found.mtime_ns))
+        if same is not None and same.is_committed and listed.identity is None:
+            self._touched.append(replace(same, mtime_ns=listed.mtime_ns))
         return same
 
     def _last_name(self, previous: SourceMetadata | None) -> str | None:
@@ -193,7 +193,7 @@ class ObjectsCoordinator(Coordinator):
         is_moved = current.get(PLACE, str(self._place)) != str(self._place)
         for file in current["files"] if is_redo or is_moved else ():
             try:
-                look(pinned(self._place / file["name"], file))
+                describe(pinned(self._place / file["name"], file))
             except FileNotFoundError:
                 if not is_redo:
                     raise planned_elsewhere(str(self._place / file["name"]), current[PLACE]) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from jobs.sources.files.stores import FoundObject, Pin, Store, buckets, gone, hdfs, overwritten
+from jobs.sources.files.stores import ObjectInfo, Pin, Store, buckets, gone, hdfs, overwritten
 
 SCHEMES = (*buckets.SCHEMES, *hdfs.SCHEMES)
 READ_BYTES = 4 * 1024 * 1024  # of one request
@@ -50,12 +50,12 @@ class ObjectPath:
         """
         assert mode == "rb"
         try:
-            found = look(self)
+            info = describe(self)
         except FileNotFoundError:
             raise gone(str(self)) from None
-        if self.etag not in (None, found.etag):
+        if self.etag not in (None, info.etag):
             raise overwritten(str(self))
-        return io.BufferedReader(_Content(self, found.size), READ_BYTES)
+        return io.BufferedReader(_Content(self, info.size), READ_BYTES)
 
 
 Place = Path | ObjectPath
@@ -80,8 +80,8 @@ def check_url(folder: str) -> None:
         raise ValueError("a URL must not have a password in it: the ledger shows it. Credentials come from the environment")
     if not parts.netloc or parts.query or parts.fragment or "//" in parts.path or parts.path.startswith("/."):
         raise ValueError("a place is written s3a://bucket/prefix or hdfs://namenode:8020/folder, without ?, # and //")
-    if found := re.search(r"[*\[\]{}]", folder):
-        raise ValueError(f"there is a {found[0]} in the place. Write a pattern as glob=..., such as glob='*.parquet'")
+    if match := re.search(r"[*\[\]{}]", folder):
+        raise ValueError(f"there is a {match[0]} in the place. Write a pattern as glob=..., such as glob='*.parquet'")
 
 
 def place_of(home: Path, folder: str) -> Place:
@@ -94,7 +94,7 @@ def place_of(home: Path, folder: str) -> Place:
 
 def listed(
     place: ObjectPath, after: str | None = None, enters: Callable[[str], bool] = lambda _folder: True
-) -> Iterator[list[FoundObject]]:
+) -> Iterator[list[ObjectInfo]]:
     """Yield the objects below a place in pages, in the order of their keys; those after the name `after`, if it is given.
 
     Those in folders that `enters` does not want may be left out.
@@ -104,7 +104,7 @@ def listed(
     return _store(place.store).pages(place.key, after, enters)
 
 
-def look(path: ObjectPath) -> FoundObject:
+def describe(path: ObjectPath) -> ObjectInfo:
     """Ask the store what an object is at present or, for the path of a version, what that is.
 
     Raises: FileNotFoundError if there is none; SourceUnreadable, SourceUnavailable.
@@ -162,10 +162,10 @@ def pinned(path: ObjectPath, file: Mapping[str, Any]) -> ObjectPath:
     if "version" not in file:
         return present
     try:
-        found = look(present)
+        info = describe(present)
     except FileNotFoundError:
         return replace(present, version=file["version"])
-    is_planned = (found.size, found.identity) == (file["size"], file["sha256"])
+    is_planned = (info.size, info.identity) == (file["size"], file["sha256"])
     return present if is_planned else replace(present, version=file["version"])
 
 
@@ -201,11 +201,11 @@ class _Content(io.RawIOBase):
         if end <= self._at:
             return 0
         try:
-            found = _store(self._path.store).read(self._path.key, self._at, end, Pin(self._path.etag, self._path.version))
+            content = _store(self._path.store).read(self._path.key, self._at, end, Pin(self._path.etag, self._path.version))
         except FileNotFoundError:
             raise gone(str(self._path)) from None
-        count = len(found)
-        view[:count] = memoryview(found)
+        count = len(content)
+        view[:count] = memoryview(content)
         self._at += count
         return count
 

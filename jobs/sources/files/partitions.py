@@ -49,9 +49,9 @@ class Partitions:
         Raises: ValueError that says what is wrong with the names of the file's folders.
         """
         texts_of: dict[str, str | None] = {}
-        found = folders_of(name) if self.schema else []
+        folders = folders_of(name) if self.schema else []
         for column in self.schema:
-            texts = [text for key, text in found if key == column]
+            texts = [text for key, text in folders if key == column]
             if len(texts) != 1:
                 many = "none" if not texts else "more than one"
                 raise ValueError(f"{many} of its folders is called {column}=..., which the source's partitions declare")
@@ -85,8 +85,8 @@ def folders_of(name: str) -> list[tuple[str, str]]:
 
 def undeclared(name: str, schema: Mapping[str, str]) -> dict[str, str]:
     """Return the schema's columns, with their types, that a file's folders name like partitions."""
-    named = {key for key, _ in folders_of(name)}
-    return {column: kind for column, kind in schema.items() if column in named}
+    columns = {key for key, _ in folders_of(name)}
+    return {column: kind for column, kind in schema.items() if column in columns}
 
 
 def _decoded(column: str, text: str) -> str:

@@ -54,11 +54,11 @@ class Look(Enum):
 class FilesCoordinator(Coordinator):
     """Plans batches from one listing of the folder."""
 
-    def __init__(self, source: "Files", found: Listing, done: DoneFolder | None, *, min_age_seconds: int) -> None:
+    def __init__(self, source: "Files", listing: Listing, done: DoneFolder | None, *, min_age_seconds: int) -> None:
         self._source = source
-        self._folder = folder = found.folder
-        self._names = found.names
-        self._twins = found.left_alone.get(SAME_FILE, [])
+        self._folder = folder = listing.folder
+        self._names = listing.names
+        self._twins = listing.left_alone.get(SAME_FILE, [])
         self._done = done
         self._within = None if source.follow_links else folder
         self._min_age_seconds = min_age_seconds
@@ -102,13 +102,13 @@ class FilesCoordinator(Coordinator):
 
     def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Take new files until the batch, which already has `files`, is full."""
-        source, found, size = self._source, list(files), sum(file["size"] for file in files)
+        source, batch, size = self._source, list(files), sum(file["size"] for file in files)
         mine = {file["name"] for file in files}
         assert self._new is not None
-        left: list[str] = []
+        later: list[str] = []
         for position, name in enumerate(self._new):
-            if len(found) >= source.max_files:
-                left += self._new[position:]
+            if len(batch) >= source.max_files:
+                later += self._new[position:]
                 break
             if name in mine:
                 continue  # a new file with the name of a moved one: the next batch takes it
@@ -122,12 +122,12 @@ class FilesCoordinator(Coordinator):
                 self._young.append(name)
                 continue
             size += identity["size"]
-            if found and source.max_bytes is not None and size > source.max_bytes:
-                left += self._new[position:]
+            if batch and source.max_bytes is not None and size > source.max_bytes:
+                later += self._new[position:]
                 break
-            found.append(identity)
-        self._new = left
-        return found[len(files) :]
+            batch.append(identity)
+        self._new = later
+        return batch[len(files) :]
 
     def _find_new(self, txid: int, previous: SourceMetadata | None) -> list[str]:
         """Return the names that no earlier batch has taken, after checking those that were taken.
@@ -137,7 +137,7 @@ class FilesCoordinator(Coordinator):
         if self._history is None:
             taken = {file["name"] for file in previous["files"]} if previous else set()
             return [name for name in self._names if name not in taken]
-        found: dict[Look, list[TakenFile]] = {look: [] for look in Look}
+        by_result: dict[Look, list[TakenFile]] = {look: [] for look in Look}
         new = [name for name in self._names if NOT_UTF8.search(name)]  # refused when a batch would take them
         names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
         for name, earlier in self._history.taken_files(names, txid):
@@ -145,15 +145,15 @@ class FilesCoordinator(Coordinator):
             if file is None:
                 new += [name] if look is Look.NEW else []
             else:
-                found[look].append(file)
-        self._history.note_times(found[Look.TOUCHED])
-        if found[Look.CHANGED]:
-            raise self._changed(found[Look.CHANGED])
-        if found[Look.BACK]:
+                by_result[look].append(file)
+        self._history.note_times(by_result[Look.TOUCHED])
+        if by_result[Look.CHANGED]:
+            raise self._changed(by_result[Look.CHANGED])
+        if by_result[Look.BACK]:
             logger.warning(
                 "%s: left alone, because they have counted with the same content before: %s. Move them away.",
                 self._folder,
-                _listed([f"{file.name} in txid {file.txid}" for file in found[Look.BACK]]),
+                _listed([f"{file.name} in txid {file.txid}" for file in by_result[Look.BACK]]),
             )
         return new
 
@@ -163,10 +163,10 @@ class FilesCoordinator(Coordinator):
             return Look.NEW, None
         path = self._folder / name
         try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
                 return Look.NEW, None  # refused when a batch would take it
-            same = self._same(path, found, earlier)
+            same = self._same(path, status, earlier)
         except FileNotFoundError:
             return Look.TAKEN, None
         except OSError as error:
@@ -174,8 +174,8 @@ class FilesCoordinator(Coordinator):
         if same is not None:
             if same.is_done and self._done:
                 return Look.BACK, same
-            is_touched = same.is_committed and same.mtime_ns != found.st_mtime_ns
-            return (Look.TOUCHED, replace(same, mtime_ns=found.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
+            is_touched = same.is_committed and same.mtime_ns != status.st_mtime_ns
+            return (Look.TOUCHED, replace(same, mtime_ns=status.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
         return self._look_at_other(name, earlier)
 
     def _look_at_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
@@ -187,15 +187,15 @@ class FilesCoordinator(Coordinator):
             return Look.NEW, None  # the file that counted was moved away: this is another of the same name
         return Look.CHANGED, last
 
-    def _same(self, path: Path, found: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
+    def _same(self, path: Path, status: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
         """Return the taken file with the same content; the file is read only if its size and time do not decide.
 
         They do not if the taken file was moved away: the present file was put there later.
         """
         for file in earlier:
-            if (file.size, file.mtime_ns) == (found.st_size, found.st_mtime_ns) and not file.is_done:
+            if (file.size, file.mtime_ns) == (status.st_size, status.st_mtime_ns) and not file.is_done:
                 return file
-        candidates = [file for file in earlier if file.size == found.st_size]
+        candidates = [file for file in earlier if file.size == status.st_size]
         if not candidates:
             return None
         with open_file(path, self._within) as content:

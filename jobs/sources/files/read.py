@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.column_types import columns_of
 from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.objects import ObjectPath, Place, for_spark, libraries_of, look, pinned, place_of
+from jobs.sources.files.objects import ObjectPath, Place, describe, for_spark, libraries_of, pinned, place_of
 from jobs.sources.files.partitions import Partitions, undeclared
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.stores import ObjectInfo
 from jobs.task_errors import reported_in
 from state_store.declaration import SourceMetadata
 from state_store.errors import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Of Spark's errors: the store refuses Spark.
 REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"
 # An open file's device, inode number, and last change of content or attributes in nanoseconds; an object's description.
-Inode = tuple[int, int, int] | FoundObject
+Inode = tuple[int, int, int] | ObjectInfo
 
 
 class FileReader(Emitter):
@@ -174,8 +174,8 @@ class FileReader(Emitter):
             return self._check_object(file, path)
         try:
             with open_file(path, self._within(path)) as content:
-                found = os.fstat(content.fileno())
-                size = found.st_size
+                status = os.fstat(content.fileno())
+                size = status.st_size
                 digest = digest_of(content) if size == file["size"] else None
         except FileNotFoundError:
             raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
@@ -189,23 +189,23 @@ class FileReader(Emitter):
                 what,
                 "Put the planned content back, and what was added, as whole records, into a file of another name.",
             )
-        return found.st_dev, found.st_ino, found.st_ctime_ns
+        return status.st_dev, status.st_ino, status.st_ctime_ns
 
-    def _check_object(self, file: dict[str, Any], path: ObjectPath) -> FoundObject:
+    def _check_object(self, file: dict[str, Any], path: ObjectPath) -> ObjectInfo:
         """Compare an object with the plan by its ETag or, if the store has none, by its content."""
         try:
-            found = look(path)
+            info = describe(path)
         except FileNotFoundError:
             raise self._replaced(file, path, "is gone", "Put it back, unchanged.") from None
-        identity = found.identity
-        if "etag" not in file and found.size == file["size"]:
+        identity = info.identity
+        if "etag" not in file and info.size == file["size"]:
             with path.open() as content:
                 identity = digest_of(content)
-        if (found.size, identity) != (file["size"], file["sha256"]):
-            sizes = f" ({file['size']} bytes then, {found.size} now)"
+        if (info.size, identity) != (file["size"], file["sha256"]):
+            sizes = f" ({file['size']} bytes then, {info.size} now)"
             advice = "Put the planned content back, and what is new into an object of another name."
             raise self._replaced(file, path, "was overwritten", advice, sizes)
-        return found
+        return info
 
     def _replaced(self, file: dict[str, Any], path: ObjectPath, what: str, advice: str, sizes: str = "") -> TidegateError:
         """Return the error for an object that is not as planned; one with a version that was planned is read again by that."""
@@ -243,10 +243,12 @@ class FileReader(Emitter):
 
     def _partition_advice(self, name: str) -> str:
         """Return advice on a missing column that a file's folders name; empty if they name none."""
-        found = undeclared(name, self._schema)
-        shown = ", ".join(f"{column!r}: {kind!r}" for column, kind in found.items())
+        columns = undeclared(name, self._schema)
+        declaration = ", ".join(f"{column!r}: {kind!r}" for column, kind in columns.items())
         return (
-            f" The names of its folders have it: declare partitions={{{shown}}} instead of it in the schema." if found else ""
+            f" The names of its folders have it: declare partitions={{{declaration}}} instead of it in the schema."
+            if columns
+            else ""
         )
 
     def _within(self, path: Place) -> Path | None:
@@ -264,20 +266,20 @@ class FileReader(Emitter):
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:
     """Return our error if, by Spark's, Spark or its executors lack a library for the store, or it refuses Spark; else None."""
-    if found := re.search(r"No FileSystem for scheme \"?(\w+)|Class (org\.apache\.hadoop\.fs\.\S+) not found", text):
+    if match := re.search(r"No FileSystem for scheme \"?(\w+)|Class (org\.apache\.hadoop\.fs\.\S+) not found", text):
         return SettingsInvalid(
-            f"Spark cannot read {folder}: it has no library for it ({found[0]}). Name it in the setting spark_packages, and "
+            f"Spark cannot read {folder}: it has no library for it ({match[0]}). Name it in the setting spark_packages, and "
             "start Spark again (docs/storage.md)."
         )
-    if (found := re.search(r"No module named '(\w+)'", text)) and found[1] in libraries_of(folder):
+    if (match := re.search(r"No module named '(\w+)'", text)) and match[1] in libraries_of(folder):
         return ExecutorsUnprepared(
-            f"Spark's executors lack the Python package {found[1]}, by which tasks read {folder}: Spark's own reader would "
+            f"Spark's executors lack the Python package {match[1]}, by which tasks read {folder}: Spark's own reader would "
             "misread a file of this batch, or finds another version of it. Install it for the Python that executors run "
-            f"(PYSPARK_PYTHON): python -m pip install '{found[1]}=={version(found[1])}'."
+            f"(PYSPARK_PYTHON): python -m pip install '{match[1]}=={version(match[1])}'."
         )
-    if found := re.search(REFUSED, text):
+    if match := re.search(REFUSED, text):
         return SourceUnreadable(
-            f"Spark may not read {folder}, though the planner may: {found[0][:200]}. Give Spark's process and its executors "
+            f"Spark may not read {folder}, though the planner may: {match[0][:200]}. Give Spark's process and its executors "
             "the credentials, in their environment or by a role (docs/storage.md)."
         )
     return None

@@ -30,10 +30,10 @@ from jobs.sources.files.objects import (
     Place,
     check_url,
     dataset_of,
+    describe,
     is_url,
     keeps_versions,
     libraries_of,
-    look,
     place_of,
 )
 from jobs.sources.files.partitions import Partitions
@@ -193,8 +193,8 @@ class Files(Source):
         """Refuse a place of manifests that cannot be read, and what makes no sense with manifests."""
         if self.manifests is None:
             return
-        given = {"a glob": self.glob != "*", "names_grow": self.names_grow, "a marker": self.marker is not None}
-        if unwanted := [what for what, is_given in given.items() if is_given]:
+        unusable = {"a glob": self.glob != "*", "names_grow": self.names_grow, "a marker": self.marker is not None}
+        if unwanted := [what for what, is_given in unusable.items() if is_given]:
             raise ValueError(f"Files({self.folder!r}) cannot have {unwanted[0]}: its manifests name what is read.")
         if self.kind == "opaque":
             raise ValueError(
@@ -243,9 +243,9 @@ class Files(Source):
             Partitions(self.partitions)
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
-        if known := READERS[self.format].known_options:
+        if options := READERS[self.format].known_options:
             try:
-                check_options(self.format, self.options, known)
+                check_options(self.format, self.options, options)
                 for kind in self.schema.values():
                     parse_type(kind)
             except ValueError as error:
@@ -279,13 +279,13 @@ class Files(Source):
             return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
         from jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
-        found = self._listing(settings)
-        if message := found.report().sentence():
+        listing = self._listing(settings)
+        if message := listing.report().sentence():
             logger.info("%s", message)
         done = self.done(settings.home)
         if done:
             done.check_writable()
-        return FilesCoordinator(self, found, done, min_age_seconds=self.min_age(settings))
+        return FilesCoordinator(self, listing, done, min_age_seconds=self.min_age(settings))
 
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
@@ -314,9 +314,9 @@ class Files(Source):
             young = object_listing.young_among(place, glob, min_age)
             unmarked = object_listing.unmarked_among(place, self.glob, self.marker) if self.marker else []
         else:
-            found = self._listing(settings)
-            where, young = found.folder, young_among(found.folder, found.names, min_age)
-            unmarked = Markers(where, self.marker).unmarked(found.names)
+            listing = self._listing(settings)
+            where, young = listing.folder, young_among(listing.folder, listing.names, min_age)
+            unmarked = Markers(where, self.marker).unmarked(listing.names)
         sentences = []
         if young:
             few = f"{len(young)} file(s) changed less than {min_age} s ago and may still be written, such as {young[0]}."
@@ -348,7 +348,7 @@ class Files(Source):
         if isinstance(folder, ObjectPath):
             from jobs.sources.files.object_identity import identified  # noqa: PLC0415 - that module knows this one
 
-            return identified(self, folder, name, look(folder / name))
+            return identified(self, folder, name, describe(folder / name))
         with suppress(PermissionError):  # which says more when the file is opened
             (folder / name).stat()
         return self.identified(folder, name, 0)

@@ -74,12 +74,12 @@ def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
     if kind.family == "integer":
         texts = pc.replace_substring_regex(texts, r"^\+", "")
     if kind.family == "float":
-        found = pc.cast(texts, pa.float64())
+        numbers = pc.cast(texts, pa.float64())
         is_named = pc.match_substring_regex(texts, r"^[+-]?[NI]")
-        _all_hold(pc.or_(is_named, pc.is_finite(found)))  # 1e999 is out of range
-        found = found.cast(kind.arrow, safe=False)
-        _all_hold(pc.or_(is_named, pc.is_finite(found)))
-        return found
+        _all_hold(pc.or_(is_named, pc.is_finite(numbers)))  # 1e999 is out of range
+        numbers = numbers.cast(kind.arrow, safe=False)
+        _all_hold(pc.or_(is_named, pc.is_finite(numbers)))
+        return numbers
     if kind.family == "timestamp":
         return _timestamps(texts, zone)
     if kind.family == "timestamp_ntz":
@@ -120,10 +120,10 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
     there = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
     if zone != "UTC":  # UTC has no rules, and needs no time zone database
         here = _in_zone(here, zone)
-    found = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
-    ticks = found.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
+    instants = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
+    ticks = instants.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
     _all_hold(pc.and_(pc.greater_equal(ticks, TICKS[0]), pc.less_equal(ticks, TICKS[1])))
-    return found
+    return instants
 
 
 def _in_zone(times: pa.Array, zone: str) -> pa.Array:
@@ -134,13 +134,13 @@ def _in_zone(times: pa.Array, zone: str) -> pa.Array:
     is_late = pc.fill_null(pc.greater_equal(pc.year(times), FIRST_YEAR_BY_RULE), pa.scalar(False))
     if not pc.any(is_late).as_py():
         return pc.assume_timezone(times, zone, ambiguous="raise", nonexistent="raise")
-    known = _in_zone(pc.if_else(is_late, pa.scalar(None, times.type), times), zone)
+    early = _in_zone(pc.if_else(is_late, pa.scalar(None, times.type), times), zone)
     rule = ZoneInfo(zone)
     moments = []
     for time in pc.if_else(is_late, times, pa.scalar(None, times.type)).to_pylist():
         moments.append(None if time is None else (time - _EPOCH - _offset(time, rule)) // _TICK)
-    ruled = pa.array(moments, pa.int64()).cast(pa.timestamp("us")).cast(known.type)
-    return pc.coalesce(known, ruled)
+    ruled = pa.array(moments, pa.int64()).cast(pa.timestamp("us")).cast(early.type)
+    return pc.coalesce(early, ruled)
 
 
 def _offset(time: datetime, zone: ZoneInfo) -> timedelta:
@@ -150,8 +150,8 @@ def _offset(time: datetime, zone: ZoneInfo) -> timedelta:
     return first
 
 
-def _all_hold(found: pa.Array) -> None:
-    if pc.all(found, skip_nulls=True).as_py() is False:
+def _all_hold(conditions: pa.Array) -> None:
+    if pc.all(conditions, skip_nulls=True).as_py() is False:
         raise pa.ArrowInvalid("not of this form")
 
 
@@ -202,8 +202,8 @@ def _from_scalars(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa
         return from_texts(kind, pa.array(texts, pa.string()), zone)
     except UnicodeEncodeError:
         lone = {n: kind.refusal(t) for n, t in enumerate(texts) if t is not None and not t.isascii()}
-        kept = pa.array([None if n in lone else t for n, t in enumerate(texts)], pa.string())
-        column, bad = from_texts(kind, kept, zone)
+        good = pa.array([None if n in lone else t for n, t in enumerate(texts)], pa.string())
+        column, bad = from_texts(kind, good, zone)
         return column, bad | lone
 
 

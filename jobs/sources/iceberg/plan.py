@@ -139,10 +139,10 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             return history
         if table.snapshot(last) is not None:
             raise self._other_table(f"its branch main does not come from snapshot {last} any more, as after a rollback")
-        left = numbers[0] if numbers else "none"
+        oldest_left = numbers[0] if numbers else "none"
         raise RangeExpired(
             f"{self._source.table} has no snapshot {last} any more, which was read last, and what followed may be gone, too: "
-            f"snapshots expire (history.expire.max-snapshot-age-ms). The oldest that is left is {left}. "
+            f"snapshots expire (history.expire.max-snapshot-age-ms). The oldest that is left is {oldest_left}. "
             "Declare the next generation, with a starting_snapshot or to read again all that the table has, and raise the "
             "pipeline's version."
         )
@@ -206,14 +206,16 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         """
         place = place_of(self._home, file.root)
         try:
-            found = self._source.files(file.root).identity_of(place, file.name)
+            identity = self._source.files(file.root).identity_of(place, file.name)
         except FileNotFoundError:
-            found = None
-        if found is None:
+            identity = None
+        if identity is None:
             raise RangeExpired(
                 f"{place / file.name}, which snapshot {snapshot} or one before it has, is gone: it was removed after "
                 "its snapshot expired. Put it back, or declare the next generation, and raise the pipeline's version."
             )
-        if file.size != found["size"]:
-            raise SourceUnreadable(f"{place / file.name} has {found['size']} bytes, and {file.size} by the table's manifest.")
-        return {**found, "partition": {}, "may_lack": [name for name in self._source.schema if name not in file.columns]}
+        if file.size != identity["size"]:
+            raise SourceUnreadable(
+                f"{place / file.name} has {identity['size']} bytes, and {file.size} by the table's manifest."
+            )
+        return {**identity, "partition": {}, "may_lack": [name for name in self._source.schema if name not in file.columns]}

@@ -77,12 +77,12 @@ class IcebergTable:
 
     def history(self) -> list["Snapshot"]:
         """Return the snapshots that led to the present state of the branch main, the oldest that is left first."""
-        found: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         current = self._table.metadata.current_snapshot_id
         while current is not None and (snapshot := self.snapshot(current)):
-            found.append(snapshot)
+            snapshots.append(snapshot)
             current = snapshot.parent_snapshot_id
-        return found[::-1]
+        return snapshots[::-1]
 
     def check(self, columns: Mapping[str, str]) -> None:
         """Check that the declared columns mean the same in all of the table's files.

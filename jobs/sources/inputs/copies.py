@@ -46,13 +46,13 @@ def keep_rows(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Pat
     try:
         folder.mkdir(parents=True, exist_ok=True)
         target = _write(schema, rows, folder)
-        found = target.stat()
+        status = target.stat()
     except OSError as error:
         raise SourceUnreadable(
             f"Rows of a reference cannot be written to {folder}: {error.strerror}. Let the account that plans write there."
         ) from error
-    described = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-    return {"name": str(target.relative_to(folder)), **described, "sha256": target.parent.name}
+    entry = {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {"name": str(target.relative_to(folder)), **entry, "sha256": target.parent.name}
 
 
 def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) -> Path:
@@ -67,8 +67,8 @@ def _write(schema: "pa.Schema", rows: "Iterable[pa.RecordBatch]", folder: Path) 
                     writer.write_batch(batch)
             file.flush()
             os.fsync(file.fileno())
-        with open_file(part) as written:
-            target = folder / digest_of(written) / ROWS
+        with open_file(part) as content:
+            target = folder / digest_of(content) / ROWS
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
             part.replace(target)

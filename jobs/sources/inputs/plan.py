@@ -55,11 +55,11 @@ class InputsCoordinator(Coordinator):
         """
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
-        known = _positions(previous_metadata)
+        positions = _positions(previous_metadata)
         if current_metadata is None:
-            slices = self._new_slices(txid, known)
+            slices = self._new_slices(txid, positions)
         else:
-            slices = self._slices_again(txid, known, current_metadata[INPUTS])
+            slices = self._slices_again(txid, positions, current_metadata[INPUTS])
         if not slices:
             return None
         references = self._versions()
@@ -67,28 +67,30 @@ class InputsCoordinator(Coordinator):
             if current_metadata is None:
                 return None
             raise SourceUnavailable("A reference may still be written. The batch is planned again when it is complete.")
-        idle = {name: _position_in(last) for name, last in known.items() if name not in slices}
+        idle = {name: _position_in(last) for name, last in positions.items() if name not in slices}
         return {INPUTS: slices, "idle": idle, "references": references}
 
-    def _new_slices(self, txid: int, known: Mapping[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
+    def _new_slices(self, txid: int, positions: Mapping[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
         """Return the next slice of each input that has one; None if the batch has to wait."""
         slices: dict[str, SourceMetadata] = {}
         for name in (name for name in self._source.parts if name not in self._away):
             try:
                 coordinator = self._coordinator(name)
-                found = coordinator.initialize_transaction(txid, known.get(name), None) if coordinator.is_ready(txid) else None
+                following = (
+                    coordinator.initialize_transaction(txid, positions.get(name), None) if coordinator.is_ready(txid) else None
+                )
             except SourceUnavailable as unavailable:
                 if self._source.parts[name].kind == "transactional":
                     raise
                 logger.warning("From batch %d on, input %s is left to a later plan: %s", txid, name, unavailable)
                 self._away.add(name)
-                found = None
-            if found is not None:
-                slices[name] = found
-        self._end_together(txid, slices, known)
+                following = None
+            if following is not None:
+                slices[name] = following
+        self._end_together(txid, slices, positions)
         return self._with_partners(txid, slices) if self._source.wait_for_all else slices
 
-    def _end_together(self, txid: int, slices: dict[str, SourceMetadata], known: Mapping[str, SourceMetadata]) -> None:
+    def _end_together(self, txid: int, slices: dict[str, SourceMetadata], positions: Mapping[str, SourceMetadata]) -> None:
         """Let the changes of states that one pipeline writes end at the same of its txids: they belong together.
 
         Each of them looks at the other pipeline by itself, and has limits of its own.
@@ -98,16 +100,16 @@ class InputsCoordinator(Coordinator):
             if isinstance(part, Changes):
                 followed[part.pipeline].append(name)
         for names in followed.values():
-            ends = {name: int((slices.get(name) or known.get(name) or BEGINNING)["to"][0]) for name in names}
+            ends = {name: int((slices.get(name) or positions.get(name) or BEGINNING)["to"][0]) for name in names}
             until = min(ends.values())
             for name in (name for name, end in ends.items() if end > until and name in slices):
                 coordinator = self._coordinator(name)
                 assert isinstance(coordinator, ChangesCoordinator)
                 coordinator.until = until
-                found = coordinator.initialize_transaction(txid, known.get(name), None) if until else None
+                shorter = coordinator.initialize_transaction(txid, positions.get(name), None) if until else None
                 coordinator.until = None
                 del slices[name]
-                slices |= {name: found} if found else {}
+                slices |= {name: shorter} if shorter else {}
 
     def _with_partners(self, txid: int, slices: dict[str, SourceMetadata]) -> dict[str, SourceMetadata] | None:
         """Return the slices if each has a partner in every other input; else None, or those that only move their positions.
@@ -115,7 +117,7 @@ class InputsCoordinator(Coordinator):
         These are no partners: what they were joined with would find no row. They are a batch of their own, so that no position
         is lost, and the slices that still wait are cut again by the next batch.
         """
-        moves = {name: found for name, found in slices.items() if self._only_moves(name, found)}
+        moves = {name: following for name, following in slices.items() if self._only_moves(name, following)}
         missing = [name for name in self._source.parts if name not in slices or name in moves]
         if not slices or not missing:
             return slices
@@ -124,13 +126,13 @@ class InputsCoordinator(Coordinator):
             del self._coordinators[name]
         return moves or None
 
-    def _only_moves(self, name: str, found: SourceMetadata) -> bool:
+    def _only_moves(self, name: str, following: SourceMetadata) -> bool:
         """Return whether a slice has no rows, and will have none in any attempt."""
         part = self._source.parts[name]
-        return part.kind == "transactional" and not part.has_rows(found)
+        return part.kind == "transactional" and not part.has_rows(following)
 
     def _slices_again(
-        self, txid: int, known: Mapping[str, SourceMetadata], current: Mapping[str, SourceMetadata]
+        self, txid: int, positions: Mapping[str, SourceMetadata], current: Mapping[str, SourceMetadata]
     ) -> dict[str, SourceMetadata]:
         slices: dict[str, SourceMetadata] = {}
         for name, saved in current.items():
@@ -138,10 +140,10 @@ class InputsCoordinator(Coordinator):
                 raise SourceChanged(not_declared(name))
             slices[name] = saved
             if self._source.parts[name].kind != "transactional":
-                found = self._coordinator(name).initialize_transaction(txid, known.get(name), saved)
-                if found is None:
+                replanned = self._coordinator(name).initialize_transaction(txid, positions.get(name), saved)
+                if replanned is None:
                     raise SourceUnavailable(f"Input {name} has nothing in place of what it planned before.")
-                slices[name] = found
+                slices[name] = replanned
         return slices
 
     def _coordinator(self, name: str) -> Coordinator:

@@ -69,18 +69,18 @@ class InputsEmitter(Emitter):
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the facts of all inputs and references together; `rows` has those of the inputs alone."""
         shares = dict(self._shares(metadata))
-        known = {
+        facts = {
             name: emitter.facts(replace(attempt, source_metadata=shares[name]), shares[name])
             for name, emitter in self._all.items()
             if name in shares
         }
-        rows = [found.rows for name, found in known.items() if name in self._inputs]
-        sizes = [found.bytes for found in known.values()]
+        rows = [each.rows for name, each in facts.items() if name in self._inputs]
+        sizes = [each.bytes for each in facts.values()]
         return InputFacts(
-            sum(found.files for found in known.values()),
+            sum(each.files for each in facts.values()),
             None if None in sizes else sum(size or 0 for size in sizes),
             None if None in rows else sum(number or 0 for number in rows),
-            is_verified=all(found.is_verified for found in known.values()),
+            is_verified=all(each.is_verified for each in facts.values()),
         )
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
@@ -96,7 +96,7 @@ class InputsEmitter(Emitter):
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the explanation of the first input or reference that has one."""
-        return next((found for emitter in self._all.values() if (found := emitter.explain(error))), None)
+        return next((cause for emitter in self._all.values() if (cause := emitter.explain(error))), None)
 
     @property
     def _all(self) -> dict[str, Emitter]:
@@ -129,12 +129,12 @@ def merged(frames: "Mapping[str, DataFrame]", schemas: "Mapping[str, T.StructTyp
     Raises: DeclarationInvalid if they have different columns or types.
     """
     (first, expected), *others = ((name, _types(schema)) for name, schema in schemas.items())
-    for name, found in others:
-        if different := sorted(expected.items() ^ found.items()):
+    for name, types in others:
+        if different := sorted(expected.items() ^ types.items()):
             column = different[0][0]
             raise DeclarationInvalid(
                 f"Inputs {first} and {name} are merged, but {column} is {expected.get(column, 'missing')} in {first}, and "
-                f"{found.get(column, 'missing')} in {name}. Declare the same columns, or a transform that selects and casts."
+                f"{types.get(column, 'missing')} in {name}. Declare the same columns, or a transform that selects and casts."
             )
     return reduce(lambda left, right: left.unionByName(right), frames.values())
 

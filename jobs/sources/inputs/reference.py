@@ -22,7 +22,7 @@ from jobs.sources.files.object_identity import completed, identified, unfinished
 from jobs.sources.files.object_listing import named_objects
 from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
-from jobs.sources.files.stores import FoundObject
+from jobs.sources.files.stores import ObjectInfo
 from jobs.sources.iceberg.source import Iceberg
 from jobs.sources.inputs.copies import keep, keep_rows
 from jobs.sources.postgres.source import PostgresTable
@@ -124,8 +124,8 @@ class Reference:
     @property
     def identity(self) -> str:
         """Return what identifies the rows, whatever the version."""
-        kept = f", kept in {self.keep_folder}" if self.keep_folder else ""
-        return f"reference to {self.files.identity}{kept}"
+        place = f", kept in {self.keep_folder}" if self.keep_folder else ""
+        return f"reference to {self.files.identity}{place}"
 
     def version(self, settings: Settings) -> SourceMetadata | None:
         """Return the files that are there now, with their digests; None while one of them may still be written.
@@ -135,14 +135,14 @@ class Reference:
         if isinstance(self.files, PostgresTable):
             return {"files": [keep_rows(*self.files.all_rows(settings), settings.home / str(self.keep_folder))]}
         if not isinstance(self.files, Files):
-            version = self.files.version(settings, MOST_FILES + 1)
-            self._check_count(self.files.table, len(version["data_files"]) or 1)  # a table may be empty
-            return version
+            of_table = self.files.version(settings, MOST_FILES + 1)
+            self._check_count(self.files.table, len(of_table["data_files"]) or 1)  # a table may be empty
+            return of_table
         min_age = self.files.min_age(settings)
         ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
-        while (found := self._look(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
+        while (version := self._look(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        return found
+        return version
 
     def _look(self, declared: Files, settings: Settings, min_age: int) -> SourceMetadata | None:
         if place := declared.objects():
@@ -154,14 +154,14 @@ class Reference:
         # A version has the files of one moment: none was added, removed or changed while the others were read.
         if self._listed(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
             return None
-        kept = [self._kept(declared, settings, folder, file) for file in files if file]
-        return None if None in kept else {"files": kept}
+        entries = [self._kept(declared, settings, folder, file) for file in files if file]
+        return None if None in entries else {"files": entries}
 
     def _look_at_objects(self, declared: Files, place: ObjectPath, min_age: int) -> SourceMetadata | None:
         listed = self._listed_objects(declared, place)
         files = []
-        for name, found in listed.items():
-            if (whole := completed(declared, place / name, found)) is None:
+        for name, info in listed.items():
+            if (whole := completed(declared, place / name, info)) is None:
                 continue  # it stands for a folder; or it is gone, as the second listing shows
             if unfinished(whole, min_age):
                 return None
@@ -176,18 +176,18 @@ class Reference:
         return keep(folder / file["name"], file, settings.home / self.keep_folder, None if declared.follow_links else folder)
 
     def _listed(self, declared: Files, settings: Settings) -> tuple[Path, list[str]]:
-        found = list_files(settings.home / declared.folder, declared.glob, follow_links=declared.follow_links)
-        self._check_count(found.folder, len(found.names), declared.glob)
-        return found.folder, found.names
+        listing = list_files(settings.home / declared.folder, declared.glob, follow_links=declared.follow_links)
+        self._check_count(listing.folder, len(listing.names), declared.glob)
+        return listing.folder, listing.names
 
-    def _listed_objects(self, declared: Files, place: ObjectPath) -> dict[str, FoundObject]:
-        found: dict[str, FoundObject] = {}
+    def _listed_objects(self, declared: Files, place: ObjectPath) -> dict[str, ObjectInfo]:
+        objects: dict[str, ObjectInfo] = {}
         for page in named_objects(place, declared.glob):
-            found |= page
-            if len(found) > MOST_FILES:
+            objects |= page
+            if len(objects) > MOST_FILES:
                 break
-        self._check_count(place, len(found), declared.glob)
-        return found
+        self._check_count(place, len(objects), declared.glob)
+        return objects
 
     def _check_count(self, where: Place | str, files: int, glob: str = "") -> None:
         if not files:
@@ -205,12 +205,12 @@ class Reference:
         self, spark: "SparkSession", settings: Settings, *, is_replanned: bool
     ) -> "FileReader | DeltaReader | IcebergReader":
         """Return a reader of a version. With `is_replanned`, a batch with another version of files is planned again."""
-        read = self._read
-        if isinstance(read, Files):
+        files = self._read
+        if isinstance(files, Files):
             # By versions, every batch can be read as it was planned.
-            is_opaque = is_replanned and not read.versions
-            read = replace(read, kind="opaque" if is_opaque else "transactional")
-        reader = read.emitter(spark, settings)
+            is_opaque = is_replanned and not files.versions
+            files = replace(files, kind="opaque" if is_opaque else "transactional")
+        reader = files.emitter(spark, settings)
         reader.advice = ADVICE
         return reader
 
@@ -247,7 +247,7 @@ class Reference:
 
 def _is_unchanged(folder: Path, file: Mapping[str, Any]) -> bool:
     try:
-        found = (folder / file["name"]).stat()
+        status = (folder / file["name"]).stat()
     except OSError:
         return False
-    return (found.st_size, found.st_mtime_ns) == (file["size"], file["mtime_ns"])
+    return (status.st_size, status.st_mtime_ns) == (file["size"], file["mtime_ns"])

@@ -80,12 +80,12 @@ class Inputs(Source):
         self._check_folders()
 
     def _check_different(self) -> None:
-        known: dict[tuple[str, str | None], str] = {}
+        names: dict[tuple[str, str | None], str] = {}
         for name, part in self.parts.items():
             if isinstance(part, FixedBatches):
                 continue  # their lists may differ, which are no part of their identity
             brokers = part.bootstrap if isinstance(part, Kafka) else None  # nor are they, but two clusters have two topics
-            if (other := known.setdefault((part.identity, brokers), name)) != name:
+            if (other := names.setdefault((part.identity, brokers), name)) != name:
                 raise ValueError(
                     f"Inputs {other} and {name} are the same source, so each row would come twice. Declare it once; a "
                     "transform may join it with itself."
@@ -148,10 +148,10 @@ class Inputs(Source):
 
     def _check_columns(self, me: str) -> None:
         """Refuse to merge sources that are known to have different columns; their types are compared when they are read."""
-        known = {name: columns for name, part in self.parts.items() if (columns := _declared_columns(part)) is not None}
-        first = next(iter(known), "")
-        for name, columns in known.items():
-            if different := sorted(columns ^ known[first]):
+        columns_of = {name: columns for name, part in self.parts.items() if (columns := _declared_columns(part)) is not None}
+        first = next(iter(columns_of), "")
+        for name, columns in columns_of.items():
+            if different := sorted(columns ^ columns_of[first]):
                 raise ValueError(
                     f"{me} needs a transform, because {first} and {name} have different columns: only one of them has "
                     f"{different[0]}. A transform may select, unionByName or join."
@@ -186,28 +186,30 @@ class Inputs(Source):
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return what the batch reads of its inputs, and the references."""
-        read = [found for name, part in self._read(metadata) for found in part.datasets(metadata["inputs"][name], settings)]
+        datasets = [
+            dataset for name, part in self._read(metadata) for dataset in part.datasets(metadata["inputs"][name], settings)
+        ]
         for name, version in metadata["references"].items():
             if name in self.references:
-                read += self.references[name].datasets(version, settings)
-        return read
+                datasets += self.references[name].datasets(version, settings)
+        return datasets
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
         """Return the names that are not read at any of the inputs, each with its place."""
-        found = [known for source in self.sources.values() if (known := source.left_alone(settings)) is not None]
-        if len(found) < 2:
-            return found[0] if found else None
+        reports = [report for source in self.sources.values() if (report := source.left_alone(settings)) is not None]
+        if len(reports) < 2:
+            return reports[0] if reports else None
         names: dict[str, list[str]] = {}
-        for known in found:
-            for why, left in known.names.items():
-                names.setdefault(why, []).extend(f"{known.place}/{name}" for name in left)
-        places = " and ".join(dict.fromkeys(known.place for known in found))
-        patterns = " or ".join(dict.fromkeys(known.pattern for known in found))
-        return LeftAlone(places, patterns, sum(known.read for known in found), names)
+        for report in reports:
+            for why, unread in report.names.items():
+                names.setdefault(why, []).extend(f"{report.place}/{name}" for name in unread)
+        places = " and ".join(dict.fromkeys(report.place for report in reports))
+        patterns = " or ".join(dict.fromkeys(report.pattern for report in reports))
+        return LeftAlone(places, patterns, sum(report.read for report in reports), names)
 
     def held_back(self, settings: Settings) -> str | None:
         """Return what the inputs and references hold back, a sentence each."""
-        return " ".join(held for source in self.sources.values() if (held := source.held_back(settings))) or None
+        return " ".join(sentence for source in self.sources.values() if (sentence := source.held_back(settings))) or None
 
     @property
     def keeps_files(self) -> bool:

@@ -61,7 +61,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             must_exist = self._source.start == "latest" or current_metadata is not None
         else:
             positions, must_exist = last_slices(previous_metadata), False
-        self._offsets.share({name: known["end"] for name, known in positions.items()})
+        self._offsets.share({name: last["end"] for name, last in positions.items()})
         planned = super().initialize_transaction(txid, previous_metadata, current_metadata)
         if planned is None:
             if not must_exist:
@@ -80,10 +80,10 @@ class KafkaCoordinator(PartitionedCoordinator):
         if counted is None or self._history is None or self._history.committed() < txid:
             return
         gone: list[str] = []
-        for name, read in counted["partitions"].items():
-            first = read["end"] if "given_up" in planned else last_slices(planned).get(name, UNREAD)["start"]
-            if read["start"] < (until := min(first, read["end"])):
-                gone.append(f"partition {name}, offsets {read['start']} to {until}")
+        for name, counted_slice in counted["partitions"].items():
+            first = counted_slice["end"] if "given_up" in planned else last_slices(planned).get(name, UNREAD)["start"]
+            if counted_slice["start"] < (until := min(first, counted_slice["end"])):
+                gone.append(f"partition {name}, offsets {counted_slice['start']} to {until}")
         if gone:
             raise RangeExpired(
                 f"Records of topic {counted['topic']} have counted in txid {txid} and are gone: {'; '.join(gone)}. To redo the "
@@ -112,13 +112,13 @@ class KafkaCoordinator(PartitionedCoordinator):
             return None
         if not self._topic.named(current["topic"]).is_still(current["topic_id"]):
             return None
-        known = last_slices(previous) if previous and before == generation else self._starts(current)
+        positions = last_slices(previous) if previous and before == generation else self._starts(current)
         rest = {
             name: planned if start == _first_offset(planned) else {"start": start, "end": planned["end"]}
             for name, planned in last_slices(current).items()
-            if (start := known.get(name, UNREAD)["end"]) < planned["end"]
+            if (start := positions.get(name, UNREAD)["end"]) < planned["end"]
         }
-        idle = {name: last for name, last in known.items() if name not in rest}
+        idle = {name: last for name, last in positions.items() if name not in rest}
         return {**current, "partitions": rest, "idle": idle}
 
     def _given_up(self, txid: int, current: SourceMetadata | None) -> SourceMetadata:
@@ -126,9 +126,9 @@ class KafkaCoordinator(PartitionedCoordinator):
         is_earlier = current is not None and current.get("generation", 1) < self._source.generation
         if current is None or not is_earlier or current["topic_id"] == self._topic.id:
             return {}
-        left = {name: current[name] for name in ("topic", "topic_id", "partitions")}
-        logger.warning("Batch %d was planned from a topic that is gone; its records are given up: %s", txid, json.dumps(left))
-        return {"given_up": left}
+        ranges = {name: current[name] for name in ("topic", "topic_id", "partitions")}
+        logger.warning("Batch %d was planned from a topic that is gone; its records are given up: %s", txid, json.dumps(ranges))
+        return {"given_up": ranges}
 
     def _begins_again(self, saved: SourceMetadata) -> bool:
         """Return whether the author has declared a newer generation, in which another topic follows the saved one."""
@@ -154,7 +154,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             starts = self._offsets.starts()
         else:
             planned = last_slices(first_metadata)
-            starts = {name: _first_offset(known) for name, known in planned.items()}
+            starts = {name: _first_offset(last) for name, last in planned.items()}
         return {name: {"start": start, "end": start} for name, start in starts.items()}
 
     def _check_same_topic(self, saved: SourceMetadata | None) -> None:
@@ -197,11 +197,11 @@ class TopicOffsets(Partitions):
         if isinstance(start, datetime):
             # Rounded up, to exclude records before it. No record is from before 1970: to Kafka, -1 means the end.
             moment = max(-((EPOCH - start) // timedelta(milliseconds=1)), 0)
-            found = self._topic.offsets(moment)
+            offsets = self._topic.offsets(moment)
         else:
-            found = self._first if start == "earliest" else self._ends
+            offsets = self._first if start == "earliest" else self._ends
         for name in self.names():
-            offset = found[int(name)]
+            offset = offsets[int(name)]
             try:
                 if isinstance(offset, PartitionUnavailable):
                     raise offset
@@ -274,10 +274,10 @@ def fair_shares(lags: Mapping[str, int], most: int) -> dict[str, int]:
     If more partitions lag than that, those with the longest lags get one record each, so that none waits for ever.
     """
     lagging = sorted((name for name, lag in lags.items() if lag), key=lambda name: (lags[name], int(name)))[-most:]
-    shares, left, total = {}, most, sum(lags[name] for name in lagging)
+    shares, room, total = {}, most, sum(lags[name] for name in lagging)
     for name in lagging:  # the shortest lag first, so that the longest makes up for rounding
-        shares[name] = lags[name] if total <= left else max(1, lags[name] * left // total)
-        left, total = left - shares[name], total - lags[name]
+        shares[name] = lags[name] if total <= room else max(1, lags[name] * room // total)
+        room, total = room - shares[name], total - lags[name]
     return shares
 
 

@@ -147,17 +147,17 @@ class KafkaReader(Emitter):
         assert self._rows is not None
         key, value = (~F.is_valid_utf8(F.col(name).cast("string")) for name in ("key", "value"))
         wrong = self._rows.select("partition", "offset", key.alias("key"), value.alias("value")).where("key OR value")
-        found = wrong.orderBy("partition", "offset").limit(SHOWN_RECORDS + 1).collect()
-        if not found:
+        records = wrong.orderBy("partition", "offset").limit(SHOWN_RECORDS + 1).collect()
+        if not records:
             return MalformedRecord(
                 f"The transform makes a text that is not UTF-8; all keys and values of topic {self._source.topic} are. Cut "
                 "texts, not bytes."
             )
         places = [
             f"partition {row.partition} offset {row.offset} ({' and '.join(name for name in ('key', 'value') if row[name])})"
-            for row in found[:SHOWN_RECORDS]
+            for row in records[:SHOWN_RECORDS]
         ]
-        more = ", and others" if len(found) > SHOWN_RECORDS else ""
+        more = ", and others" if len(records) > SHOWN_RECORDS else ""
         return MalformedRecord(
             f"Topic {self._source.topic} has records that are not UTF-8: {', '.join(places)}{more}. In the transform, decode "
             "them as what they are, as in decode(value, 'ISO-8859-1'), or leave them out by is_valid_utf8(string(value)); or "
@@ -189,8 +189,8 @@ class KafkaReader(Emitter):
                 f"Spark cannot read {self._settings.kafka_properties_file}, where the Kafka log-in is. Put it at the same "
                 "place on Spark's server and its executors, readable by them."
             )
-        found = KAFKA_ERROR.search(text)
-        return self._explain_client(found[1], found[2].strip().rstrip(".")) if found else None
+        match = KAFKA_ERROR.search(text)
+        return self._explain_client(match[1], match[2].strip().rstrip(".")) if match else None
 
     def _explain_client(self, name: str, reason: str) -> TidegateError:
         """Explain an exception of Spark's Kafka client."""
@@ -269,10 +269,10 @@ class KafkaReader(Emitter):
         secret = {name: value for name, value in properties.items() if SECRET.search(name)}
         if not secret or file is None:
             return properties
-        written = kafka_client(self._settings)
-        if any(character in written.get(name, "") for name in written if SECRET.search(name) for character in '\\"'):
+        configured = kafka_client(self._settings)
+        if any(character in configured.get(name, "") for name in configured if SECRET.search(name) for character in '\\"'):
             raise SettingsInvalid(f'{file}: Spark cannot read a password with \\ or " in it. Choose another.')
-        if "sasl.jaas.config" in secret and "sasl.jaas.config" not in written:
+        if "sasl.jaas.config" in secret and "sasl.jaas.config" not in configured:
             module = secret.pop("sasl.jaas.config").split()[0]
             properties["sasl.jaas.config"] = (
                 f'{module} required username="{_look_up(file, "sasl.username")}" password="{_look_up(file, "sasl.password")}";'

@@ -95,9 +95,9 @@ class Kafka(Source):
         me = f"Kafka({self.topic!r})"
         if not TOPIC.fullmatch(self.topic) or self.topic in {".", ".."}:
             raise ValueError(f"{me} is no topic: its name has up to 249 letters, digits, dots, - and _.")
-        for name, chosen, choice in (("kind", self.kind, Kind), ("when_expired", self.when_expired, WhenExpired)):
-            if chosen not in get_args(choice):
-                raise ValueError(f"{me} has {name}={chosen!r}; use one of {', '.join(get_args(choice))}.")
+        for name, choice, choices in (("kind", self.kind, Kind), ("when_expired", self.when_expired, WhenExpired)):
+            if choice not in get_args(choices):
+                raise ValueError(f"{me} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
         if isinstance(self.start, datetime):
             if self.start.tzinfo is None:
                 raise ValueError(f"{me} starts at {self.start}, which is another moment in each time zone. Add tzinfo.")
@@ -154,15 +154,15 @@ class Kafka(Source):
         """
         topic = self._topic(settings)
         ends, stable = topic.offsets("latest", is_stable=False), topic.offsets("latest")  # asked in this order: both may grow
-        held = [
+        places = [
             f"partition {partition} from offset {start} on"
             for partition, start in stable.items()
             if isinstance(start, int) and isinstance(end := ends[partition], int) and start < end
         ]
-        if not held:
+        if not places:
             return None
         return (
-            f"Topic {self.topic}: records wait for a transaction that is open: {', '.join(held)}. If its producer is gone "
+            f"Topic {self.topic}: records wait for a transaction that is open: {', '.join(places)}. If its producer is gone "
             "for good, Kafka's own tool ends it: kafka-transactions.sh, find-hanging and abort."
         )
 
@@ -178,7 +178,7 @@ class Kafka(Source):
         Kafka cannot compare and set: after two calls at once, the lower offsets may stay until the next ack.
         """
         metadata = attempt.source_metadata
-        ends = {int(name): known["end"] for name, known in last_slices(metadata).items()}
+        ends = {int(name): last["end"] for name, last in last_slices(metadata).items()}
         topic, group = self._topic(settings), self.group or f"tidegate-{attempt.pipeline}"
         if topic.id != metadata["topic_id"]:
             logger.info("%s: the topic was created again since; no offsets are committed for group %s.", attempt, group)
@@ -187,7 +187,7 @@ class Kafka(Source):
 
     def has_rows(self, metadata: SourceMetadata) -> bool:
         """Return whether the batch has offsets; the first one may only fix where the source starts."""
-        return any(known["end"] > known["start"] for known in metadata["partitions"].values())
+        return any(planned["end"] > planned["start"] for planned in metadata["partitions"].values())
 
     def _located(self, settings: Settings) -> Settings:
         changes: dict[str, Any] = {"kafka_bootstrap": self.bootstrap} if self.bootstrap else {}

@@ -87,11 +87,11 @@ class Topic:
         """Return whether later records replace earlier ones with the same key; None if Kafka refuses to say."""
         topic = ConfigResource(ConfigResource.Type.TOPIC, self.name)
         try:
-            found = self._answer(self._client.describe_configs([topic], request_timeout=ANSWER_SECONDS))
+            configuration = self._answer(self._client.describe_configs([topic], request_timeout=ANSWER_SECONDS))
         except SourceUnreadable as refused:
             logger.info("Whether topic %s is compacted is not known: %s", self.name, refused)
             return None
-        return "compact" in found["cleanup.policy"].value
+        return "compact" in configuration["cleanup.policy"].value
 
     def offsets(
         self, of: "Literal['earliest', 'latest'] | int", *, is_stable: bool = True
@@ -113,8 +113,8 @@ class Topic:
             if led
             else {}
         )
-        found = {requested.partition: answer for requested, answer in answers.items()}
-        return {partition: self._offset(partition, found.get(partition)) for partition in self.partitions}
+        by_partition = {requested.partition: answer for requested, answer in answers.items()}
+        return {partition: self._offset(partition, by_partition.get(partition)) for partition in self.partitions}
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
         """Commit offsets for a consumer group, except for partitions where it has committed later ones."""
@@ -131,19 +131,19 @@ class Topic:
 
     def _try_commit(self, consumer: Consumer, ends: Mapping[int, int]) -> KafkaError | None:
         try:
-            known = consumer.committed([TopicPartition(self.name, partition) for partition in ends], timeout=ANSWER_SECONDS)
-            if unknown := next((partition.error for partition in known if partition.error), None):
+            current = consumer.committed([TopicPartition(self.name, partition) for partition in ends], timeout=ANSWER_SECONDS)
+            if unknown := next((partition.error for partition in current if partition.error), None):
                 return unknown
             ahead = [
                 TopicPartition(self.name, committed.partition, ends[committed.partition])
-                for committed in known
+                for committed in current
                 if committed.offset < ends[committed.partition]  # negative where nothing is committed
             ]
-            done = consumer.commit(offsets=ahead, asynchronous=False) if ahead else []
+            results = consumer.commit(offsets=ahead, asynchronous=False) if ahead else []
         except KafkaException as error:
             refused: KafkaError = error.args[0]
             return refused
-        return next((partition.error for partition in done if partition.error), None)
+        return next((partition.error for partition in results if partition.error), None)
 
     @cached_property
     def _description(self) -> Any:
@@ -198,5 +198,5 @@ class Topic:
 
 
 def _text(error: Exception) -> str:
-    known = error.args[0] if error.args else error
-    return str(known.str() if isinstance(known, KafkaError) else known).rstrip(".")
+    cause = error.args[0] if error.args else error
+    return str(cause.str() if isinstance(cause, KafkaError) else cause).rstrip(".")

@@ -144,8 +144,8 @@ def highest_key(cursor: Any, query: Query, after: Position | None) -> Position |
         keys=query.keys, relation=query.relation, beyond=query.beyond(after)
     )
     cursor.execute(sql.SQL("SELECT {} FROM ({}) AS highest").format(query.position, highest))
-    found = cursor.fetchone()
-    return list(found) if found else None
+    row = cursor.fetchone()
+    return list(row) if row else None
 
 
 def _check_sees_all(cursor: Any, query: Query) -> None:
@@ -183,6 +183,6 @@ def _writers_end(
             return False
         time.sleep(POLL_SECONDS)
         with transaction(connection) as cursor:
-            found = _writers(cursor, tables)
-        waiting = {name: pid for name, pid in found.items() if name in waiting}
+            still_open = _writers(cursor, tables)
+        waiting = {name: pid for name, pid in still_open.items() if name in waiting}
     return True

@@ -148,16 +148,16 @@ def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] 
     Raises: `complaint` for columns that do not fit; SourceUnreadable for relations that receive rows in any order.
     """
     columns = query.check_columns(cursor, complaint)
-    read = tables_read(cursor, query)
-    found = [columns[name] for name in query.key]
-    cursor.execute(_REAL_TABLES, [[key.table for key in found]])
-    known = {table for (table,) in cursor.fetchall()}
-    keys = [[key.table, key.number] if key.table in known else None for key in found]
-    cursor.execute(_ROOTS, {"tables": [keys[0][0]] if keys[0] else read})
+    tables = tables_read(cursor, query)
+    key_columns = [columns[name] for name in query.key]
+    cursor.execute(_REAL_TABLES, [[key.table for key in key_columns]])
+    real_tables = {table for (table,) in cursor.fetchall()}
+    keys = [[key.table, key.number] if key.table in real_tables else None for key in key_columns]
+    cursor.execute(_ROOTS, {"tables": [keys[0][0]] if keys[0] else tables})
     roots = dict(cursor.fetchall())
-    cursor.execute(_STORAGE, [read])
+    cursor.execute(_STORAGE, [tables])
     (storage,) = cursor.fetchone()
-    return Origin(_server(cursor), roots, storage, [key.type for key in found], keys, read)
+    return Origin(_server(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
 
 
 def _server(cursor: Any) -> str:
@@ -207,9 +207,9 @@ def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, 
             f"{query.name} is on another server than the rows that were read before (its system identifier was "
             f"{before['server']}, now it is {now.server}). {advice}"
         )
-    read = {str(table) for table in now.read}
+    tables = {str(table) for table in now.read}
     for table, name in before["tables"].items():
-        if table not in read:
+        if table not in tables:
             raise SourceChanged(
                 f"{query.name}: table {name} was dropped and created again, or another one has taken its place, since rows "
                 f"were read from it (its oid was {table}). {advice}"

@@ -76,8 +76,8 @@ class PostgresCoordinator(Coordinator):
             if before is not None:
                 self._check_late(connection, look, before)
         if following is None and current_metadata is not None:
-            kept = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
-            return {"after": after, "to": after, "splits": [], "rows": 0, **kept, "generation": self._source.generation}
+            entries = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
+            return {"after": after, "to": after, "splits": [], "rows": 0, **entries, "generation": self._source.generation}
         return following
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
@@ -155,8 +155,8 @@ class PostgresCoordinator(Coordinator):
         if source.kind == "transactional":
             metadata["keys"] = keys
         if gaps is not None or (previous and "gaps" in previous):
-            known = (previous or {}).get("gaps", []) if after is not None else []
-            metadata["gaps"] = [*known, *(gaps or [])][-GAPS:]
+            earlier = (previous or {}).get("gaps", []) if after is not None else []
+            metadata["gaps"] = [*earlier, *(gaps or [])][-GAPS:]
         return metadata
 
     def _ends(self, connection: Any, after: Position | None, look: "_Look") -> tuple[list[Any], Partitions]:

@@ -155,10 +155,12 @@ class Query:
         """
         requested = sql.SQL(", ").join(map(sql.Identifier, self.columns))
         cursor.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(requested, self.relation))
-        found = cursor.description
-        cursor.execute("SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in found]])
+        description = cursor.description
+        cursor.execute(
+            "SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in description]]
+        )
         names = dict(cursor.fetchall())
-        for column, (name, kind) in zip(found, self.columns.items(), strict=True):
+        for column, (name, kind) in zip(description, self.columns.items(), strict=True):
             if not takes(kind, names[column.type_code]):
                 raise complaint(
                     f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
@@ -166,7 +168,7 @@ class Query:
                 )
         return {
             name: ResultColumn(names[c.type_code], c.table_oid or 0, c.table_column or 0)
-            for c, name in zip(found, self.columns, strict=True)
+            for c, name in zip(description, self.columns, strict=True)
         }
 
     def _compared(self, operator: str, position: Position) -> sql.Composable:

@@ -89,11 +89,11 @@ class PostgresReader(Emitter):
             return
         with connected(self._conninfo, self._query, SourceChanged) as connection, transaction(connection) as cursor:
             self._check_origin(cursor, metadata)
-            found, digest = count_rows(cursor, self._query, metadata)
+            rows, digest = count_rows(cursor, self._query, metadata)
         advice = "Rows that were read once must stay as they are, and new ones must have higher keys."
-        if found != metadata["rows"]:
+        if rows != metadata["rows"]:
             raise SourceChanged(
-                f"{self._query.name} has {found} row(s) {range_in_words(metadata)}, but {metadata['rows']} when the batch was "
+                f"{self._query.name} has {rows} row(s) {range_in_words(metadata)}, but {metadata['rows']} when the batch was "
                 f"planned. {advice}"
             )
         if metadata.get("keys", digest) != digest:

@@ -92,8 +92,8 @@ def partitions_of(cursor: Any, table: int | None) -> Partitions:
     if table is None:
         return []
     cursor.execute(sql.SQL(_PARTITIONS).format(with_epoch=_WITH_EPOCH, table=sql.Literal(table)))
-    found: Partitions = cursor.fetchall()
-    return found
+    partitions: Partitions = cursor.fetchall()
+    return partitions
 
 
 def attached(partitions: Partitions, snapshot: str) -> list[list[int]]:
@@ -110,17 +110,17 @@ def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tu
     low, high, running = previous["snapshot"].split(":")
     cut_with = {tuple(pair) for pair in previous["attached"]} if "attached" in previous else None
     partitions = partitions_of(cursor, table)
-    known = {table}
+    old = {table}
     for oid, parent, x in partitions:
         # Batches of an earlier version of Tidegate have no list.
         is_old = (x < int(high) and str(x) not in running.split(",")) if cut_with is None else (oid, x) in cut_with
-        if parent in known and (x < int(low) or is_old):
-            known.add(oid)
-    found = []
-    for oid in sorted({oid for oid, _, _ in partitions} - known):
+        if parent in old and (x < int(low) or is_old):
+            old.add(oid)
+    new = []
+    for oid in sorted({oid for oid, _, _ in partitions} - old):
         cursor.execute(_NAME, {"oid": oid})
-        found.append((oid, *cursor.fetchone()))
-    return found
+        new.append((oid, *cursor.fetchone()))
+    return new
 
 
 def check_attached(cursor: Any, query: Query, table: int, previous: SourceMetadata, advice: str) -> None:

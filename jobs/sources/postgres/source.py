@@ -153,8 +153,8 @@ class PostgresTable(Source):
         """Return what identifies the rows: server, table or query, key and columns."""
         place = conninfo_of(self.connection) if self.connection is not None else {}
         server = {name: place[name] for name in ("service", "host", "hostaddr", "port", "dbname") if name in place}
-        read = self.table if self.table is not None else self.query
-        parts: list[Any] = [server, read, list(self.selection.key), list(self.schema.items())]
+        selected = self.table if self.table is not None else self.query
+        parts: list[Any] = [server, selected, list(self.selection.key), list(self.schema.items())]
         if self.generation > 1:
             parts.append({"generation": self.generation})
         return f"postgres {'table' if self.table is not None else 'query'} {json.dumps(parts, sort_keys=True)}"
@@ -172,8 +172,10 @@ class PostgresTable(Source):
             check_primary(cursor, query)
             tables = look_at_origin(cursor, query, SourceUnreadable).read
             seconds = self.margin_seconds if self.is_by_clock else self.wait_seconds
-            found = long_open(cursor, tables, seconds=seconds, is_by_clock=self.is_by_clock)
-        return f"{query.name}: later rows wait for transactions that are still open: {'; '.join(found)}." if found else None
+            transactions = long_open(cursor, tables, seconds=seconds, is_by_clock=self.is_by_clock)
+        if not transactions:
+            return None
+        return f"{query.name}: later rows wait for transactions that are still open: {'; '.join(transactions)}."
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""

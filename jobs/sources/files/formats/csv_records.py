@@ -57,15 +57,15 @@ class CsvParser:
         texts, bad = self._texts(chunk, names)
         columns = {}
         for name, kind in self.kinds.items():
-            found = texts[name]
+            values = texts[name]
             if self.null:
-                found = pc.if_else(pc.equal(found, self.null), pa.scalar(None, pa.string()), found)
+                values = pc.if_else(pc.equal(values, self.null), pa.scalar(None, pa.string()), values)
             if self.empty:
-                found = pc.if_else(pc.equal(found, ""), self.empty, found)
+                values = pc.if_else(pc.equal(values, ""), self.empty, values)
             if name in self.formatted:
-                columns[name] = found
+                columns[name] = values
                 continue
-            columns[name], refused = typed_values.from_texts(kind, found, self.zone)
+            columns[name], refused = typed_values.from_texts(kind, values, self.zone)
             for number, why in refused.items():
                 bad.setdefault(number, f"column {name}: {why}")
         return columns, bad
@@ -93,7 +93,7 @@ class CsvParser:
         data = pa.py_buffer(whole)[first : last + 1]
         assert self.grammar.separator is not None
         try:
-            found = csv.read_csv(
+            table = csv.read_csv(
                 pa.BufferReader(data),
                 csv.ReadOptions(column_names=[str(n) for n in range(len(names))], use_threads=False, block_size=len(data) + 1),
                 csv.ParseOptions(
@@ -111,7 +111,7 @@ class CsvParser:
             )
         except pa.ArrowInvalid:
             return None
-        return found.rename_columns(list(self.kinds))
+        return table.rename_columns(list(self.kinds))
 
     def _is_read_alike(self, data: bytes, first: int, last: int) -> bool:
         """Whether Arrow finds these records where the grammar does, and reads every character of them."""
@@ -148,17 +148,17 @@ class CsvParser:
         values: list[str | None] = []
         place = 0
         while True:
-            found = grammar.value.match(record, place)
-            if not found:
+            match = grammar.value.match(record, place)
+            if not match:
                 return None
-            if (quoted := found["quoted"]) is not None:
+            if (quoted := match["quoted"]) is not None:
                 values.append(self._unescaped(quoted).decode())
             else:
-                plain = found["plain"].decode()
+                plain = match["plain"].decode()
                 plain = plain.lstrip() if self.strip_left else plain
                 plain = plain.rstrip() if self.strip_right else plain
                 values.append(plain or None)
-            place = found.end()
+            place = match.end()
             if place == len(record):
                 return values
             if not record.startswith(grammar.separator, place):

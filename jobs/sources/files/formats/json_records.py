@@ -114,7 +114,7 @@ def object_of(line: str) -> dict[str, Any]:
     """
     text = line.strip(_BLANKS)
     try:
-        found, end = _scan(text, 0)
+        value, end = _scan(text, 0)
     except (StopIteration, json.JSONDecodeError) as error:
         if text[:1] in ("]", "}") or (text[:1] in ('"', "{", "[") and text.endswith((",", "[", "{"))):
             raise ValueError(PRETTY) from None
@@ -126,31 +126,31 @@ def object_of(line: str) -> dict[str, Any]:
         raise ValueError("it has a number of thousands of digits") from None
     if end != len(text):
         rest = text[end : end + 20].strip()
-        if isinstance(found, str) and rest.startswith(":"):
+        if isinstance(value, str) and rest.startswith(":"):
             raise ValueError(PRETTY)
         raise ValueError(f"something follows the record: {rest!r}")
-    if isinstance(found, list):
+    if isinstance(value, list):
         raise ValueError(PRETTY)  # noqa: TRY004 - it is the record that is wrong
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError("it is no object")  # noqa: TRY004
-    return found
+    return value
 
 
 def text_of_value(line: str, name: str) -> str | None:
     """Return the JSON text of a record's value, without blanks between its parts."""
     place = line.index("{") + 1
-    found = None
+    text = None
     while True:
         place = _skip_blanks(line, place)
         if line[place] == "}":
-            return found
+            return text
         if line[place] == ",":
             place = _skip_blanks(line, place + 1)
         key, place = _scan(line, place)
         start = _skip_blanks(line, _skip_blanks(line, place) + 1)
         _, place = _scan_exact(line, start)
         if key == name:
-            found = _BETWEEN.sub(lambda match: match[1] or "", line[start:place])
+            text = _BETWEEN.sub(lambda match: match[1] or "", line[start:place])
 
 
 def has_key(line: str, names: set[str]) -> set[str]:

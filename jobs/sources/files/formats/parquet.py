@@ -165,15 +165,15 @@ class ParquetReader(FileReader):
         from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
 
         tasks: list[list[Piece]] = [[]]
-        left = float(TASK_BYTES)
+        room = float(TASK_BYTES)
         for (file, path), footer in files:
             row, cost = 1, file["size"] / max(1, len(footer.rows))
             for group, count in enumerate(footer.rows):
-                if left < cost and tasks[-1]:
+                if room < cost and tasks[-1]:
                     tasks.append([])
-                    left = TASK_BYTES
+                    room = TASK_BYTES
                 tasks[-1].append(Piece(path, file["name"], (group,), row, count, footer.int96, footer.is_legacy))
-                left -= cost
+                room -= cost
                 row += count
         return tasks
 

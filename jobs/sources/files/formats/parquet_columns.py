@@ -98,19 +98,19 @@ def read_footer(
     SourceUnreadable.
     """
     with _opened(path) as file:
-        found, metadata, leaves = file.schema_arrow, file.metadata, file.schema
-    types = _without(types, _lacking(found.names, may_lack))
-    _check_names(path, found.names, types, partitions, advice)
+        schema, metadata, leaves = file.schema_arrow, file.metadata, file.schema
+    types = _without(types, _lacking(schema.names, may_lack))
+    _check_names(path, schema.names, types, partitions, advice)
     places = {leaves.column(number).path: number for number in range(len(leaves))}
     all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
     int96 = frozenset(name for name in types if places.get(name) in all_int96)
-    columns = {name: pa.timestamp("ns", "UTC") if name in int96 else found.field(name).type for name in types}
+    columns = {name: pa.timestamp("ns", "UTC") if name in int96 else schema.field(name).type for name in types}
     for name, kind in types.items():
         if name not in int96 and not all_int96.isdisjoint(_leaves_of(name, places)):
             raise _unfit(path, name, "INT96 inside a nested value", kind, declared[name])
         if not _fits(columns[name], kind):
             raise _unfit(path, name, str(columns[name]), kind, declared[name])
-    lower = [name.lower() for name in found.names]
+    lower = [name.lower() for name in schema.names]
     needs_care = (
         any(not _is_native(columns[name], kind) or _far(metadata, places.get(name), kind) for name, kind in types.items())
         or any(lower.count(name.lower()) > 1 for name in types)  # Spark ignores case
@@ -126,26 +126,26 @@ def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:
     return all(chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks)
 
 
-def _check_names(path: Place, found: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
-    if twice := [name for name in partitions if name in found]:
+def _check_names(path: Place, names: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
+    if twice := [name for name in partitions if name in names]:
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
-    if missing := [name for name in declared if name not in found]:
-        similar = [name for name in found if name.lower() in {name.lower() for name in missing}]
-        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(found)}"
+    if missing := [name for name in declared if name not in names]:
+        similar = [name for name in names if name.lower() in {name.lower() for name in missing}]
+        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(names)}"
         raise MalformedRecord(
             f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
             f"version, or write the file with it.{advice}"
         )
-    if twice := [name for name in declared if found.count(name) > 1]:
+    if twice := [name for name in declared if names.count(name) > 1]:
         raise MalformedRecord(
-            f"{path}: column {twice[0]} is there {found.count(twice[0])} times, so nothing tells which one is meant. Write the "
+            f"{path}: column {twice[0]} is there {names.count(twice[0])} times, so nothing tells which one is meant. Write the "
             "file with names of their own, or leave the column out of the schema."
         )
 
 
-def _lacking(found: list[str], names: Iterable[str]) -> set[str]:
+def _lacking(file_columns: list[str], names: Iterable[str]) -> set[str]:
     """Return the columns that a file lacks, also in another case, in which Spark would take them for the same."""
-    lower = {name.lower() for name in found}
+    lower = {name.lower() for name in file_columns}
     return {name for name in names if name.lower() not in lower}
 
 
@@ -154,20 +154,20 @@ def _without(types: dict[str, pa.DataType], names: Collection[str]) -> dict[str,
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:20])
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+    first = ", ".join(names[:20])
+    return first if len(names) <= 20 else f"{first} and {len(names) - 20} more"
 
 
-def _unfit(path: Place, name: str, found: str, kind: pa.DataType, declared: str) -> MalformedRecord:
+def _unfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
     advice = _ADVICE
-    if "timestamp" in found and pa.types.is_timestamp(kind):
+    if "timestamp" in stored and pa.types.is_timestamp(kind):
         advice = (
             "A time without a zone is no instant: declare the column timestamp_ntz, or write it with a zone."
             if kind.tz
             else "It is an instant, with a zone: declare the column timestamp."
         )
     return MalformedRecord(
-        f"{path}: column {name} is {found}, and the schema says {declared}: that could lose something. {advice}"
+        f"{path}: column {name} is {stored}, and the schema says {declared}: that could lose something. {advice}"
     )
 
 
@@ -194,88 +194,88 @@ def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> boo
     return False
 
 
-def _is_native(found: Any, kind: Any) -> bool:
+def _is_native(stored: Any, kind: Any) -> bool:
     """Return whether Spark's reader returns this type unchanged."""
-    if isinstance(found, pa.BaseExtensionType) or pa.types.is_null(found) or pa.types.is_time(found):
+    if isinstance(stored, pa.BaseExtensionType) or pa.types.is_null(stored) or pa.types.is_time(stored):
         return False
-    if pa.types.is_dictionary(found):
-        return _is_native(found.value_type, kind)
-    if pa.types.is_nested(found):
-        return _all_inside(_is_native, found, kind)
-    if _is_text(found):
+    if pa.types.is_dictionary(stored):
+        return _is_native(stored.value_type, kind)
+    if pa.types.is_nested(stored):
+        return _all_inside(_is_native, stored, kind)
+    if _is_text(stored):
         return bool(pa.types.is_string(kind))
-    if _is_binary(found):
+    if _is_binary(stored):
         return bool(pa.types.is_binary(kind))
-    if pa.types.is_timestamp(found):
-        return found.unit in ("ms", "us") and _time_fits(found, kind)
-    if pa.types.is_decimal(found):
-        return pa.types.is_decimal(kind) and (found.precision, found.scale) == (kind.precision, kind.scale)
-    return bool(found == kind)
+    if pa.types.is_timestamp(stored):
+        return stored.unit in ("ms", "us") and _time_fits(stored, kind)
+    if pa.types.is_decimal(stored):
+        return pa.types.is_decimal(kind) and (stored.precision, stored.scale) == (kind.precision, kind.scale)
+    return bool(stored == kind)
 
 
-def _fits(found: Any, kind: Any) -> bool:
+def _fits(stored: Any, kind: Any) -> bool:
     """Return whether values of a type fit a declared one; some types are also checked value by value."""
-    if isinstance(found, pa.BaseExtensionType):
-        return _fits(found.storage_type, kind)
-    if pa.types.is_dictionary(found):
-        return _fits(found.value_type, kind)
-    if pa.types.is_null(found) or found == kind:
+    if isinstance(stored, pa.BaseExtensionType):
+        return _fits(stored.storage_type, kind)
+    if pa.types.is_dictionary(stored):
+        return _fits(stored.value_type, kind)
+    if pa.types.is_null(stored) or stored == kind:
         return True
-    if pa.types.is_integer(found):
-        return _integer_fits(found, kind)
-    if pa.types.is_floating(found):
-        return bool(pa.types.is_floating(kind) and found.bit_width <= kind.bit_width)
-    if pa.types.is_decimal(found):
-        return _decimal_fits(found, kind)
-    if pa.types.is_temporal(found):
-        return _time_fits(found, kind)
-    if _is_text(found):
+    if pa.types.is_integer(stored):
+        return _integer_fits(stored, kind)
+    if pa.types.is_floating(stored):
+        return bool(pa.types.is_floating(kind) and stored.bit_width <= kind.bit_width)
+    if pa.types.is_decimal(stored):
+        return _decimal_fits(stored, kind)
+    if pa.types.is_temporal(stored):
+        return _time_fits(stored, kind)
+    if _is_text(stored):
         return bool(pa.types.is_string(kind))
-    if _is_binary(found):  # old writers do not mark texts as text
+    if _is_binary(stored):  # old writers do not mark texts as text
         return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
-    return _all_inside(_fits, found, kind)
+    return _all_inside(_fits, stored, kind)
 
 
-def _all_inside(holds: Callable[[Any, Any], bool], found: Any, kind: Any) -> bool:
+def _all_inside(holds: Callable[[Any, Any], bool], stored: Any, kind: Any) -> bool:
     """Return whether nested types have the same shape, and `holds` is true of each pair of types inside."""
-    if _is_list(found):
-        return _is_list(kind) and holds(found.value_type, kind.value_type)
-    if pa.types.is_map(found):
-        return pa.types.is_map(kind) and holds(found.key_type, kind.key_type) and holds(found.item_type, kind.item_type)
-    if pa.types.is_struct(found):
+    if _is_list(stored):
+        return _is_list(kind) and holds(stored.value_type, kind.value_type)
+    if pa.types.is_map(stored):
+        return pa.types.is_map(kind) and holds(stored.key_type, kind.key_type) and holds(stored.item_type, kind.item_type)
+    if pa.types.is_struct(stored):
         return (
             pa.types.is_struct(kind)
-            and [field.name for field in found] == [field.name for field in kind]
-            and all(holds(one.type, other.type) for one, other in zip(found, kind, strict=True))
+            and [field.name for field in stored] == [field.name for field in kind]
+            and all(holds(one.type, other.type) for one, other in zip(stored, kind, strict=True))
         )
     return False
 
 
-def _time_fits(found: Any, kind: Any) -> bool:
-    if pa.types.is_timestamp(found):
-        return pa.types.is_timestamp(kind) and bool(found.tz) == bool(kind.tz)
-    if pa.types.is_time(found):
+def _time_fits(stored: Any, kind: Any) -> bool:
+    if pa.types.is_timestamp(stored):
+        return pa.types.is_timestamp(kind) and bool(stored.tz) == bool(kind.tz)
+    if pa.types.is_time(stored):
         return bool(pa.types.is_time64(kind) and kind.unit == "us")
-    return bool(pa.types.is_date(found) and pa.types.is_date(kind))
+    return bool(pa.types.is_date(stored) and pa.types.is_date(kind))
 
 
-def _integer_fits(found: Any, kind: Any) -> bool:
-    is_signed = pa.types.is_signed_integer(found)
+def _integer_fits(stored: Any, kind: Any) -> bool:
+    is_signed = pa.types.is_signed_integer(stored)
     if pa.types.is_integer(kind):
         # No larger integer type takes a uint64, so it is checked value by value.
         return bool(
-            found.bit_width <= kind.bit_width if is_signed else found.bit_width < kind.bit_width or kind.bit_width == 64
+            stored.bit_width <= kind.bit_width if is_signed else stored.bit_width < kind.bit_width or kind.bit_width == 64
         )
     if pa.types.is_decimal(kind):
-        digits = 19 if is_signed and found.bit_width == 64 else _DIGITS[found.bit_width]
+        digits = 19 if is_signed and stored.bit_width == 64 else _DIGITS[stored.bit_width]
         return _digits_fit(digits, 0, kind)
-    return bool(pa.types.is_floating(kind) and 2 * found.bit_width <= kind.bit_width)
+    return bool(pa.types.is_floating(kind) and 2 * stored.bit_width <= kind.bit_width)
 
 
-def _decimal_fits(found: Any, kind: Any) -> bool:
+def _decimal_fits(stored: Any, kind: Any) -> bool:
     if pa.types.is_integer(kind):
-        return bool(found.scale == 0 and found.precision < _DIGITS[kind.bit_width])
-    return pa.types.is_decimal(kind) and _digits_fit(found.precision - found.scale, found.scale, kind)
+        return bool(stored.scale == 0 and stored.precision < _DIGITS[kind.bit_width])
+    return pa.types.is_decimal(kind) and _digits_fit(stored.precision - stored.scale, stored.scale, kind)
 
 
 def _digits_fit(before: int, after: int, kind: Any) -> bool:

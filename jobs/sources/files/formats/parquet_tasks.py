@@ -50,10 +50,10 @@ class RowsReader(TaskReader):
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece."""
         row = piece.first_row
-        found = _batches(piece, self.types)
+        batches = _batches(piece, self.types)
         while True:
             try:
-                batch, exact = next(found)
+                batch, exact = next(batches)
             except StopIteration:
                 return
             except (OSError, pa.ArrowException) as error:
@@ -67,11 +67,11 @@ class RowsReader(TaskReader):
         columns: dict[str, pa.Array] = {}
         bad: dict[int, str] = {}
         for name, kind in self.types.items():
-            found = batch.column(name)
+            stored = batch.column(name)
             cut: list[int] = []
             if exact is not None and name in piece.int96:
-                found, cut = _of_int96(found, exact.column(name))
-            columns[name], refused = convert(found, kind, is_legacy=piece.is_legacy)
+                stored, cut = _of_int96(stored, exact.column(name))
+            columns[name], refused = convert(stored, kind, is_legacy=piece.is_legacy)
             for number in (*cut, *refused):
                 value = _shown_value(batch, exact, name, number, kind)
                 bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
@@ -89,42 +89,42 @@ class RowsReader(TaskReader):
         return json.dumps({**values, **self.beside})
 
 
-def convert(found: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
+def convert(stored: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
     """Return values in the declared type, and the indexes of those that do not fit it without loss; these are NULL."""
-    if isinstance(found, pa.ExtensionArray):
-        found = found.storage
+    if isinstance(stored, pa.ExtensionArray):
+        stored = stored.storage
     try:
-        column = _cast(found, kind, is_legacy)
+        column = _cast(stored, kind, is_legacy)
     except pa.ArrowInvalid:
-        if len(found) == 1:
+        if len(stored) == 1:
             return pa.nulls(1, kind), [0]
-        half = len(found) // 2
-        left, bad = convert(found[:half], kind, is_legacy=is_legacy)
-        right, more = convert(found[half:], kind, is_legacy=is_legacy)
+        half = len(stored) // 2
+        left, bad = convert(stored[:half], kind, is_legacy=is_legacy)
+        right, more = convert(stored[half:], kind, is_legacy=is_legacy)
         return pa.concat_arrays([left, right]), bad + [half + number for number in more]
     return column, []
 
 
-def _cast(found: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
+def _cast(stored: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
     """Cast values, all of them or none.
 
     Raises: pyarrow.ArrowInvalid.
     """
-    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(found.type) and found.type.tz and found.type.tz != "UTC":
-        found = found.cast(pa.timestamp(found.type.unit, "UTC"))
-    if found.type != kind:
-        found = found.cast(kind)
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(stored.type) and stored.type.tz and stored.type.tz != "UTC":
+        stored = stored.cast(pa.timestamp(stored.type.unit, "UTC"))
+    if stored.type != kind:
+        stored = stored.cast(kind)
     elif pa.types.is_string(kind):
-        found.validate(full=True)  # finds text that is not UTF-8, with its row
+        stored.validate(full=True)  # finds text that is not UTF-8, with its row
     if pa.types.is_date(kind):
-        _check_bounds(found.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
+        _check_bounds(stored.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
     elif pa.types.is_timestamp(kind):
-        _check_bounds(found.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
-    return found
+        _check_bounds(stored.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
+    return stored
 
 
-def _check_bounds(found: pa.Array, first: int, last: int) -> None:
-    bounds = pc.min_max(found).as_py()
+def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
+    bounds = pc.min_max(ticks).as_py()
     if bounds["min"] is not None and not (first <= bounds["min"] and bounds["max"] <= last):
         raise pa.ArrowInvalid("a year that not all can read")
 
@@ -133,13 +133,13 @@ def _batches(piece: Piece, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.R
     """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
     names = list(types)
     with pq.ParquetFile(for_arrow(piece.path), coerce_int96_timestamp_unit="us") as file:
-        found = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
+        batches = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
         if not piece.int96:
-            yield from ((_completed(batch, types), None) for batch in found)
+            yield from ((_completed(batch, types), None) for batch in batches)
             return
         with pq.ParquetFile(for_arrow(piece.path)) as again:
             exact = again.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
-            yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(found, exact, strict=True))
+            yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(batches, exact, strict=True))
 
 
 def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
@@ -151,9 +151,9 @@ def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns | {name: pa.nulls(batch.num_rows, types[name]) for name in lacking})
 
 
-def _of_int96(found: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
+def _of_int96(stored: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
     """Return INT96 values as instants, and the indexes of those that are not whole microseconds."""
-    ticks = found.view(pa.int64())
+    ticks = stored.view(pa.int64())
     one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, like `other`
     other = exact.view(pa.int64()).fill_null(0).to_numpy().astype(np.uint64)
     return ticks.view(pa.timestamp("us", "UTC")), np.flatnonzero(one != other).tolist()
@@ -161,8 +161,8 @@ def _of_int96(found: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
 
 def _shown_value(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
     value = _value_of(batch, exact, name, number, kind)
-    shown = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
-    return shown if len(shown) <= SHOWN_RECORD_CHARACTERS else f"{shown[:SHOWN_RECORD_CHARACTERS]}..."
+    text = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= SHOWN_RECORD_CHARACTERS else f"{text[:SHOWN_RECORD_CHARACTERS]}..."
 
 
 def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> Any:
@@ -199,5 +199,5 @@ def _json_of(value: pa.Scalar) -> Any:
         return [_json_of(part) for part in value.values]
     if isinstance(value, pa.StructScalar):
         return {name: _json_of(value[name]) for name in value}
-    found = value.as_py()
-    return base64.b64encode(found).decode() if isinstance(found, bytes) else str(found)
+    plain = value.as_py()
+    return base64.b64encode(plain).decode() if isinstance(plain, bytes) else str(plain)

@@ -81,10 +81,10 @@ class TextFileReader(FileReader):
         from jobs.sources.files.formats.text_tasks import RecordsReader, schema_of  # noqa: PLC0415
 
         scans = [self._scans[path] for _, path in self._files]
-        tasks = in_tasks([piece for found in scans for piece in found.pieces])
+        tasks = in_tasks([piece for each in scans for piece in each.pieces])
         reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
-        is_small = any(found.rows for found in scans) and sum(found.bytes for found in scans) <= HERE_BYTES
+        is_small = any(each.rows for each in scans) and sum(each.bytes for each in scans) <= HERE_BYTES
         return self._rows_of(reader, schema, read_here=is_small)
 
     def _formatted(self, rows: "DataFrame") -> "DataFrame":
@@ -138,8 +138,8 @@ class TextFileReader(FileReader):
 
 def encoding_of(options: Mapping[str, str]) -> str:
     """Return Python's name of the declared encoding; UTF-8 by default."""
-    found = named(options)
-    return content.codec_of(found.get("encoding", found.get("charset", content.UTF8)))
+    by_name = named(options)
+    return content.codec_of(by_name.get("encoding", by_name.get("charset", content.UTF8)))
 
 
 def named(options: Mapping[str, str]) -> dict[str, str]:
@@ -149,14 +149,14 @@ def named(options: Mapping[str, str]) -> dict[str, str]:
 
 def zone_of(options: Mapping[str, str]) -> str:
     """Return the time zone for timestamps without one."""
-    found = named(options).get("timezone", "UTC")
-    return "UTC" if found in ("Z", "GMT") else found
+    zone = named(options).get("timezone", "UTC")
+    return "UTC" if zone in ("Z", "GMT") else zone
 
 
 def line_end_of(options: Mapping[str, str]) -> bytes | None:
     """Return the declared line end; None for all usual ones."""
-    found = named(options).get("linesep")
-    return None if found is None else found.encode()
+    line_end = named(options).get("linesep")
+    return None if line_end is None else line_end.encode()
 
 
 def is_true(options: Mapping[str, str], name: str) -> bool:
@@ -169,7 +169,7 @@ def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...
 
     Raises: ValueError.
     """
-    found = named(options)
+    by_name = named(options)
     if unknown := [name for name in options if name.lower() not in known]:
         raise ValueError(f"cannot take the option {unknown[0]} for {format}: use one of {', '.join(known)}.")
     try:
@@ -177,10 +177,12 @@ def check_options(format: str, options: Mapping[str, str], known: tuple[str, ...
     except LookupError as error:
         raise ValueError(f"cannot take the option encoding: {error} is not known. Use a name such as latin-1.") from None
     for name in ("quote", "escape", "comment"):
-        if len(found.get(name, "")) > 1:
-            raise ValueError(f"cannot take the option {name}={found[name]!r}: use one character, or none.")
-    check_patterns(found)
+        if len(by_name.get(name, "")) > 1:
+            raise ValueError(f"cannot take the option {name}={by_name[name]!r}: use one character, or none.")
+    check_patterns(by_name)
     try:
         ZoneInfo(zone_of(options))
     except (ValueError, OSError, LookupError):
-        raise ValueError(f"cannot take the option timeZone={found['timezone']!r}: use a name such as Europe/Berlin.") from None
+        raise ValueError(
+            f"cannot take the option timeZone={by_name['timezone']!r}: use a name such as Europe/Berlin."
+        ) from None

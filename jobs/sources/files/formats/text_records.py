@@ -187,13 +187,13 @@ class _Cutter:
 
     def _is_record(self, chunk: Chunk) -> NDArray[np.bool_]:
         """Return a mask of the records that are not blank lines."""
-        found = chunk.ends > chunk.starts
+        mask = chunk.ends > chunk.starts
         if blanks := self._grammar.blanks:
             text = np.frombuffer(chunk.data, np.uint8)
-            starts_blank = found & np.isin(text[np.minimum(chunk.starts, len(text) - 1)], list(blanks))
+            starts_blank = mask & np.isin(text[np.minimum(chunk.starts, len(text) - 1)], list(blanks))
             for number in np.flatnonzero(starts_blank).tolist():
-                found[number] = bool(chunk.record(number).strip(blanks))
-        return found
+                mask[number] = bool(chunk.record(number).strip(blanks))
+        return mask
 
     def _regular_quotes(self, data: bytes) -> Positions | None:
         """Return the positions of all quotes; None if one neither opens nor closes a value, nor is doubled inside one."""
@@ -214,8 +214,8 @@ class _Cutter:
     def _line_ends(self, data: bytes, *, final: bool) -> tuple[Positions, Positions]:
         """Return the start and end of each line end."""
         if (line_end := self._grammar.line_end) is not None:
-            found = [match.span() for match in self._grammar.newline.finditer(data)]
-            begins, ends = np.array(found, np.int64).reshape(-1, 2).T
+            spans = [match.span() for match in self._grammar.newline.finditer(data)]
+            begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
             return begins, ends if line_end else begins
         text = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(text == _LF) + 1
@@ -281,8 +281,8 @@ class _Cutter:
         return Chunk(data, starts, ends, lines, bad), place
 
     def _end_of_line(self, data: bytes, place: int) -> int:
-        found = self._grammar.newline.search(data, place)
-        return found.start() if found else len(data)
+        line_end = self._grammar.newline.search(data, place)
+        return line_end.start() if line_end else len(data)
 
     def _end_of_record(self, data: bytes, place: int, *, final: bool) -> tuple[str | None, int]:
         """Return the error of the record here, or None, and its end; the end of the data if that is not certain.
@@ -292,12 +292,12 @@ class _Cutter:
         grammar = self._grammar
         if grammar.separator is None:
             return None, self._end_of_line(data, place)
-        found = grammar.values.match(data, place)
-        end = found.end() if found else place
-        if end == len(data) or (found and grammar.newline.match(data, end)):
+        values = grammar.values.match(data, place)
+        end = values.end() if values else place
+        if end == len(data) or (values and grammar.newline.match(data, end)):
             return None, end
         # A value here, or after this separator, opens a quote that is not closed; or text follows a closing quote.
-        if found is None or data.startswith(grammar.separator, end):
+        if values is None or data.startswith(grammar.separator, end):
             return ("a quote is opened and never closed", self._end_of_line(data, place)) if final else (None, len(data))
         if not final and len(data) - end < len(grammar.quote) + len(grammar.separator):
             return None, len(data)

@@ -111,14 +111,14 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
 def in_tasks(pieces: list[Piece]) -> list[list[Piece]]:
     """Divide pieces among tasks of about equal bytes, in order."""
     tasks: list[list[Piece]] = []
-    left = 0
+    room = 0
     for piece in pieces:
         cost = piece.bytes + OPEN_BYTES
-        if cost > left or not tasks:
+        if cost > room or not tasks:
             tasks.append([])
-            left = PIECE_BYTES + OPEN_BYTES
+            room = PIECE_BYTES + OPEN_BYTES
         tasks[-1].append(piece)
-        left -= cost
+        room -= cost
     return tasks
 
 
@@ -169,19 +169,19 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
     first = next(file.chunks(parser.grammar), None)
     if first is None or not len(first):
         return (), 0
-    found = None if first.bad.get(0) else parser.header(first.record(0))
+    names = None if first.bad.get(0) else parser.header(first.record(0))
     where = f"{file.path}, line {int(first.lines[0])}: the header is {first.record(0).decode()[:SHOWN_RECORD_CHARACTERS]}, "
-    if found is None:
+    if names is None:
         raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
     declared = list(parser.kinds)
-    if missing := [name for name in declared if name not in found]:
+    if missing := [name for name in declared if name not in names]:
         raise MalformedRecord(
             f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing. Correct the schema, the separator "
             f"(options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
         )
-    if twice := [name for name in declared if found.count(name) > 1]:
+    if twice := [name for name in declared if names.count(name) > 1]:
         raise MalformedRecord(f"{where}in which {twice[0]} comes twice. Rename one of them.")
-    return tuple(found), int(first.lines[0])
+    return tuple(names), int(first.lines[0])
 
 
 def _must_appear(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
@@ -193,28 +193,28 @@ def _must_appear(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
 
 def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
     """Return the keys that no record of the chunk has; only records that seem to have one are parsed."""
-    left = lacking - has_key(chunk.record(0).decode(), lacking)
-    for name in list(left):
-        written = re.compile(re.escape(json.dumps(name, ensure_ascii=False).encode()) + rb"\s*:")
-        for match in written.finditer(chunk.data):
+    still = lacking - has_key(chunk.record(0).decode(), lacking)
+    for name in list(still):
+        pattern = re.compile(re.escape(json.dumps(name, ensure_ascii=False).encode()) + rb"\s*:")
+        for match in pattern.finditer(chunk.data):
             number = int(np.searchsorted(chunk.starts, match.start(), "right")) - 1
             if number >= 0 and name in has_key(chunk.record(number).decode(), {name}):
-                left.discard(name)
+                still.discard(name)
                 break
-    return left
+    return still
 
 
 def _lacking_however_written(file: TextFile, grammar: Grammar, lacking: set[str]) -> set[str]:
     """Return the keys that no record has, even written with escapes; none if no line is an object."""
-    left, has_objects = set(lacking), False
+    still, has_objects = set(lacking), False
     for chunk in file.chunks(grammar):
         for number in range(len(chunk)):
             record = chunk.record(number)
             if has_objects and b"\\u" not in record:
                 continue
             try:
-                left -= object_of(record.decode()).keys()
+                still -= object_of(record.decode()).keys()
                 has_objects = True
             except ValueError:
                 continue
-    return left if has_objects else set()
+    return still if has_objects else set()

@@ -66,16 +66,16 @@ class TimePattern:
         """Return texts as values; a time without a zone is read as one of UTC."""
         return self._by_spark(text, "UTC")
 
-    def fits(self, text: "Column", read: "Column") -> "Column":
-        """Return whether a text, and what `read` made of it, have the form and a year that Postgres, Spark and Python share."""
+    def fits(self, text: "Column", value: "Column") -> "Column":
+        """Return whether a text, and the value that `read` made of it, have the form and a year that all programs share."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812
 
-        # `read` is there once, because Spark may convert the text as often as it is.
-        is_of_years = F.floor((F.year(read) - _YEARS[0]) / _YEARS[1]) == 0
+        # `value` is there once, because Spark may convert the text each time that it is.
+        is_of_years = F.floor((F.year(value) - _YEARS[0]) / _YEARS[1]) == 0
         return ~F.contains(text, F.lit(_NO_TEXT)) & F.coalesce(is_of_years, F.lit(False))
 
-    def moment(self, text: "Column", read: "Column") -> "Column":
-        """Return what `read` returned as moments in the zone.
+    def moment(self, text: "Column", value: "Column") -> "Column":
+        """Return what `value` returned as moments in the zone.
 
         NULL is a time that the zone's clocks do not show, or show twice, as `typed_values.from_texts` decides. A zone in the
         text leaves no choice.
@@ -86,12 +86,12 @@ class TimePattern:
 
         # PySpark's stubs lack it. What Spark takes for deterministic it runs once more, to filter the rows.
         moments = F.arrow_udf(LocalTimes(self.zone).moments, "timestamp").asNondeterministic()  # type: ignore[attr-defined]
-        in_zone: Column = moments(read.cast("string"))
+        in_zone: Column = moments(value.cast("string"))
         _, all_letters = _letters(self._text)
         if not all_letters & _ZONES:
             return in_zone
-        has_zone = read == self._by_spark(text, _ELSEWHERE)
-        return F.when(has_zone, read).otherwise(in_zone)
+        has_zone = value == self._by_spark(text, _ELSEWHERE)
+        return F.when(has_zone, value).otherwise(in_zone)
 
     @property
     def _text(self) -> str:

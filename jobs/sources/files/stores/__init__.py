@@ -15,7 +15,7 @@ PAGE = 1000  # how many objects of a listing are in memory, and how many S3 and 
 
 
 @dataclass(frozen=True)
-class FoundObject:
+class ObjectInfo:
     """An object as its store describes it. Without an ETag, only its content identifies it.
 
     `etag` is what the store tells of the content: an ETag, or the checksum of a file in HDFS. `version` is another if the
@@ -50,7 +50,7 @@ class Store(Protocol):
     should.
     """
 
-    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[ObjectInfo]]:
         """Yield the objects below a folder ("" is the whole store) in pages of at most PAGE, in the order of their keys.
 
         With `after`, a name below the folder, only the objects with names after it. `enters` tells of a folder, by its name
@@ -60,7 +60,7 @@ class Store(Protocol):
         Raises: SourceUnreadable also for a store or folder that does not exist.
         """
 
-    def describe(self, key: str, version: str | None = None) -> FoundObject:
+    def describe(self, key: str, version: str | None = None) -> ObjectInfo:
         """Return what an object is at present, or what a version of it is; with its ETag, if the store has ETags.
 
         Raises: FileNotFoundError.

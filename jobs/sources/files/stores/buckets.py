@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten
+from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Bucket(Store):
         self._url = url
         self._client = _client(url)
 
-    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:  # noqa: ARG002
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[ObjectInfo]]:  # noqa: ARG002
         """Yield the objects below a prefix, as the store lists them.
 
         Raises: SourceUnreadable also if that is another order than that of their keys.
@@ -44,25 +44,25 @@ class Bucket(Store):
         offset = None if after is None else f"{folder}/{after}" if folder else after
         with self._explained(folder):
             for page in obstore.list(self._client, folder or None, offset=offset, chunk_size=PAGE):
-                found = [_described(each) for each in page]
+                objects = [_info_of(each) for each in page]
                 # An empty object may be `folder/` and sort as that, but its name comes without the slash.
-                keys = [last, *(each.key for each in found if each.size)]
+                keys = [last, *(each.key for each in objects if each.size)]
                 if any(one.encode() > other.encode() for one, other in pairwise(keys)):
                     raise SourceUnreadable(
                         f"{self._url} does not list its objects in the order of their names, which planning relies on. Use a "
                         "bucket that does (an S3 directory bucket does not)."
                     )
                 last = keys[-1]
-                yield found
+                yield objects
 
-    def describe(self, key: str, version: str | None = None) -> FoundObject:
+    def describe(self, key: str, version: str | None = None) -> ObjectInfo:
         """Ask for the head of an object, or of a version of it."""
         import obstore  # noqa: PLC0415
 
         with self._explained(key, is_object=True):
             if version is None:
-                return _described(obstore.head(self._client, key))
-            return _described(obstore.get(self._client, key, options={"head": True, "version": version}).meta)
+                return _info_of(obstore.head(self._client, key))
+            return _info_of(obstore.get(self._client, key, options={"head": True, "version": version}).meta)
 
     def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:
         """Return bytes of an object by one request, with If-Match if there is an ETag."""
@@ -129,9 +129,9 @@ def _refused(place: str, error: Exception) -> TidegateError:
 def _failed(place: str, error: Exception) -> TidegateError:
     text = str(error)
     if _NO_NAME in text:
-        shown = " ".join(text.partition(_NO_NAME)[2].split())[:300].rstrip(".")
+        name = " ".join(text.partition(_NO_NAME)[2].split())[:300].rstrip(".")
         return SourceUnreadable(
-            f"{place} has an object whose name cannot be listed ({shown}): a part of it is empty, as in a//b, or is . or .., "
+            f"{place} has an object whose name cannot be listed ({name}): a part of it is empty, as in a//b, or is . or .., "
             "or has a control character. Nothing is planned meanwhile, even if the glob does not take it. Rename or delete it."
         )
     if "169.254." in text:  # the address where a machine's role would be
@@ -160,13 +160,13 @@ def _from_environment(names: tuple[str, ...]) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-def _described(meta: "ObjectMeta") -> FoundObject:
+def _info_of(meta: "ObjectMeta") -> ObjectInfo:
     etag = meta["e_tag"]
     # A weak ETag may stay the same when bytes change.
     strong = None if not etag or etag.startswith("W/") else etag.strip('"')
     moment = meta["last_modified"]
     seconds = int(moment.timestamp())
-    return FoundObject(meta["path"], meta["size"], seconds * 10**9 + moment.microsecond * 1000, strong, meta["version"])
+    return ObjectInfo(meta["path"], meta["size"], seconds * 10**9 + moment.microsecond * 1000, strong, meta["version"])
 
 
 def _client(url: str) -> "ObjectStore":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from jobs.sources.files.stores import PAGE, FoundObject, Pin, Store, overwritten
+from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Hdfs(Store):
         self._session = _session(configuration)
         self._user = {} if _wants_kerberos(configuration) else {"user.name": user_name()}
 
-    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[FoundObject]]:
+    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[ObjectInfo]]:
         """Yield the files below a folder; folders that sort before `after`, or are not wanted, are not listed.
 
         In memory are also the names of one folder that are not ASCII, because HDFS lists these first.
@@ -56,7 +56,7 @@ class Hdfs(Store):
         while page := list(islice(files, PAGE)):
             yield page
 
-    def describe(self, key: str, version: str | None = None) -> FoundObject:  # noqa: ARG002 - HDFS keeps none
+    def describe(self, key: str, version: str | None = None) -> ObjectInfo:  # noqa: ARG002 - HDFS keeps none
         """Ask for a file's status and checksum; the status is asked for again, so that both are of the same content.
 
         Raises: SourceUnavailable also for a file that keeps changing.
@@ -64,9 +64,9 @@ class Hdfs(Store):
         for _ in range(LOOKS):
             before = self._get("GETFILESTATUS", key).json()["FileStatus"]
             checksum = self._checksum(key)
-            found = _described(key, before, checksum)
-            if _described(key, self._get("GETFILESTATUS", key).json()["FileStatus"], checksum) == found:
-                return found
+            info = _info_of(key, before, checksum)
+            if _info_of(key, self._get("GETFILESTATUS", key).json()["FileStatus"], checksum) == info:
+                return info
         raise SourceUnavailable(f"{self._url}/{key} changes while it is looked at. It is looked at again later.")
 
     def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:  # noqa: ARG002 - HDFS compares none
@@ -79,21 +79,19 @@ class Hdfs(Store):
     def _checksum(self, key: str) -> str | None:
         """Return the checksum that HDFS keeps of a file's content; None while a writer has the file open."""
         try:
-            found = self._get("GETFILECHECKSUM", key).json()["FileChecksum"]
+            checksum = self._get("GETFILECHECKSUM", key).json()["FileChecksum"]
         except SourceUnavailable as error:
             if "is under construction" in str(error):
                 return None
             raise
-        return f"{found['algorithm']}:{found['bytes']}"
+        return f"{checksum['algorithm']}:{checksum['bytes']}"
 
-    def _below(
-        self, folder: str, after: str, enters: Callable[[str], bool], *, is_first: bool = False
-    ) -> Iterator[FoundObject]:
+    def _below(self, folder: str, after: str, enters: Callable[[str], bool], *, is_first: bool = False) -> Iterator[ObjectInfo]:
         """Yield the files below a folder whose names there come after `after`; a folder that is deleted meanwhile has none."""
         for name, status in in_order(self._entries(folder, is_first=is_first)):
             key = f"{folder}/{name}" if folder else name
             if status["type"] == "FILE" and name > after:
-                yield _described(key, status)
+                yield _info_of(key, status)
             elif status["type"] == "DIRECTORY" and enters(key):
                 if f"{name}/" > after[: len(name) + 1]:
                     yield from self._below(key, "", enters)
@@ -134,11 +132,11 @@ class Hdfs(Store):
         import requests  # noqa: PLC0415 - declaring a pipeline must not load it
 
         path = f"/webhdfs/v1/{quote(key)}"
-        asked = {"op": operation, **self._user, **parameters}
+        query = {"op": operation, **self._user, **parameters}
         failures = []
         for address in list(self._service.addresses):
             try:
-                answer = self._session.get(f"{self._service.scheme}://{address}{path}", params=asked, timeout=TIMEOUTS)
+                answer = self._session.get(f"{self._service.scheme}://{address}{path}", params=query, timeout=TIMEOUTS)
             except requests.RequestException as error:
                 failures.append(f"{address}: {_reason(error)}")
                 continue
@@ -178,14 +176,14 @@ def in_order(entries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mappin
     follows a folder's name: it lists ``a`` before ``a.txt``, though ``a/x`` comes after that. Both only bring entries forward.
     So each is held back until a plain name shows that all names before it have been listed.
     """
-    held: list[tuple[str, str, Mapping[str, Any]]] = []
+    waiting: list[tuple[str, str, Mapping[str, Any]]] = []
     for entry in entries:
         name = entry["pathSuffix"]
-        heapq.heappush(held, (f"{name}/" if entry["type"] == "DIRECTORY" else name, name, entry))
-        while name.isascii() and held and held[0][0] <= name:
-            yield heapq.heappop(held)[1:]
-    while held:
-        yield heapq.heappop(held)[1:]
+        heapq.heappush(waiting, (f"{name}/" if entry["type"] == "DIRECTORY" else name, name, entry))
+        while name.isascii() and waiting and waiting[0][0] <= name:
+            yield heapq.heappop(waiting)[1:]
+    while waiting:
+        yield heapq.heappop(waiting)[1:]
 
 
 def hadoop_configuration() -> dict[str, str]:
@@ -193,7 +191,7 @@ def hadoop_configuration() -> dict[str, str]:
 
     Raises: SettingsInvalid for a file that cannot be read.
     """
-    found: dict[str, str] = {}
+    configuration: dict[str, str] = {}
     folder = os.environ.get(CONFIGURATION)
     for path in (Path(folder, name) for name in ("core-site.xml", "hdfs-site.xml")) if folder else ():
         try:
@@ -203,8 +201,8 @@ def hadoop_configuration() -> dict[str, str]:
         except (OSError, ElementTree.ParseError) as error:
             raise SettingsInvalid(f"{path} cannot be read: {error}. Correct it, or ${CONFIGURATION}.") from error
         for each in root.iter("property"):
-            found[each.findtext("name", "").strip()] = each.findtext("value", "").strip()
-    return found
+            configuration[each.findtext("name", "").strip()] = each.findtext("value", "").strip()
+    return configuration
 
 
 def http_service(url: str, configuration: Mapping[str, str]) -> HttpService:
@@ -263,10 +261,10 @@ def _wants_kerberos(configuration: Mapping[str, str]) -> bool:
     return configuration.get("hadoop.security.authentication") == "kerberos"
 
 
-def _described(key: str, status: Mapping[str, Any], checksum: str | None = "") -> FoundObject:
+def _info_of(key: str, status: Mapping[str, Any], checksum: str | None = "") -> ObjectInfo:
     """Return what a file is; a listing tells no checksum (""), and a file that is being written has none (None)."""
     modified = status["modificationTime"] * 10**6  # from milliseconds
-    return FoundObject(key, status["length"], modified, checksum or None, str(status["fileId"]), is_open=checksum is None)
+    return ObjectInfo(key, status["length"], modified, checksum or None, str(status["fileId"]), is_open=checksum is None)
 
 
 def _remote_error(answer: "requests.Response") -> tuple[str | None, str]:
